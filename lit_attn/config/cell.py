@@ -1,0 +1,63 @@
+"""A cell: one variant of one study with one seed, resolved to all that is needed to run it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Self
+
+import yaml
+from pydantic import Field, ValidationError
+
+from lit_attn.config.base import Config, OneOf
+from lit_attn.config.errors import ConfigError, explain
+from lit_attn.config.experiment import Experiment
+from lit_attn.config.model import Model
+from lit_attn.files import write_atomic
+from lit_attn.records import Metric
+
+
+class Cell(Config):
+    """`config.yaml` of a cell's folder.
+
+    `match_to` is the model whose parameter count the FFN width is solved for; null where the width
+    stands as written. It holds the whole model, so that a cell can be run again alone.
+    """
+
+    study: str
+    variant: str
+    seed: int = Field(ge=0)
+    experiment: Experiment
+    match_to: OneOf[Model] | None = None
+    metric: Metric = Metric()
+
+    @property
+    def fingerprint(self) -> str:
+        """Ten hexadecimal digits of what the cell computes.
+
+        The study's and the variant's names, paths, devices and spelled-out defaults leave it alone.
+        """
+        match_to = None if self.match_to is None else self.match_to.identity()
+        computed = [self.experiment.identity(), match_to, self.metric.selection, self.seed]
+        text = json.dumps(computed, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def folder(self) -> str:
+        """The cell's folder below its study's."""
+        return f"{self.variant}/{self.seed}-{self.fingerprint}"
+
+    def write(self, path: Path) -> None:
+        """Write as YAML: temp, fsync, rename."""
+        write_atomic(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ConfigError where the file is missing, not YAML or not a cell."""
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        except ValidationError as error:
+            raise explain(error, str(path)) from error

@@ -1,0 +1,168 @@
+"""Data sets of images and what happens to a training batch, in the order it happens."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from lit_attn.config.base import Config, Kind, OneOf, outside_identity
+
+
+class Augmentation(Kind):
+    """One step of augmentation; a list of them is applied in the order written."""
+
+
+class Flip(Augmentation):
+    """Mirror left-right with probability `p`."""
+
+    kind: Literal["flip"] = "flip"
+    p: float = Field(0.5, ge=0, le=1)
+
+
+class Crop(Augmentation):
+    """Pad every side by `padding` zero pixels and cut out the original size at random."""
+
+    kind: Literal["crop"] = "crop"
+    padding: PositiveInt = 4
+
+
+class AutoAugment(Augmentation):
+    """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019)."""
+
+    kind: Literal["autoaugment"] = "autoaugment"
+    fill: int = Field(128, ge=0, le=255)
+
+
+class RandAugment(Augmentation):
+    """`ops` operations drawn with replacement at magnitude `magnitude` of 30.
+
+    `flavour: blanking` is the one of the ViT-small CIFAR set-up: its translations move by more than
+    the image is wide, so with two draws 23.4 % of the images are black (docs/setups.md).
+    `flavour: torchvision` is torchvision's.
+    """
+
+    kind: Literal["randaugment"] = "randaugment"
+    ops: PositiveInt = 2
+    magnitude: int = Field(14, ge=0, le=30)
+    flavour: Literal["blanking", "torchvision"] = "torchvision"
+
+
+class Normalize(Augmentation):
+    """To float, minus the data set's mean, over its standard deviation (both per channel, 0..1)."""
+
+    kind: Literal["normalize"] = "normalize"
+    mean: tuple[float, ...] | None = Field(None, description="the data set's own where null")
+    std: tuple[float, ...] | None = None
+
+
+class Erasing(Augmentation):
+    """Random erasing of a normalised image: a rectangle is set to the raw dataset mean."""
+
+    kind: Literal["erasing"] = "erasing"
+    p: float = Field(0.25, ge=0, le=1)
+    area: tuple[float, float] = (0.02, 0.4)
+    aspect: tuple[float, float] = (0.3, 3.33)
+
+
+class Mix(Augmentation):
+    """MixUp or CutMix, one lambda for the batch, with probability `p` for the batch."""
+
+    kind: Literal["mix"] = "mix"
+    mixup: float = Field(1.0, ge=0, description="alpha of Beta(alpha, alpha); 0 switches it off")
+    cutmix: float = Field(1.0, ge=0)
+    p: float = Field(0.5, ge=0, le=1)
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
+
+
+class Data(Kind):
+    """Images with one label each."""
+
+    batch_size: PositiveInt = 128
+    eval_batch_size: PositiveInt = 512
+    epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
+    drop_last: bool = True
+    validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
+    augment: tuple[OneOf[Augmentation], ...] = (Normalize(),)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        raise NotImplementedError
+
+    @property
+    def num_classes(self) -> int:
+        raise NotImplementedError
+
+
+class Digits(Data):
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; fixed stratified split."""
+
+    kind: Literal["digits"] = "digits"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (1, 8, 8)
+
+    @property
+    def num_classes(self) -> int:
+        return 10
+
+
+class Cifar(Data):
+    """Torchvision's copy of CIFAR under `root`, downloaded where absent."""
+
+    kind: Literal["cifar10", "cifar100"]
+    root: Path = outside_identity(Path("data"), "folder of torchvision's files")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (3, 32, 32)
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.kind.removeprefix("cifar"))
+
+
+class Cifar10(Cifar):
+    kind: Literal["cifar10"] = "cifar10"
+
+
+class Cifar100(Cifar):
+    kind: Literal["cifar100"] = "cifar100"
+
+
+class Given(Data):
+    """Images of the user's: `name` stands for them in identities and tables, `path` finds them."""
+
+    kind: Literal["folder", "npz"]
+    name: str
+    path: Path = outside_identity(..., "where the images are")
+    size: PositiveInt
+    channels: Literal[1, 3] = 3
+    classes: PositiveInt
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.size, self.size)
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+
+class Folder(Given):
+    """Class folders: path/train/CLASS/*.png and path/test/CLASS/*.png, resized to `size`."""
+
+    kind: Literal["folder"] = "folder"
+
+
+class Npz(Given):
+    """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
+
+    kind: Literal["npz"] = "npz"
+
+
+class Loss(Config):
+    """Cross-entropy; `label_smoothing` spreads that share of the target over all classes."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)

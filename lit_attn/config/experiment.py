@@ -1,0 +1,20 @@
+"""One experiment: everything a cell needs but the variant and the seed."""
+
+from typing import Literal
+
+from lit_attn.config.base import Config, OneOf
+from lit_attn.config.data import Data, Loss
+from lit_attn.config.model import Model
+from lit_attn.config.training import Constant, Optimizer, Schedule, Training
+
+
+class Experiment(Config):
+    """A data set, a model, a recipe: `experiments/*.yaml` hold one each."""
+
+    task: Literal["image-classification"] = "image-classification"
+    data: OneOf[Data]
+    model: OneOf[Model]
+    loss: Loss = Loss()
+    optimizer: OneOf[Optimizer]
+    schedule: OneOf[Schedule] = Constant()
+    training: Training

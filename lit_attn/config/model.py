@@ -1,0 +1,55 @@
+"""Where the attention layer stands."""
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.base import Config, Kind
+
+
+class FFN(Config):
+    """The feed-forward network of a block: Linear, activation, Linear."""
+
+    width: PositiveInt = Field(description="hidden units; what `match: parameters` solves for")
+    activation: Literal["gelu"] = "gelu"
+
+
+class Model(Kind):
+    """A network with attention layers. `ffn: none` drops the FFN together with its norm."""
+
+    attention: AttentionSpec = AttentionSpec()
+    ffn: FFN | None
+
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
+
+class ViT(Model):
+    """Pre-norm vision transformer with a class token, on images of the data set's size."""
+
+    kind: Literal["vit"] = "vit"
+    dim: PositiveInt
+    depth: PositiveInt
+    heads: PositiveInt
+    patch: PositiveInt
+    qkv_bias: bool = False
+    patchify: Literal["plain", "shifted"] = Field(
+        "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
+    )
+    local_self_attention: bool = Field(
+        False, description="LSA: learned temperature per layer, no token attends to itself"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="after W and inside the FFN")
+    embed_dropout: float = Field(0.0, ge=0, lt=1)
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    drop_path_schedule: Literal["linear", "constant"] = "linear"
+    init: Literal["xavier", "torch", "timm"] = "timm"
+
+    @model_validator(mode="after")
+    def _heads_divide_dim(self) -> "ViT":
+        if self.dim % self.heads:
+            raise ValueError(f"heads: {self.heads} heads do not divide dim {self.dim}")
+        return self

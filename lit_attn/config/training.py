@@ -1,0 +1,79 @@
+"""Optimisers, schedules, and how long and how precisely a cell trains."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from lit_attn.config.base import Config, Kind, outside_identity
+
+
+class Optimizer(Kind):
+    """Base of the optimisers; `lr` is the peak that a schedule scales."""
+
+    lr: PositiveFloat
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015); weight decay is coupled L2."""
+
+    kind: Literal["adam"] = "adam"
+    eps: PositiveFloat = 1e-8
+
+
+class AdamW(Optimizer):
+    """AdamW (Loshchilov & Hutter 2019); `decay: matrices` spares tensors of fewer than 2 axes."""
+
+    kind: Literal["adamw"] = "adamw"
+    eps: PositiveFloat = 1e-8
+    decay: Literal["all", "matrices"] = "all"
+
+
+class SetAdam(Optimizer):
+    """SET-Adam (Zhang 2024): Adam with suppressed range of adaptive step sizes per tensor."""
+
+    kind: Literal["set-adam"] = "set-adam"
+    eps: PositiveFloat = 1e-18
+    tau: float = Field(0.5, ge=0, lt=1)
+
+
+class Schedule(Kind):
+    """The learning rate over training."""
+
+
+class Constant(Schedule):
+    kind: Literal["constant"] = "constant"
+
+
+class Cosine(Schedule):
+    """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: float = Field(0.0, ge=0, description="epochs")
+    start: float = Field(0.0, ge=0, description="learning rate at step 0 where there is a warm-up")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+
+
+class LaggedCosine(Schedule):
+    """Per epoch e: lr (1 + cos(pi (e - lag) / epochs)) / 2, never past the start of the curve.
+
+    The ViT-small CIFAR set-up steps its cosine with epoch - 1 after the epoch, so the rate lags by
+    two epochs (setups in docs/setups.md).
+    """
+
+    kind: Literal["lagged-cosine"] = "lagged-cosine"
+    lag: NonNegativeInt = 2
+
+
+class Training(Config):
+    """Length and precision of a cell's training; where its device and speed switches stand."""
+
+    epochs: PositiveInt
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    clip: PositiveFloat | None = Field(None, description="gradient norm")
+    max_steps: PositiveInt | None = Field(None, description="stop after this many steps")
+    evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
+    compile: bool = outside_identity(False, "torch.compile the model")
+    accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "where to train")
+    checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")

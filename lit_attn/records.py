@@ -1,0 +1,140 @@
+"""What a study leaves on disk: the plan, each cell's result, each attempt's end, each metric row.
+
+These four are the whole interface between training (which writes them) and the report (which reads
+nothing else):
+
+    runs/<study>/plan.json                                    Plan
+    runs/<study>/<variant>/<seed>-<identity>/result.json      Result    written last: success
+    runs/<study>/<variant>/<seed>-<identity>/attempts/<k>/exit.json     Exit
+    runs/<study>/<variant>/<seed>-<identity>/metrics.csv      step,epoch,name,value
+"""
+
+import csv
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from lit_attn.files import write_atomic
+
+FailureClass = Literal[
+    "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
+]
+
+
+class Record(BaseModel):
+    """Base of everything written: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def write(self, path: Path) -> None:
+        """Write as JSON: temp, fsync, rename."""
+        write_atomic(path, self.model_dump_json(indent=2) + "\n")
+
+
+class Metric(Record):
+    """The number a study compares.
+
+    `name` is the logged name, `scale` turns the logged value into the printed one (100 for an
+    accuracy in percent), and `selection` says which epoch counts: the last one, or the one with
+    the best value of `name` on the validation split. There is no choice by test results.
+    """
+
+    name: str = "test/accuracy"
+    label: str = "accuracy (%)"
+    goal: Literal["max", "min"] = "max"
+    scale: float = 100.0
+    selection: Literal["last", "best-validation"] = "last"
+
+
+class PlannedVariant(Record):
+    """A row of the table: a name and, where a paper printed it, its mean and sd (printed units)."""
+
+    name: str
+    published: tuple[float, float | None] | None = None
+
+
+class PlannedCell(Record):
+    """One variant with one seed; `path` is relative to the study's folder."""
+
+    variant: str
+    seed: int
+    identity: str
+    path: str
+
+
+class Plan(Record):
+    """All cells of a study: what the report counts missing cells against."""
+
+    study: str
+    title: str
+    source: str = ""
+    baseline: str
+    metric: Metric
+    variants: list[PlannedVariant]
+    seeds: list[int]
+    cells: list[PlannedCell]
+
+
+class Spread(Record):
+    """A timing: median and interquartile range, in seconds, over `count` measurements."""
+
+    median: FiniteFloat
+    iqr: FiniteFloat
+    count: int
+
+
+class Result(Record):
+    """A finished cell. Its existence is the only mark of success; every number in it is finite."""
+
+    study: str
+    variant: str
+    seed: int
+    identity: str
+    metrics: dict[str, FiniteFloat] = Field(description="at the selected epoch, by logged name")
+    selected_epoch: int
+    steps: int
+    epochs: int
+    parameters: int = Field(description="trainable scalars")
+    flops: int = Field(description="forward pass of one sample, multiply-add = 2")
+    ffn_width: int | None = Field(description="hidden width after matching; null without an FFN")
+    step_time: Spread
+    peak_memory: int = Field(description="bytes: CUDA allocator on a GPU, resident set on a CPU")
+    wall_time: FiniteFloat = Field(description="seconds over all attempts that led here")
+    device: str
+    attempts: int
+    code: str = Field(description="hash of the package's source files")
+    data: str = Field(description="hash of the arrays trained and evaluated on")
+    versions: dict[str, str]
+    finished: str = Field(description="UTC, ISO 8601")
+
+
+class Exit(Record):
+    """How one attempt at a cell ended without a result."""
+
+    failure: FailureClass
+    returncode: int
+    message: str = Field(description="the last line that says why")
+    rank: int = 0
+    finished: str
+
+
+class MetricRow(NamedTuple):
+    """One logged value of `metrics.csv`."""
+
+    step: int
+    epoch: int
+    name: str
+    value: float
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """Rows of a metrics.csv; a torn last line (a crash while writing) is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    complete = text[: text.rfind("\n") + 1]
+    for row in list(csv.reader(complete.splitlines()))[1:]:
+        rows.append(MetricRow(int(row[0]), int(row[1]), row[2], float(row[3])))
+    return rows
