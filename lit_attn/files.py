@@ -22,8 +22,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         # mkstemp makes files private; a record is read by whoever reads the folder.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -2,17 +2,17 @@
 
 A layer is a product of independent choices (docs/design.md, section 2):
 
-    x -> similarity (logits) -> compose (heads) -> softmax -> compose -> sum of v -> residual -> + x
+    x -> similarity (logits) -> compose (heads) -> softmax -> compose -> . V -> residual -> + x
 
-Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m the
-head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
+Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
+the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
 """
 
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from lit_attn.config.base import Config, Kind, OneOf
+from lit_attn.config.base import Config, Kind
 from lit_attn.config.errors import nearest
 
 Activation = Literal["identity", "gelu", "silu", "relu", "tanh"]
@@ -85,15 +85,15 @@ class Split(Residual):
 class AttentionSpec(Config):
     """One attention layer: a choice from every family.
 
-    Written in YAML as a preset's name, as the parts themselves, or as `{preset: NAME, ...}` with the
-    parts that differ from the preset.
+    Written in YAML as a preset's name, as the parts themselves, or as `{preset: NAME, ...}` with
+    the parts that differ from the preset.
     """
 
-    similarity: OneOf[Similarity] = Dot()
+    similarity: Similarity = Dot()
     zz: bool = Field(
         False, description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11)"
     )
-    residual: OneOf[Residual] = Full()
+    residual: Residual = Full()
 
     @field_validator("zz", mode="before")
     @classmethod

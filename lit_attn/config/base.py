@@ -1,15 +1,9 @@
 """The base of everything a user writes in YAML."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from lit_attn.config.errors import nearest
 
@@ -53,42 +47,54 @@ def outside_identity(default: Any, description: str) -> Any:
 class Kind(Config):
     """A choice among interchangeable things, told apart by `kind`.
 
-    A direct subclass is a family. Its subclasses are the members, and writing one registers it.
-    In YAML the kind alone may stand for the mapping: `residual: full` is `residual: {kind: full}`.
+    A direct subclass is a family. Its subclasses are the members, and writing one registers it; a
+    field of the family's type holds one member. In YAML the kind alone may stand for the mapping:
+    `residual: full` is `residual: {kind: full}`.
     """
 
     family: ClassVar[dict[str, type["Kind"]]]
     kind: str
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         if Kind in cls.__bases__:
             cls.family = {}
-        elif isinstance(kind := cls.model_fields["kind"].default, str):
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if isinstance(kind := cls.model_fields["kind"].default, str):
             cls.family[kind] = cls
 
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        if "family" not in cls.__dict__:
+            return handler(source)
+        return core_schema.no_info_plain_validator_function(
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda member, info: member.model_dump(mode=info.mode), info_arg=True
+            ),
+        )
 
-class OneOf:
-    """`OneOf[Family]`: a field that holds one member of a family, looked up by its kind."""
+    @classmethod
+    def parse(cls, value: Any) -> "Kind":
+        """The member that `value` (a kind, a mapping with a kind, or a member) describes.
 
-    def __class_getitem__(cls, family: type[Kind]) -> Any:
-        return SerializeAsAny[Annotated[family, BeforeValidator(_member_of(family))]]
-
-
-def _member_of(family: type[Kind]) -> Any:
-    def parse(value: Any) -> Any:
-        if isinstance(value, family):
+        Raises ValueError with the nearest kind where there is none, and pydantic's ValidationError
+        where the member does not accept the rest.
+        """
+        if isinstance(value, cls):
             return value
         given = {"kind": value} if isinstance(value, str) else value
         if not isinstance(given, dict) or "kind" not in given:
-            raise ValueError(f"needs a kind{nearest('', family.family)}")
+            raise ValueError(f"needs a kind{nearest('', cls.family)}")
         kind = str(given["kind"])
-        if kind not in family.family:
-            name = family.__name__.lower()
-            raise ValueError(f"'{kind}' is not a known {name}{nearest(kind, family.family)}")
-        return family.family[kind].model_validate(given)
-
-    return parse
+        if kind not in cls.family:
+            family = cls.__name__.lower()
+            raise ValueError(f"'{kind}' is not a known {family}{nearest(kind, cls.family)}")
+        return cls.family[kind].model_validate(given)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Self
 import yaml
 from pydantic import Field, ValidationError
 
-from lit_attn.config.base import Config, OneOf
+from lit_attn.config.base import Config
 from lit_attn.config.errors import ConfigError, explain
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.model import Model
@@ -27,7 +27,7 @@ class Cell(Config):
     variant: str
     seed: int = Field(ge=0)
     experiment: Experiment
-    match_to: OneOf[Model] | None = None
+    match_to: Model | None = None
     metric: Metric = Metric()
 
     @property

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from lit_attn.config.base import Config, Kind, OneOf, outside_identity
+from lit_attn.config.base import Config, Kind, outside_identity
 
 
 class Augmentation(Kind):
@@ -82,7 +82,7 @@ class Data(Kind):
     epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
     drop_last: bool = True
     validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
-    augment: tuple[OneOf[Augmentation], ...] = (Normalize(),)
+    augment: tuple[Augmentation, ...] = (Normalize(),)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

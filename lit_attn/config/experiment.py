@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from lit_attn.config.base import Config, OneOf
+from lit_attn.config.base import Config
 from lit_attn.config.data import Data, Loss
 from lit_attn.config.model import Model
 from lit_attn.config.training import Constant, Optimizer, Schedule, Training
@@ -12,9 +12,9 @@ class Experiment(Config):
     """A data set, a model, a recipe: `experiments/*.yaml` hold one each."""
 
     task: Literal["image-classification"] = "image-classification"
-    data: OneOf[Data]
-    model: OneOf[Model]
+    data: Data
+    model: Model
     loss: Loss = Loss()
-    optimizer: OneOf[Optimizer]
-    schedule: OneOf[Schedule] = Constant()
+    optimizer: Optimizer
+    schedule: Schedule = Constant()
     training: Training
