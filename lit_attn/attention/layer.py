@@ -101,11 +101,16 @@ class Attention(nn.Module):
     def copy_projection(self) -> None:
         """Start W_p as a copy of W where the split part says `init: copy` (Proposition 1).
 
-        Called again by whoever initialises a model's weights after building it.
+        Its bias starts at zero: W's own is added already. Called again by whoever initialises a
+        model's weights after building it.
         """
-        part = self.spec.residual
-        if isinstance(part, Split) and part.init == "copy":
-            self.residual.get_submodule("projected").load_state_dict(self.proj.state_dict())
+        if self.copies_projection:
+            self.residual.load_state_dict(_copied(self.proj.state_dict()))
+
+    @property
+    def copies_projection(self) -> bool:
+        """Whether the split part starts W_p as W."""
+        return isinstance(self.spec.residual, Split) and self.spec.residual.init == "copy"
 
     def _drop(self) -> float:
         return self.attn_drop if self.training else 0.0
@@ -168,10 +173,17 @@ def _complete_standard_weights(
     extra = {name for name in own if name.split(".")[0] in ("z", "residual", "similarity")}
     if prefix + "proj.weight" not in state or any(prefix + name in state for name in extra):
         return
-    part = module.spec.residual
-    copied = isinstance(part, Split) and part.init == "copy"
     for name in extra:
-        if copied and name.startswith("residual.projected."):
-            state[prefix + name] = state[prefix + name.replace("residual.projected", "proj")]
-        else:
-            state[prefix + name] = module.get_parameter(name).detach()
+        state[prefix + name] = module.get_parameter(name).detach()
+    if module.copies_projection:
+        standard = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
+        copied = _copied(standard)
+        state.update({f"{prefix}residual.{name}": value for name, value in copied.items()})
+
+
+def _copied(projection: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The split part's parameters that make W_p compute what W does, W's bias left out."""
+    copied = {"projected.weight": projection["weight"]}
+    if "bias" in projection:
+        copied["projected.bias"] = torch.zeros_like(projection["bias"])
+    return copied

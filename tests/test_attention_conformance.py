@@ -1,0 +1,173 @@
+"""The fast layer is held to the reference, value and gradient, over the registry of parts."""
+
+import attention_cases
+import pytest
+import torch
+from torch import Tensor
+
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import AttentionSpec
+
+DIM, HEADS = 24, 3
+
+every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+
+
+def make(spec: AttentionSpec, seed: int = 0, lsa: bool = False) -> Attention:
+    """A float64 layer whose parameters are all nonzero."""
+    torch.manual_seed(seed)
+    layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, qkv_bias=True).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def tokens(n: int, batch: int = 2, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, n, DIM, dtype=torch.double, generator=generator)
+
+
+def assert_same(layer: Attention, x: Tensor, **masks: Tensor | bool) -> None:
+    """Values, input gradient and parameter gradients agree to rounding."""
+    results = []
+    weights = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
+    parameters = dict(layer.named_parameters())
+    for compute in (layer, lambda *a, **k: reference.attention(layer, *a, **k)):
+        given = x.clone().requires_grad_()
+        out = compute(given, **masks)
+        gradients = torch.autograd.grad(
+            (out * weights).sum(), [given, *parameters.values()], allow_unused=True
+        )
+        results.append([out, *gradients])
+    for name, fast, plain in zip(["out", "x", *parameters], *results, strict=True):
+        assert (fast is None) == (plain is None), name
+        if fast is not None:
+            torch.testing.assert_close(
+                fast, plain, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@every_spec
+@pytest.mark.parametrize("n", [1, 2, 7, 33])
+def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
+    assert_same(make(spec), tokens(n))
+
+
+@every_spec
+def test_causal(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(9)
+    assert_same(layer, x, is_causal=True)
+    changed = x.clone()
+    changed[:, 5:] += 1.0
+    torch.testing.assert_close(
+        layer(x, is_causal=True)[:, :5], layer(changed, is_causal=True)[:, :5]
+    )
+
+
+@every_spec
+def test_padding_mask(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(9)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., 6:] = False
+    assert_same(layer, x, attn_mask=present)
+    changed = x.clone()
+    changed[1, 6:] = 7.0
+    torch.testing.assert_close(
+        layer(x, attn_mask=present)[1, :6], layer(changed, attn_mask=present)[1, :6]
+    )
+
+
+@every_spec
+def test_additive_mask(spec: AttentionSpec) -> None:
+    bias = torch.randn(1, HEADS, 9, 9, dtype=torch.double)
+    assert_same(make(spec), tokens(9), attn_mask=bias)
+
+
+@every_spec
+def test_local_self_attention(spec: AttentionSpec) -> None:
+    assert_same(make(spec, lsa=True), tokens(9))
+
+
+@every_spec
+def test_zero_values_give_no_nan(spec: AttentionSpec) -> None:
+    """alpha is 0 / 0 where V is zero; the floor makes it zero, in the gradient too."""
+    layer = make(spec)
+    with torch.no_grad():
+        layer.qkv.weight[2 * DIM :] = 0
+        layer.qkv.bias[2 * DIM :] = 0
+    x = tokens(5).requires_grad_()
+    out = layer(x)
+    out.sum().backward()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(x.grad).all()
+    assert_same(layer, tokens(5))
+
+
+@every_spec
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    """Relative error of the whole output stays near the format's rounding."""
+    layer = make(spec)
+    x = tokens(16)
+    with torch.no_grad():
+        exact = reference.attention(layer, x)
+        half = layer.to(dtype)(x.to(dtype)).double()
+    error = (half - exact).norm() / exact.norm()
+    assert error < 30 * torch.finfo(dtype).eps
+
+
+@every_spec
+def test_values_beyond_half_range(spec: AttentionSpec) -> None:
+    """<V, V> of large values overflows float16; the projection does not."""
+    layer = make(spec)
+    with torch.no_grad():
+        layer.qkv.weight[2 * DIM :] *= 100
+        layer = layer.half()
+        assert torch.isfinite(layer(tokens(5).half())).all()
+
+
+@every_spec
+def test_uninitialised_memory_is_never_read(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory is poisoned with NaN; nothing unwritten reaches the output or a gradient."""
+    layer, x = make(spec), tokens(7)
+    expected = layer(x)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        given = x.clone().requires_grad_()
+        out = layer(given)
+        out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(out, expected)
+    assert torch.isfinite(given.grad).all()
+
+
+@every_spec
+def test_gradcheck(spec: AttentionSpec) -> None:
+    layer = make(spec)
+    x = tokens(3, batch=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: layer(t), (x,), atol=1e-6)
+
+
+@pytest.mark.slow
+@every_spec
+def test_compiled(spec: AttentionSpec) -> None:
+    torch.compiler.reset()
+    layer, x = make(spec).float(), tokens(9).float()
+    compiled = torch.compile(layer)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@every_spec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    layer, x = make(spec), tokens(65)
+    exact = reference.attention(layer, x)
+    got = layer.to("cuda", dtype)(x.to("cuda", dtype)).cpu().double()
+    assert (got - exact).norm() / exact.norm() < 30 * torch.finfo(dtype).eps

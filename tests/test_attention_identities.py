@@ -1,0 +1,127 @@
+"""What the papers prove about the parts, and what follows from their formulas."""
+
+import pytest
+import timm
+import torch
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.residual import projected
+from lit_attn.attention.spec import AttentionSpec, Perpendicular, Projected, Split
+
+DIM, HEADS = 24, 3
+
+
+def layer_of(spec: AttentionSpec | str, seed: int = 0) -> Attention:
+    torch.manual_seed(seed)
+    return attn_layer(spec)(DIM, HEADS).double()
+
+
+def heads_and_values() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(
+        torch.randn(2, 5, HEADS, 8, dtype=torch.double, generator=generator) for _ in range(2)
+    )
+
+
+def test_proposition_1_split_with_copied_weights_is_the_standard_layer() -> None:
+    split = layer_of(AttentionSpec(residual=Split(activation="identity", init="copy")))
+    standard = layer_of("standard", seed=9)
+    standard.load_state_dict(
+        {k: v for k, v in split.state_dict().items() if not k.startswith("residual")}
+    )
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    assert standard.proj.bias.abs().min() > 0  # W_p's copy must not add it a second time
+    torch.testing.assert_close(split(x), standard(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scope", ["global", "head"])
+def test_perpendicular_is_orthogonal_shorter_and_complements_projected(scope: str) -> None:
+    heads, values = heads_and_values()
+    along = projected(heads, values, scope)
+    across = heads - along
+    axes = (-2, -1) if scope == "global" else (-1,)
+    assert (across * values).sum(axes).abs().max() < 1e-12
+    assert (across.square().sum(axes) <= heads.square().sum(axes) * (1 + 1e-12)).all()
+    torch.testing.assert_close(along + across, heads)
+
+
+@pytest.mark.parametrize("scope", ["global", "head"])
+def test_perpendicular_plus_projected_is_full(scope: str) -> None:
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    parts = [
+        layer_of(AttentionSpec(residual=Perpendicular(scope=scope))),
+        layer_of(AttentionSpec(residual=Projected(scope=scope))),
+        layer_of("standard"),
+    ]
+    for part in parts[1:]:
+        part.load_state_dict(parts[0].state_dict())
+    across, along, full = (part(x) - part.proj.bias for part in parts)
+    torch.testing.assert_close(across + along, full)
+
+
+def test_xsa_is_belief_star_without_the_global_term() -> None:
+    star, xsa = layer_of("belief-star"), layer_of("xsa")
+    weights = star.state_dict()
+    xsa.load_state_dict(
+        {
+            "qkv.weight": weights["qkv.weight"],
+            "proj.weight": weights["residual.local.weight"],
+            "proj.bias": weights["residual.local.bias"],
+        }
+    )
+    with torch.no_grad():
+        star.proj.weight.zero_()
+        star.proj.bias.zero_()
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    torch.testing.assert_close(star(x), xsa(x))
+
+
+def test_one_token_leaves_nothing_perpendicular() -> None:
+    """With one token MH = V: the belief residual is W's bias alone."""
+    layer = layer_of("belief")
+    out = layer(torch.randn(4, 1, DIM, dtype=torch.double))
+    torch.testing.assert_close(out, layer.proj.bias.expand_as(out))
+
+
+@pytest.mark.parametrize("name", ["standard", "belief-star", "belief2"])
+def test_timm_models_take_the_layer_and_standard_weights(name: str) -> None:
+    torch.manual_seed(0)
+    arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
+    pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=attn_layer(name), **arguments)
+    assert model.load_state_dict(pretrained.state_dict(), strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    same = torch.allclose(model(x), pretrained(x), atol=1e-5)
+    assert same == (name == "standard")
+
+
+def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs() -> None:
+    torch.manual_seed(0)
+    chosen = AttentionSpec(residual=Split(activation="identity", init="copy"))
+    arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
+    pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
+    with torch.no_grad():
+        for block in pretrained.blocks:
+            block.attn.proj.bias.normal_()
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=attn_layer(chosen), **arguments)
+    model.load_state_dict(pretrained.state_dict(), strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model(x), pretrained(x), rtol=1e-5, atol=1e-5)
+
+
+def test_half_a_checkpoint_is_still_an_error() -> None:
+    """Only weights that hold nothing beyond the standard layer are completed."""
+    star = layer_of("belief-star")
+    state = star.state_dict()
+    del state["residual.local.bias"]
+    with pytest.raises(RuntimeError, match=r"residual\.local\.bias"):
+        star.load_state_dict(state)
+
+
+def test_bad_arguments_name_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="5 heads do not divide a width of 24"):
+        attn_layer("standard")(24, 5)
+    with pytest.raises(ValueError, match="did you mean 'belief2'"):
+        attn_layer("belief3")
+    with pytest.raises(ValueError, match="scale_norm"):
+        attn_layer("belief")(24, 3, scale_norm=True)
