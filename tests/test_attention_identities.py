@@ -121,7 +121,7 @@ def test_half_a_checkpoint_is_still_an_error() -> None:
 def test_bad_arguments_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="5 heads do not divide a width of 24"):
         attn_layer("standard")(24, 5)
-    with pytest.raises(ValueError, match="did you mean 'belief2'"):
-        attn_layer("belief3")
+    with pytest.raises(ValueError, match="did you mean 'belief-star'"):
+        attn_layer("belief_star")
     with pytest.raises(ValueError, match="scale_norm"):
         attn_layer("belief")(24, 3, scale_norm=True)
