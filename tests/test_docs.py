@@ -1,0 +1,39 @@
+"""The documentation's worked example runs as it is printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+CHECK = """
+import sys
+sys.path.insert(0, {tests!r})
+import attention_cases
+import torch
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.bench.attention import Shape, agrees
+from test_attention_conformance import assert_same, make, tokens
+
+found = [s for s in attention_cases.all_specs() if s.residual.kind == "reflected"]
+assert {{s.residual.scope for s in found}} == {{"global", "head"}}
+for chosen in found:
+    assert_same(make(chosen), tokens(7))
+    assert_same(make(chosen), tokens(7), is_causal=True)
+assert AttentionSpec.model_validate({{"residual": "reflected"}}).residual == Reflected()
+
+# A reflection keeps the length of what it reflects.
+heads, values = torch.randn(2, 1, 5, 3, 8, dtype=torch.double).unbind()
+turned = heads - 2 * residual.projected(heads, values, "head")
+torch.testing.assert_close(turned.norm(dim=-1), heads.norm(dim=-1))
+"""
+
+
+def test_adding_a_part() -> None:
+    """In a process of its own: registering a part is for good."""
+    text = (ROOT / "docs" / "adding-a-part.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    code += CHECK.format(tests=str(ROOT / "tests"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
