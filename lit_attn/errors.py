@@ -1,5 +1,9 @@
-"""Failures that a cell reports by type, so that nobody has to guess them from text."""
+"""Ends of a cell that are not bugs."""
 
 
 class Diverged(RuntimeError):
-    """A loss that is not finite. Training stops at once; the same cell would do the same again."""
+    """The loss is not finite; the update that would have used it was not made."""
+
+
+class Preempted(RuntimeError):
+    """The cell was told to stop (SIGTERM) and has written its checkpoint."""

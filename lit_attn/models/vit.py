@@ -91,7 +91,7 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
 
 
 def _fitted(block: nn.Module, model: ViT, device: torch.device | str | None) -> nn.Module:
-    """Timm's block with the exact FFN width (or none), and stochastic depth that may be constant."""
+    """Timm's block with the exact FFN width (or none) and, by choice, constant stochastic depth."""
     assert isinstance(block, Block)
     if model.drop_path_schedule == "constant" and model.drop_path > 0:
         block.drop_path1 = DropPath(model.drop_path)

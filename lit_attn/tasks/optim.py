@@ -1,0 +1,30 @@
+"""From an optimiser's configuration to the optimiser."""
+
+import torch
+from torch import nn
+
+from lit_attn.config.training import Adam, AdamW, Optimizer, SetAdam
+from lit_attn.tasks.set_adam import SETAdam
+
+
+def build_optimizer(chosen: Optimizer, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser that `chosen` describes, over the trainable parameters of `module`."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    fused = all(p.is_cuda for p in parameters)
+    if isinstance(chosen, SetAdam):
+        return SETAdam(
+            parameters, chosen.lr, chosen.betas, chosen.eps, chosen.tau, chosen.weight_decay
+        )
+    if isinstance(chosen, Adam):
+        return torch.optim.Adam(
+            parameters, chosen.lr, chosen.betas, chosen.eps, chosen.weight_decay, fused=fused
+        )
+    assert isinstance(chosen, AdamW)
+    matrices = [p for p in parameters if p.ndim >= 2]
+    others = [p for p in parameters if p.ndim < 2]
+    spared = 0.0 if chosen.decay == "matrices" else chosen.weight_decay
+    groups = [
+        {"params": matrices, "weight_decay": chosen.weight_decay},
+        {"params": others, "weight_decay": spared},
+    ]
+    return torch.optim.AdamW(groups, chosen.lr, chosen.betas, chosen.eps, fused=fused)

@@ -1,0 +1,48 @@
+"""The learning rate as a pure function of the step."""
+
+import math
+from collections.abc import Callable
+
+from lit_attn.config.training import Constant, Cosine, LaggedCosine, Schedule
+
+Rate = Callable[[int], float]
+
+
+def learning_rate(schedule: Schedule, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    """The rate of optimiser step 0, 1, ... as `schedule` says.
+
+    Raises ValueError where the warm-up is longer than the training.
+    """
+    if isinstance(schedule, Constant):
+        return lambda step: peak
+    if isinstance(schedule, Cosine):
+        return _cosine(schedule, peak, steps_per_epoch, epochs)
+    assert isinstance(schedule, LaggedCosine)
+    return _lagged_cosine(schedule, peak, steps_per_epoch, epochs)
+
+
+def _cosine(schedule: Cosine, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    warmup = round(schedule.warmup * steps_per_epoch)
+    total = epochs * steps_per_epoch
+    if warmup > total:
+        raise ValueError(f"schedule.warmup: {schedule.warmup} epochs, training has {epochs}")
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return schedule.start + (peak - schedule.start) * step / warmup
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        return schedule.end + (peak - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
+
+    return rate
+
+
+def _lagged_cosine(schedule: LaggedCosine, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    def rate(step: int) -> float:
+        epoch = step // steps_per_epoch
+        # Epoch 0 runs before the schedule's first step; epoch 1 then sees a negative argument,
+        # where the cosine is symmetric.
+        if epoch == 0:
+            return peak
+        return peak * (1 + math.cos(math.pi * (epoch - schedule.lag) / epochs)) / 2
+
+    return rate

@@ -1,0 +1,40 @@
+"""Schedules against the published formulas (docs/setups.md)."""
+
+import math
+
+import pytest
+
+from lit_attn.config.training import Constant, Cosine, LaggedCosine
+from lit_attn.tasks.schedule import learning_rate
+
+
+def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
+    rate = learning_rate(Cosine(warmup=10, start=1e-6, end=1e-6), 1e-3, 1171, 100)
+    assert rate(0) == 1e-6
+    assert rate(5855) == pytest.approx((1e-6 + 1e-3) / 2)
+    assert rate(11_710) == pytest.approx(1e-3)
+    halfway = 11_710 + (117_100 - 11_710) // 2
+    assert rate(halfway) == pytest.approx((1e-3 + 1e-6) / 2)
+    assert rate(117_100) == pytest.approx(1e-6)
+    assert rate(10**9) == pytest.approx(1e-6)
+
+
+def test_vit_small_lags_by_two_epochs() -> None:
+    """lr(0) = lr0; lr(e) = lr0 (1 + cos(pi (e - 2) / T)) / 2, about 1.5e-8 in the last of 400."""
+    rate = learning_rate(LaggedCosine(), 1e-4, 98, 400)
+    assert rate(0) == rate(97) == 1e-4
+    for epoch in (1, 2, 7, 250):
+        expected = 0.5e-4 * (1 + math.cos(math.pi * (epoch - 2) / 400))
+        assert rate(98 * epoch) == rate(98 * epoch + 97) == pytest.approx(expected)
+    assert rate(98 * 2) == 1e-4
+    assert rate(98 * 399) == pytest.approx(1.4e-8, rel=0.02)
+
+
+def test_constant_stays() -> None:
+    rate = learning_rate(Constant(), 0.3, 5, 2)
+    assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_warmup_beyond_training_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
+        learning_rate(Cosine(warmup=3), 1e-3, 10, 2)
