@@ -1,17 +1,18 @@
 """The base of everything a user writes in YAML."""
 
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.config.errors import nearest
+from lit_attn.config.errors import nearest, unknown_key
 
 
 class Config(BaseModel):
     """Unknown keys are errors that name the nearest one; a built configuration never changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -19,7 +20,7 @@ class Config(BaseModel):
         if isinstance(value, dict):
             for key in value:
                 if key not in cls.model_fields:
-                    raise ValueError(f"unknown key '{key}'{nearest(str(key), cls.model_fields)}")
+                    raise unknown_key(key, cls.model_fields)
         return value
 
     def identity(self) -> dict[str, Any]:
@@ -28,15 +29,28 @@ class Config(BaseModel):
         Fields declared with `outside_identity` are left out, and so is every spelled-out default,
         so neither a path nor the order or completeness of the YAML changes it.
         """
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """Found once: thousands of cells share their parts, and none of them ever changes."""
         found: dict[str, Any] = {}
-        for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra
-            if isinstance(extra, dict) and extra.get("identity") is False:
-                continue
+        for name, default in _defaults(type(self)).items():
             value = getattr(self, name)
-            if name == "kind" or value != field.get_default(call_default_factory=True):
+            if name == "kind" or value != default:
                 found[name] = _plain(value)
         return found
+
+
+@cache
+def _defaults(of: type[Config]) -> dict[str, Any]:
+    """The fields that belong to an identity, with the values that leave it alone."""
+    found = {}
+    for name, field in of.model_fields.items():
+        extra = field.json_schema_extra
+        if not isinstance(extra, dict) or extra.get("identity") is not False:
+            found[name] = field.get_default(call_default_factory=True)
+    return found
 
 
 def outside_identity(default: Any, description: str) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +31,7 @@ class Cell(Config):
     match_to: Model | None = None
     metric: Metric = Metric()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Ten hexadecimal digits of what the cell computes.
 

@@ -2,8 +2,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 
 class ConfigError(ValueError):
@@ -18,17 +20,44 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(options)}" if options else ""
 
 
+def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:
+    """What a validator raises for a key that is none of `choices`."""
+    hint = nearest(str(key), choices)
+    return PydanticCustomError(
+        "unknown_key", "unknown key '{key}'{hint}", {"key": key, "hint": hint}
+    )
+
+
 def explain(error: ValidationError, where: str) -> ConfigError:
     """The first problem that pydantic found, as one line beginning with `where`."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "literal_error":
-        given = str(first["input"])
-        choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        message = f"'{given}' is not a choice{nearest(given, choices)}"
-    elif first["type"] == "missing":
-        message = "this key is required"
-    elif first["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, not {first['input']!r}"
+    keys, message = problem(error)
+    key = ".".join(str(part) for part in keys)
     return ConfigError(f"{where}: {key + ': ' if key else ''}{message}")
+
+
+def problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    """The first problem that pydantic found: the keys that lead to it, and what is wrong there."""
+    first = error.errors()[0]
+    keys = first["loc"]
+    message = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "unknown_key":
+            keys = (*keys, str(first["ctx"]["key"]))
+        case "extra_forbidden":
+            message = "unknown key"
+        case "literal_error":
+            given = str(first["input"])
+            choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            message = f"'{given}' is not a choice{nearest(given, choices)}"
+        case "missing":
+            message = "this key is required"
+        case "value_error":
+            pass
+        case _:
+            message = f"{message[0].lower()}{message[1:]}, not {_short(first['input'])}"
+    return keys, " ".join(message.split())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,139 @@
+"""Run the studies of an ablations.yaml: `python -m lit_attn.ablate ablations.yaml`."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_attn.ablate import listing
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.source import Mapping, Where, parse_value
+from lit_attn.config.study import choose, read_studies
+
+EXIT_CODES = """\
+exit codes:
+  0    every cell that was to run has a result
+  1    some cells have none: failed now, or diverged before (see --retry)
+  2    bad configuration or usage; nothing was started
+  130  stopped by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP; the same command goes on
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m lit_attn.ablate",
+        description="Train every variant of a study over its seeds, and write the tables. "
+        "The same command again runs what is missing.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("file", type=Path, metavar="ablations.yaml")
+    add("--study", action="append", default=[], metavar="NAME", help="may be repeated")
+    add("--dry-run", action="store_true", help="list the cells and what is already done")
+    add("--params", action="store_true", help="with --dry-run: parameters and FLOPs as well")
+    add("--jobs", type=int, metavar="N", help="cells at once; default: one per GPU, or per core")
+    add("--seeds", metavar="N|A,B,...", help="a count, or the seeds themselves; one seed is 'A,'")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="for every variant")
+    add("--limit", type=int, metavar="N", help="run at most N cells of what is missing")
+    add("--out", type=Path, metavar="DIR", help="default: runs, or runs/smoke")
+    add("--reports", type=Path, metavar="DIR", help="default: reports, or runs/smoke/reports")
+    add("--smoke", action="store_true", help="one tiny step of every cell, in a folder of its own")
+    add("--retry", action="store_true", help="run again what has diverged")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code; see EXIT_CODES."""
+    options = parser().parse_args(arguments)
+    try:
+        matrices = _matrices(options)
+        if options.dry_run:
+            listing.show(matrices, options.params, sys.stdout)
+            return 0
+        return _run(matrices, options)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _matrices(options: argparse.Namespace) -> list[Matrix]:
+    for name in ("jobs", "limit"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ConfigError(f"--{name}: needs a number from 1")
+    if options.params and not options.dry_run:
+        raise ConfigError("--params: goes with --dry-run")
+    options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
+    default = options.out / "reports" if options.smoke else Path("reports")
+    options.reports = options.reports or default
+    studies = choose(read_studies(options.file), options.study, options.file)
+    changes, seeds = _changes(options.set), _seeds(options.seeds)
+    return [expand(study, options.out, changes, seeds) for study in studies]
+
+
+def _changes(settings: list[str]) -> Mapping:
+    changes = Mapping(Where("--set"))
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        where = Where(f"--set {setting}")
+        if not equals:
+            raise ConfigError(f"{where}: needs KEY=VALUE")
+        if key in changes:
+            raise ConfigError(f"{where}: '{key}' is set twice")
+        changes.put(key, parse_value(value, str(where)), where)
+    return changes
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    *numbers, last = [part.strip() for part in text.split(",")]
+    counted = not numbers
+    numbers = [*numbers, last] if last or counted else numbers
+    if not all(number.isdecimal() for number in numbers) or (counted and int(last) == 0):
+        raise ConfigError(f"--seeds {text}: needs a count, as 5, or seeds, as 0,50,100")
+    seeds = tuple(range(int(last)) if counted else map(int, numbers))
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {text}: a seed is written twice")
+    return seeds
+
+
+def _run(matrices: list[Matrix], options: argparse.Namespace) -> int:
+    # Not at the top: a dry run has no use for processes, locks and displays.
+    from lit_attn.ablate.display import make_display
+    from lit_attn.ablate.launch import Launcher, make_slots
+    from lit_attn.ablate.runner import Runner
+    from lit_attn.report import write_reports
+
+    for matrix in matrices:
+        matrix.plan(options.smoke).write(matrix.folder / "plan.json")
+    states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
+    diverged = [job for job, found in states if found == "diverged" and not options.retry]
+    missing = [job for job, found in states if found != "done" and job not in diverged]
+    done = len(states) - len(missing) - len(diverged)
+    missing = missing[: options.limit]
+    slots = make_slots(options.jobs)
+    print(f"{len(states)} cells: {done} done, {len(missing)} to run, {len(slots)} at once")
+    if diverged:
+        print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
+
+    runner = Runner(Launcher(smoke=options.smoke), slots, make_display(sys.stdout))
+    summary = runner.run(missing)
+    if summary.stopped_by not in (None, signal.SIGINT):
+        return 128 + summary.stopped_by
+
+    names = [matrix.source.name for matrix in matrices]
+    write_reports(options.out, options.reports, names)
+    for name in names:
+        print(f"\n{(options.reports / name / 'table.md').read_text(encoding='utf-8')}")
+    print(f"{options.reports / 'index.html'}")
+    if summary.stopped_by is not None:
+        return 128 + summary.stopped_by
+    return 1 if summary.failed or diverged else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Why an attempt at a cell ended without a result, from its return code and the end of its log.
+
+Exit code 0 proves nothing: Lightning exits 0 after a non-finite loss, after SIGTERM and with an
+unwritable checkpoint folder. Only a result does; these functions are asked when there is none.
+"""
+
+import re
+import signal
+
+from lit_attn.records import FailureClass
+
+# The last line of a traceback, also behind a rank's prefix and through an exception group.
+EXCEPTION = re.compile(
+    r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Diverged|Preempted))(?::\s|$)"
+)
+OUT_OF_MEMORY = re.compile(
+    r"out ?of ?memory|MemoryError|can't allocate memory|cannot allocate memory|unable to allocate"
+    r"|ALLOC_FAILED",
+    re.IGNORECASE,
+)
+NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded", re.IGNORECASE)
+
+# A process told to go, whether by us, a scheduler or the kernel's out-of-memory killer.
+TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
+
+
+def classify(returncode: int, tail: str) -> FailureClass:
+    """The class of a failure: `returncode` as a process has it (-9 for SIGKILL, or a shell's 137),
+    `tail` the last lines of its log."""
+    received = signal_of(returncode)
+    if received in OUT_OF_TIME:
+        return "timed-out"
+    if received in TOLD_TO_GO:
+        return "killed"
+    line = _exception(tail)
+    if line is None:
+        if returncode == 0:
+            return "killed" if "SIGTERM" in tail else "error"
+        line = tail
+    name = match[1] if (match := EXCEPTION.match(line)) else ""
+    if name == "Diverged":
+        return "diverged"
+    if name == "ConfigError":
+        return "bad-configuration"
+    if name in ("Preempted", "SIGTERMException", "KeyboardInterrupt"):
+        return "killed"
+    if name == "TimeoutError":
+        return "timed-out"
+    if NO_SPACE.search(line):
+        return "no-space"
+    return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"
+
+
+def reason(returncode: int, tail: str) -> str:
+    """The one line that says why."""
+    received = signal_of(returncode)
+    if line := _exception(tail):
+        return line
+    if received is not None:
+        return f"ended by {received.name}"
+    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+    said = f"; its log ends: {last}" if last else ""
+    return f"exit code {returncode} without a result{said}"
+
+
+def signal_of(returncode: int) -> signal.Signals | None:
+    """The signal that a return code speaks of, or None."""
+    number = -returncode if returncode < 0 else returncode - 128
+    return signal.Signals(number) if number in signal.valid_signals() else None
+
+
+def _exception(tail: str) -> str | None:
+    """The last line of `tail` that ends a traceback."""
+    for line in reversed(tail.splitlines()):
+        if EXCEPTION.match(line):
+            return line.strip()
+    return None

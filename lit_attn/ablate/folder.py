@@ -1,0 +1,83 @@
+"""What a cell's folder says has become of the cell."""
+
+import json
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from lit_attn.ablate.lock import holder
+from lit_attn.records import Exit, FailureClass, Result
+
+State = Literal["done", "running", "missing", "interrupted"] | FailureClass
+
+
+class Progress(NamedTuple):
+    """Optimiser steps done, and in all."""
+
+    step: int
+    total: int
+
+
+def state(folder: Path, identity: str) -> State:
+    """Its result, a live holder, the last attempt's failure, or that it was never begun, or begun
+    and cut off without a word."""
+    if result(folder, identity) is not None:
+        return "done"
+    if holder(folder) is not None:
+        return "running"
+    if not (begun := attempts(folder)):
+        return "missing"
+    ended = last_exit(begun[-1])
+    return "interrupted" if ended is None else ended.failure
+
+
+def result(folder: Path, identity: str) -> Result | None:
+    """The cell's result, where there is a whole one of this very cell."""
+    try:
+        found = Result.model_validate_json((folder / "result.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return found if found.identity == identity else None
+
+
+def attempts(folder: Path) -> list[Path]:
+    """The folders of a cell's attempts, oldest first."""
+    found = (path for path in (folder / "attempts").glob("*") if path.name.isdecimal())
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def new_attempt(folder: Path) -> Path:
+    """A folder for one more attempt."""
+    before = attempts(folder)
+    path = folder / "attempts" / str(int(before[-1].name) + 1 if before else 1)
+    path.mkdir(parents=True)
+    return path
+
+
+def last_exit(attempt: Path) -> Exit | None:
+    """How an attempt ended, where that was recorded."""
+    try:
+        return Exit.model_validate_json((attempt / "exit.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def tail(attempt: Path, size: int = 16384) -> str:
+    """The end of an attempt's log, whatever bytes are in it."""
+    try:
+        with (attempt / "log.txt").open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - size))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def progress(folder: Path) -> Progress | None:
+    """How far a running cell is, where it has said so."""
+    try:
+        said = json.loads((folder / "progress.json").read_bytes())
+        return Progress(int(said["step"]), int(said["total"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,123 @@
+"""Cells as processes of this machine, each in a slot: a share of its cores or one of its GPUs."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_attn.ablate import worker
+from lit_attn.ablate.plan import Job
+
+TARGET = "lit_attn.train:run_cell"
+
+# What every cell imports, loaded once by the server that all cells are forked from. The tether
+# stands first, so that a runner killed during the imports takes the server with it.
+PRELOAD = [
+    "lit_attn.ablate.tether",
+    "lit_attn.ablate.worker",
+    "lit_attn.train",
+    "lit_attn.data.images",
+    "lit_attn.models.budget",
+    "lit_attn.tasks.checkpoints",
+    "lit_attn.tasks.classification",
+    "lit_attn.tasks.measure",
+    "lit_attn.tasks.recording",
+    "lit_attn.tasks.schedule",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "torch.utils.tensorboard",
+]
+
+
+class Slot(NamedTuple):
+    """Where one cell runs: `gpu` is what CUDA may see, None on a machine without GPUs."""
+
+    number: int
+    gpu: str | None
+
+
+def make_slots(jobs: int | None) -> list[Slot]:
+    """`jobs` slots; without a number, one for every visible GPU or else for every core."""
+    gpus = visible_gpus()
+    count = jobs or len(gpus) or cores()
+    return [Slot(i, gpus[i % len(gpus)] if gpus else None) for i in range(count)]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA would see, found without starting CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Running:
+    """A cell's process, the leader of a process group of its own."""
+
+    def __init__(self, job: Job, slot: Slot, process: ForkServerProcess) -> None:
+        self.job = job
+        self.slot = slot
+        self.process = process
+        self.started = time.monotonic()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group: a cell's own children go with it."""
+        assert self.process.pid is not None
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            # The group is made by the process's first call; before that there is only the process.
+            with contextlib.suppress(ProcessLookupError):
+                if self.process.exitcode is None:
+                    os.kill(self.process.pid, number)
+
+    def end(self) -> int:
+        """Collect a process that has ended and whatever it left behind; its return code."""
+        self.process.join()
+        code = self.process.exitcode
+        assert code is not None
+        assert self.process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.close()
+        return code
+
+
+class Launcher:
+    """Starts cells: forked from a server with the heavy imports loaded, a few milliseconds each.
+
+    `target` is `module:function`, called with a cell's folder and `smoke`.
+    """
+
+    def __init__(self, target: str = TARGET, smoke: bool = False) -> None:
+        self.target = target
+        self.smoke = smoke
+        self.context = multiprocessing.get_context("forkserver")
+        preload = PRELOAD if target == TARGET else [*PRELOAD[:2], target.partition(":")[0]]
+        self.context.set_forkserver_preload(preload)
+
+    def share_cores(self, slots: int) -> None:
+        """Give each of `slots` cells its share of the cores, where the user has not.
+
+        An OpenMP library reads this when it is loaded, so it has to be said before the first cell.
+        """
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // slots)))
+
+    def start(self, job: Job, slot: Slot) -> Running:
+        """Fork the cell's process. The first call waits for the server's imports."""
+        process = self.context.Process(
+            target=worker.run,
+            args=(job.folder, job.identity, self.target, self.smoke, slot.gpu),
+            name=job.name,
+        )
+        process.start()
+        return Running(job, slot, process)

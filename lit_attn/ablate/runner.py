@@ -1,0 +1,199 @@
+"""Runs cells, several at once, until each has a result or has failed; no cell ends another."""
+
+import contextlib
+import datetime
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from types import FrameType
+
+from lit_attn.ablate import failure, folder
+from lit_attn.ablate.display import Display, Snapshot
+from lit_attn.ablate.launch import Launcher, Running, Slot
+from lit_attn.ablate.plan import Job
+from lit_attn.ablate.worker import BUSY
+from lit_attn.records import Exit, FailureClass
+
+TICK = 0.25
+"""Seconds between looks at cells that other runners hold, and between updates of the display."""
+GRACE = 15.0
+"""Seconds that a cell told to stop has for its last checkpoint."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended in this run; `failure` is None where it has a result."""
+
+    job: Job
+    seconds: float
+    failure: FailureClass | None = None
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """What became of the cells of a run; `stopped_by` is the signal that cut it short."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.failure is not None]
+
+
+class Runner:
+    """SIGINT drains: what runs is finished, nothing is started. A second one, or SIGTERM, stops:
+    cells are told to save and go, and are killed after a grace period or at a third."""
+
+    def __init__(self, launcher: Launcher, slots: list[Slot], display: Display) -> None:
+        self.launcher = launcher
+        self.free = deque(slots)
+        self.display = display
+        self.queue: deque[Job] = deque()
+        self.running: dict[int, Running] = {}
+        self.summary = Summary()
+        self.urgency = 0
+        self.deadline: float | None = None
+
+    def run(self, jobs: Iterable[Job]) -> Summary:
+        """Run `jobs` in order; cells that another runner holds are waited for at the end."""
+        self.queue = deque(jobs)
+        self.launcher.share_cores(min(len(self.free), max(1, len(self.queue))))
+        with self._signals():
+            self.display.open()
+            try:
+                while self.running or (self.queue and not self.urgency):
+                    if not self.urgency:
+                        self._start()
+                    self._collect()
+                    self._enforce()
+                    self.display.update(self._snapshot())
+            finally:
+                for cell in self.running.values():
+                    cell.signal(signal.SIGKILL)
+                self.display.close()
+        return self.summary
+
+    def _start(self) -> None:
+        """Fill the free slots, passing over cells that another runner holds."""
+        for _ in range(len(self.queue)):
+            if not self.free or self.urgency:
+                return
+            job = self.queue.popleft()
+            match job.state():
+                case "done":
+                    self.summary.outcomes.append(Outcome(job, 0.0))
+                case "running":
+                    self.queue.append(job)
+                case _:
+                    self._launch(job)
+
+    def _launch(self, job: Job) -> None:
+        try:
+            job.cell.write(job.folder / "config.yaml")
+        except OSError as error:
+            message = f"{type(error).__name__}: {error}"
+            self._finish(Outcome(job, 0.0, failure.classify(1, message), message))
+            return
+        cell = self.launcher.start(job, self.free.popleft())
+        self.running[cell.process.sentinel] = cell
+
+    def _collect(self) -> None:
+        """Wait a moment for cells to end, and record those that have."""
+        if not self.running:
+            time.sleep(TICK)
+        for sentinel in wait(list(self.running), timeout=TICK):
+            assert isinstance(sentinel, int)
+            cell = self.running.pop(sentinel)
+            code = cell.end()
+            self.free.appendleft(cell.slot)
+            if code == BUSY:
+                self.queue.append(cell.job)
+            else:
+                self._finish(self._outcome(cell, code))
+
+    def _outcome(self, cell: Running, code: int) -> Outcome:
+        """The cell's end, recorded in its last attempt where there is no result."""
+        job, seconds = cell.job, time.monotonic() - cell.started
+        if folder.result(job.folder, job.identity) is not None:
+            return Outcome(job, seconds)
+        begun = folder.attempts(job.folder)
+        attempt = begun[-1] if begun else folder.new_attempt(job.folder)
+        log = folder.tail(attempt)
+        ended = Exit(
+            failure=failure.classify(code, log),
+            returncode=code,
+            message=failure.reason(code, log),
+            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        with contextlib.suppress(OSError):
+            # A full or vanished disk fails the cell, not the rest of the run.
+            ended.write(attempt / "exit.json")
+        return Outcome(job, seconds, ended.failure, ended.message)
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.summary.outcomes.append(outcome)
+        if outcome.failure is None:
+            self.display.say(f"done     {outcome.job.name}  {outcome.seconds:.1f} s")
+        else:
+            self.display.say(
+                f"FAILED   {outcome.job.name}  {outcome.failure}: {outcome.message}"
+                f"  ({outcome.job.folder})"
+            )
+
+    def _enforce(self) -> None:
+        """Carry out what signals have asked for."""
+        if self.urgency < 2 or not self.running:
+            return
+        now = time.monotonic()
+        if self.deadline is None:
+            self.deadline = now + GRACE
+            for cell in self.running.values():
+                cell.signal(signal.SIGTERM)
+        elif self.urgency > 2 or now > self.deadline:
+            for cell in self.running.values():
+                cell.signal(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Handle SIGINT, SIGTERM and SIGHUP, save where they are ignored (nohup)."""
+        handled = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self._interrupt) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.summary.stopped_by = signal.Signals(number)
+        self.urgency += 1 if number == signal.SIGINT else 2
+        count = len(self.running)
+        self.display.ask(
+            f"finishing {count} running cells, starting no more; Ctrl-C again stops them"
+            if self.urgency == 1
+            else f"stopping {count} running cells; the same command goes on where they stopped"
+        )
+
+    def _snapshot(self) -> Snapshot:
+        cells = [
+            (cell.job.name, time.monotonic() - cell.started, folder.progress(cell.job.folder))
+            for cell in self.running.values()
+        ]
+        ended, failed = len(self.summary.outcomes), len(self.summary.failed)
+        return Snapshot(
+            done=ended - failed,
+            failed=failed,
+            waiting=0 if self.urgency else len(self.queue),
+            running=cells,
+            durations=[o.seconds for o in self.summary.outcomes if o.failure is None and o.seconds],
+            slots=len(self.free) + len(self.running),
+        )

@@ -1,0 +1,138 @@
+"""Semantic segmentation: the Segmenter, ADE20K, and scenes that need no download.
+
+The order of `augment` is the order of mmsegmentation's pipeline; beside `flip`, only the steps of
+this file have a meaning there.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from lit_attn.config.base import outside_identity
+from lit_attn.config.data import Augmentation, Data, Flip
+from lit_attn.config.imagenet import ImageViT, Transformer
+from lit_attn.config.model import FFN
+
+
+class Rescale(Augmentation):
+    """Resize by a factor drawn from `ratio`, relative to the size of evaluation."""
+
+    kind: Literal["rescale"] = "rescale"
+    ratio: tuple[PositiveFloat, PositiveFloat] = (0.5, 2.0)
+
+
+class CategoryCrop(Augmentation):
+    """A random window in which no class has more than `most` of the labelled pixels."""
+
+    kind: Literal["category-crop"] = "category-crop"
+    most: float = Field(0.75, gt=0, le=1)
+
+
+class Photometric(Augmentation):
+    """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
+
+    kind: Literal["photometric"] = "photometric"
+
+
+class Scenery(Data):
+    """Images with a label for every pixel, in ADE20K's layout below `root`.
+
+    `images/training/*.jpg` train, `images/validation/*.jpg` evaluate (split "test"), each with its
+    `annotations/*/*.png`, where 0 is no class. An image is resized so that its short side has
+    `short_side` pixels, its long side at most `long_side`; training sees windows of `crop`.
+    """
+
+    root: Path
+    crop: PositiveInt
+    short_side: PositiveInt
+    long_side: PositiveInt
+    batch_size: PositiveInt = 8
+    eval_batch_size: Literal[1] = Field(1, description="images differ in size")
+    drop_last: bool = False
+    augment: tuple[Augmentation, ...] = (Rescale(), CategoryCrop(), Flip(), Photometric())
+    workers: int = outside_identity(4, "processes that read and augment; 0: the trainer's own")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (3, self.crop, self.crop)
+
+
+class Ade20k(Scenery):
+    """ADE20K's 150 classes (Zhou et al. 2017); `root` is the folder ADEChallengeData2016."""
+
+    kind: Literal["ade20k"] = "ade20k"
+    root: Path = outside_identity(Path("data/ADEChallengeData2016"), "where the images are")
+    crop: PositiveInt = 512
+    short_side: PositiveInt = 512
+    long_side: PositiveInt = 2048
+
+    @property
+    def num_classes(self) -> int:
+        return 150
+
+
+class Scenes(Scenery):
+    """Scikit-learn's real handwritten digits on textured ground: ten digits and three grounds.
+
+    Written on first use to a folder below `root`; the same images for every seed.
+    """
+
+    kind: Literal["scenes"] = "scenes"
+    root: Path = outside_identity(Path("data/scenes"), "where the images are written")
+    training_images: PositiveInt = 400
+    evaluation_images: PositiveInt = 100
+    crop: PositiveInt = 64
+    short_side: PositiveInt = 64
+    long_side: PositiveInt = 256
+    workers: int = outside_identity(0, "processes that read and augment; 0: the trainer's own")
+
+    @property
+    def num_classes(self) -> int:
+        return 13
+
+
+class Segmenter(Transformer):
+    """Segmenter with a mask transformer (Strudel et al. 2021); as it stands, Seg-T-Mask/16.
+
+    `ffn` is the FFN of encoder and decoder; `stride` is the step of the evaluation window, whose
+    size is the training crop's.
+    """
+
+    kind: Literal["segmenter"] = "segmenter"
+    dim: PositiveInt = 192
+    heads: PositiveInt = 3
+    ffn: FFN | None = FFN(width=768)
+    drop_path: float = Field(0.1, ge=0, lt=1, description="of the encoder's last layer")
+    decoder_depth: PositiveInt = 2
+    decoder_attention: Literal["same", "standard"] = Field(
+        "same", description="same: the decoder has the attention of the encoder"
+    )
+    decoder_dropout: float = Field(0.1, ge=0, lt=1)
+    stride: PositiveInt | None = Field(None, description="pixels; null: the window's own size")
+    pretrained: str | None = Field(
+        None, description="timm's name of the encoder's weights; null: trained from scratch"
+    )
+    checkpoint: Path | None = outside_identity(
+        None, "file that holds those weights; null: timm's hub, which caches them"
+    )
+
+    @model_validator(mode="after")
+    def _checkpoint_has_a_name(self) -> "Segmenter":
+        if self.checkpoint is not None and self.pretrained is None:
+            raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
+        return self
+
+    @property
+    def encoder(self) -> ImageViT:
+        """The encoder's transformer, without a classifier to its name."""
+        return ImageViT(
+            attention=self.attention,
+            ffn=self.ffn,
+            dim=self.dim,
+            depth=self.depth,
+            heads=self.heads,
+            patch=self.patch,
+            drop_path=self.drop_path,
+            norm_eps=1e-5,
+        )

@@ -1,0 +1,181 @@
+"""Studies as a researcher writes them: `ablations.yaml`.
+
+    studies:
+      NAME:
+        title: one line
+        source: the paper and its tables
+        experiment: experiments/digits_vit.yaml   # relative to this file
+        default: true            # runs when no --study is given
+        seeds: [0, 50, 100]      # or a count: 5 is [0, 1, 2, 3, 4]
+        set: {training.epochs: 10}        # for every variant
+        cells:                   # named variants
+          standard: {attention: standard}
+        axes:                    # and / or a product, in the order written
+          residual: [full, perpendicular]           # a key of a variant and its values, or
+          recipe: {short: {training.epochs: 1}, long: {}}    # a name and named overrides
+        zip: [[data.batch_size, optimizer.lr]]      # axes that advance together
+        exclude: [{residual: full, zz: with}]       # points of the product to leave out
+        include: [{residual: value, zz: without}]   # further points, of any keys
+        overrides: {residual=full: {optimizer.lr: 1e-4}}   # for variants with these name terms
+        baseline: standard
+        match: parameters        # or none: leave the FFN width as written
+        published: {standard: [72.01, 0.20]}        # mean and sd as printed; a mean alone will do
+        metric: {selection: last}
+
+What stands in `cells`, `set` and the rest is the language of lit_attn.config.overrides.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator
+
+from lit_attn.config.base import Config
+from lit_attn.config.errors import ConfigError, nearest, problem, unknown_key
+from lit_attn.config.source import Mapping, Sequence, Where, load, locate
+from lit_attn.records import Metric
+
+
+def _is_mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("needs a mapping of keys to values")
+    return value
+
+
+def _is_list_of_mappings(value: Any) -> Any:
+    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+        raise ValueError("needs a list of mappings, as in [{residual: full, zz: with}]")
+    return value
+
+
+def _is_mapping_of_mappings(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+        raise ValueError("needs a mapping of names to mappings, as in {xsa: {attention: xsa}}")
+    return value
+
+
+# Kept as read, since their keys know their lines.
+Overrides = Annotated[Any, AfterValidator(_is_mapping)]
+Points = Annotated[Any, AfterValidator(_is_list_of_mappings)]
+Named = Annotated[Any, AfterValidator(_is_mapping_of_mappings)]
+
+EMPTY = Mapping(Where(""))
+NO_POINTS = Sequence(Where(""))
+
+
+class Study(Config):
+    """One comparison: which variants of an experiment, over which seeds, against which baseline."""
+
+    title: str
+    source: str = ""
+    experiment: str
+    default: bool = False
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    set: Overrides = EMPTY
+    cells: Named = EMPTY
+    axes: Overrides = EMPTY
+    zip: tuple[tuple[str, ...], ...] = ()
+    exclude: Points = NO_POINTS
+    include: Points = NO_POINTS
+    overrides: Named = EMPTY
+    baseline: str
+    match: Literal["parameters", "none"] = "parameters"
+    published: dict[str, tuple[float, float | None]] = Field({})
+    metric: Metric = Metric()
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return tuple(range(value))
+        return value
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is written twice")
+        return seeds
+
+    @field_validator("published", mode="before")
+    @classmethod
+    def _mean_alone(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: item if isinstance(item, list) and len(item) != 1 else (*_listed(item), None)
+            for name, item in value.items()
+        }
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _metric_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            if key not in Metric.model_fields:
+                raise unknown_key(key, Metric.model_fields)
+        return value
+
+
+@dataclass(frozen=True)
+class StudySource:
+    """A study, and the files it was read from: `tree` its own mapping, `experiment` its file's."""
+
+    name: str
+    study: Study
+    tree: Mapping
+    experiment: Mapping
+    experiment_path: Path
+
+    def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
+        """One line that begins with the place of the deepest of `keys`."""
+        path = ".".join(str(key) for key in (self.name, *keys))
+        return ConfigError(f"{locate(self.tree, keys)}: {path}: {message}")
+
+
+def read_studies(path: Path) -> dict[str, StudySource]:
+    """The studies of an `ablations.yaml`, in its order; ConfigError for the first mistake."""
+    tree = load(path)
+    for key in tree:
+        if key != "studies":
+            hint = nearest(key, ["studies"])
+            raise ConfigError(f"{tree.where[key]}: unknown key '{key}'{hint}")
+    studies = tree.get("studies")
+    if not isinstance(studies, Mapping) or not studies:
+        raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
+    return {name: _read(path, name, studies) for name in studies}
+
+
+def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:
+    """The studies called `names`; the default ones where there are no names."""
+    for name in names:
+        if name not in studies:
+            raise ConfigError(f"{path}: no study '{name}'{nearest(name, studies)}")
+    chosen = [source for name, source in studies.items() if name in names]
+    if not names:
+        chosen = [source for source in studies.values() if source.study.default]
+    if not names and not chosen:
+        raise ConfigError(f"{path}: no study has `default: true`; name one: {', '.join(studies)}")
+    return chosen
+
+
+def _read(path: Path, name: str, studies: Mapping) -> StudySource:
+    where, tree = studies.where[name], studies[name]
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
+    try:
+        study = Study.model_validate(tree)
+    except ValidationError as error:
+        keys, message = problem(error)
+        place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where
+        key = ".".join(str(part) for part in ("studies", name, *keys))
+        raise ConfigError(f"{place}: {key}: {message}") from error
+    experiment = path.parent / study.experiment
+    if not experiment.is_file():
+        key = f"studies.{name}.experiment"
+        raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}")
+    return StudySource(name, study, tree, load(experiment), experiment)
+
+
+def _listed(item: Any) -> list[Any]:
+    return item if isinstance(item, list) else [item]
