@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from lit_attn.config.errors import ConfigError
 from lit_attn.config.training import Constant, Cosine, LaggedCosine
 from lit_attn.tasks.schedule import learning_rate
 
@@ -36,5 +37,5 @@ def test_constant_stays() -> None:
 
 
 def test_warmup_beyond_training_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
+    with pytest.raises(ConfigError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
         learning_rate(Cosine(warmup=3), 1e-3, 10, 2)

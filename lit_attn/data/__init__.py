@@ -1,0 +1,1 @@
+"""Data sets, augmentation on the device, and LightningDataModules."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from lit_attn.config.errors import ConfigError
 from lit_attn.config.training import Constant, Cosine, LaggedCosine, Schedule
 
 Rate = Callable[[int], float]
@@ -11,7 +12,7 @@ Rate = Callable[[int], float]
 def learning_rate(schedule: Schedule, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
     """The rate of optimiser step 0, 1, ... as `schedule` says.
 
-    Raises ValueError where the warm-up is longer than the training.
+    Raises ConfigError where the warm-up is longer than the training.
     """
     if isinstance(schedule, Constant):
         return lambda step: peak
@@ -25,7 +26,7 @@ def _cosine(schedule: Cosine, peak: float, steps_per_epoch: int, epochs: int) ->
     warmup = round(schedule.warmup * steps_per_epoch)
     total = epochs * steps_per_epoch
     if warmup > total:
-        raise ValueError(f"schedule.warmup: {schedule.warmup} epochs, training has {epochs}")
+        raise ConfigError(f"schedule.warmup: {schedule.warmup} epochs, training has {epochs}")
 
     def rate(step: int) -> float:
         if step < warmup:

@@ -1,0 +1,96 @@
+"""Operations on pixel values with Pillow's arithmetic, a batch at a time.
+
+Every operation maps uint8 images (N, C, H, W) and one magnitude per image (N,) to uint8 images, and
+equals Pillow's on each image to the last bit (tests/test_augment_ops.py).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """0 is black, 1 the image itself."""
+    return _blend(torch.zeros_like(images), images, factor)
+
+
+def color(images: Tensor, factor: Tensor) -> Tensor:
+    """0 is grey, 1 the image itself; a grey image stays."""
+    if images.shape[1] == 1:
+        return images
+    return _blend(_grey(images).expand_as(images), images, factor)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """0 is the image's mean grey, 1 the image itself."""
+    grey = _grey(images) if images.shape[1] == 3 else images
+    mean = (grey.double().mean((1, 2, 3), keepdim=True) + 0.5).floor().to(torch.uint8)
+    return _blend(mean.expand_as(images), images, factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """0 is smoothed by a 3 x 3 kernel (borders stay), 1 the image itself."""
+    channels = images.shape[1]
+    kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]], device=images.device) / 13
+    inner = F.conv2d(images.float(), kernel.expand(channels, 1, 3, 3), groups=channels)
+    smooth = images.clone()
+    smooth[..., 1:-1, 1:-1] = (inner + 0.5).clamp(0, 255).to(torch.uint8)
+    return _blend(smooth, images, factor)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the `bits` highest bits."""
+    drop = (8 - bits).to(torch.int32).view(-1, 1, 1, 1)
+    return (((images.to(torch.int32) >> drop) << drop) & 255).to(torch.uint8)
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Invert the values at or above the threshold."""
+    return torch.where(images.float() < threshold.view(-1, 1, 1, 1), images, 255 - images)
+
+
+def solarize_add(images: Tensor, addition: Tensor) -> Tensor:
+    """Add to every value, clip, then solarize at 128."""
+    added = images.to(torch.int32) + addition.to(torch.int32).view(-1, 1, 1, 1)
+    return solarize(added.clamp(0, 255).to(torch.uint8), torch.full_like(addition, 128))
+
+
+def invert(images: Tensor, magnitude: Tensor) -> Tensor:
+    """255 minus every value; the magnitude means nothing."""
+    return 255 - images
+
+
+def autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
+    """Stretch every channel to 0..255; the magnitude means nothing."""
+    low = images.amin((2, 3), keepdim=True).double()
+    high = images.amax((2, 3), keepdim=True).double()
+    scale = 255 / (high - low).clamp_min(1)
+    stretched = (images.double() * scale - low * scale).clamp(0, 255).to(torch.uint8)
+    return torch.where(high > low, stretched, images)
+
+
+def equalize(images: Tensor, magnitude: Tensor) -> Tensor:
+    """Flatten every channel's histogram; the magnitude means nothing."""
+    n, c, h, w = images.shape
+    flat = images.reshape(n * c, h * w).long()
+    histogram = torch.zeros(n * c, 256, dtype=torch.long, device=images.device)
+    histogram.scatter_add_(1, flat, torch.ones_like(flat))
+    last = flat.amax(1, keepdim=True)
+    step = (h * w - histogram.gather(1, last)) // 255
+    before = histogram.cumsum(1) - histogram
+    table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255)
+    equalized = table.gather(1, flat).to(torch.uint8).view_as(images)
+    return torch.where(step.view(n, c, 1, 1) > 0, equalized, images)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """ITU-R 601 luma with Pillow's 16-bit integer weights; (N, 1, H, W)."""
+    red, green, blue = images.to(torch.int32).split(1, dim=1)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)
+
+
+def _blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
+    """start + factor (end - start) in float32, clipped and truncated as Pillow does."""
+    alpha = factor.float().view(-1, 1, 1, 1)
+    mixed = start.float() + alpha * (end.float() - start.float())
+    return mixed.clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,101 @@
+"""What a training cell writes while it runs: metric rows and progress."""
+
+import csv
+import io
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_attn.files import write_atomic
+from lit_attn.records import MetricRow, read_metrics
+
+
+class MetricsFile(Logger):
+    """Appends every logged value to `metrics.csv` as step,epoch,name,value, and fsyncs.
+
+    Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Path:
+        return self.path
+
+    def start(self, step: int) -> None:
+        """Begin, or go on from a checkpoint at `step`: rows past it will be written again."""
+        kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
+        write_atomic(self.path, _lines([("step", "epoch", "name", "value"), *kept]))
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The cell's config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Append one row for each metric."""
+        epoch = int(metrics.get("epoch", 0))
+        rows = [
+            MetricRow(step or 0, epoch, name, float(value))
+            for name, value in sorted(metrics.items())
+            if name != "epoch"
+        ]
+        with self.path.open("a", encoding="utf-8", newline="") as stream:
+            stream.write(_lines(rows))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+class Progress(L.Callback):
+    """Writes {"step", "total"} to `progress.json`, at most once a second, and times the steps."""
+
+    def __init__(self, path: Path, total: int) -> None:
+        self.path = path
+        self.total = total
+        self.step_times: list[float] = []
+        self.started = 0.0
+        self.written = 0.0
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.started = time.perf_counter()
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        now = time.perf_counter()
+        self.step_times.append(now - self.started)
+        if now - self.written >= 1 or trainer.global_step == self.total:
+            self.written = now
+            # No fsync: the display reads it, nothing depends on it.
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text(f'{{"step": {trainer.global_step}, "total": {self.total}}}\n')
+            temporary.replace(self.path)
+
+
+def _lines(rows: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

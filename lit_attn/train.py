@@ -1,0 +1,218 @@
+"""One cell, from its config.yaml to its result.json: `python -m lit_attn.train CELL_DIR`.
+
+A cell that was stopped goes on from its newest checkpoint. `result.json` is written last, after
+every number in it was checked; its existence is the only mark of success.
+"""
+
+import argparse
+import contextlib
+import datetime
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_attn.config.cell import Cell
+from lit_attn.config.errors import ConfigError
+from lit_attn.errors import Diverged, Preempted
+from lit_attn.records import Metric, MetricRow, Result, read_metrics
+
+if TYPE_CHECKING:
+    import lightning as L
+    import torch
+
+PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+NOISE = (
+    # Nothing is loaded while training: the data lies on the device in one piece.
+    ".*does not have many workers",
+    # Lightning's own use of a deprecated torch function.
+    ".*LeafSpec.*is deprecated",
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 with a result, 1 diverged, 2 bad configuration, 143 stopped by SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m lit_attn.train", description=__doc__)
+    parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
+    parser.add_argument("--smoke", action="store_true", help="one step and one evaluation batch")
+    options = parser.parse_args(arguments)
+    try:
+        run_cell(options.cell, smoke=options.smoke)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Diverged as error:
+        print(f"diverged: {error}", file=sys.stderr)
+        return 1
+    except Preempted as error:
+        print(error, file=sys.stderr)
+        return 143
+    return 0
+
+
+def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
+    """Train the cell in `cell_dir` and write its result.json.
+
+    Raises ConfigError for a configuration that cannot run, Diverged for a loss that is not finite,
+    Preempted after SIGTERM, and whatever else goes wrong as it is.
+    """
+    cell = Cell.read(cell_dir / "config.yaml")
+    _keep_temporary_files_inside(cell_dir)
+
+    import lightning as L
+
+    from lit_attn.data.images import ImageData
+    from lit_attn.models import budget
+    from lit_attn.tasks import measure
+    from lit_attn.tasks.checkpoints import Checkpoints
+    from lit_attn.tasks.classification import Classification
+    from lit_attn.tasks.recording import MetricsFile, Progress
+    from lit_attn.tasks.schedule import learning_rate
+
+    experiment, training = cell.experiment, cell.experiment.training
+    shape, classes = experiment.data.image_shape, experiment.data.num_classes
+    model = budget.resolve(experiment.model, cell.match_to, shape, classes)
+    costs = budget.describe(model, shape, classes)
+
+    L.seed_everything(cell.seed, verbose=False)
+    device = _device(training.accelerator)
+    data = ImageData(experiment.data, cell.seed, device)
+    total = training.epochs * data.steps_per_epoch
+    total = 1 if smoke else min(total, training.max_steps or total)
+    task = Classification(
+        budget.build(model, shape, classes),
+        classes,
+        data.splits,
+        experiment.optimizer,
+        learning_rate(
+            experiment.schedule, experiment.optimizer.lr, data.steps_per_epoch, training.epochs
+        ),
+        experiment.loss.label_smoothing,
+        training.compile,
+    )
+    checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every)
+    metrics = MetricsFile(cell_dir / "metrics.csv")
+    progress = Progress(cell_dir / "progress.json", total)
+    with _without_noise():
+        trainer = L.Trainer(
+            accelerator=device.type,
+            devices=1,
+            precision=PRECISIONS[training.precision],
+            max_epochs=training.epochs,
+            max_steps=total,
+            limit_train_batches=1 if smoke else 1.0,
+            limit_val_batches=1 if smoke else 1.0,
+            check_val_every_n_epoch=1 if smoke else training.evaluate_every,
+            gradient_clip_val=training.clip,
+            logger=[metrics, _tensorboard(cell_dir)],
+            callbacks=[progress, checkpoints],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            default_root_dir=cell_dir,
+        )
+    resume = None if smoke else checkpoints.latest_that_loads()
+    metrics.start(0 if resume is None else checkpoints.step_of(resume))
+    with _without_noise():
+        trainer.fit(task, data, ckpt_path=resume, weights_only=True)
+    if trainer.global_step < total:
+        raise RuntimeError(f"training ended at step {trainer.global_step} of {total}")
+
+    chosen = selected(read_metrics(metrics.path), cell.metric)
+    result = Result(
+        study=cell.study,
+        variant=cell.variant,
+        seed=cell.seed,
+        identity=cell.fingerprint,
+        metrics={row.name: row.value for row in chosen},
+        selected_epoch=chosen[0].epoch,
+        steps=trainer.global_step,
+        epochs=chosen[0].epoch + 1 if smoke else training.epochs,
+        parameters=costs.parameters,
+        flops=costs.flops,
+        ffn_width=costs.ffn_width,
+        step_time=measure.step_time(progress.step_times),
+        peak_memory=measure.peak_memory(device),
+        wall_time=checkpoints.elapsed,
+        device=measure.device_name(device),
+        attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
+        code=measure.code_hash(),
+        data=data.fingerprint(),
+        versions=measure.versions(),
+        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    checkpoints.finish(task.network)
+    result.write(cell_dir / "result.json")
+
+
+def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
+    """The rows of the epoch that counts: the last evaluated, or the best on validation.
+
+    Raises ConfigError where the metric was not logged.
+    """
+    criterion = metric.name
+    if metric.selection == "best-validation":
+        criterion = "val/" + metric.name.split("/", 1)[1]
+    found = [row for row in rows if row.name == criterion]
+    if not found:
+        names = ", ".join(sorted({row.name for row in rows}))
+        raise ConfigError(f"metric: '{criterion}' was not logged; logged were {names}")
+    best = found[-1]
+    if metric.selection == "best-validation":
+        sign = 1 if metric.goal == "max" else -1
+        best = max(found, key=lambda row: sign * row.value)
+    return [row for row in rows if row.epoch == best.epoch]
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Hold back what Lightning says that no user could act on."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _device(accelerator: str) -> "torch.device":
+    import torch
+
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
+    return torch.device(accelerator)
+
+
+def _tensorboard(cell_dir: Path) -> "L.pytorch.loggers.TensorBoardLogger":
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    return TensorBoardLogger(cell_dir, name=None, version="", default_hp_metric=False)
+
+
+def _keep_temporary_files_inside(cell_dir: Path) -> None:
+    """Point TMPDIR below the cell: Lightning's checkpoint writing is atomic only so.
+
+    It writes to a temporary file and moves that into place; across file systems a move is a copy,
+    which a kill cuts short.
+    """
+    inside = (cell_dir / "tmp").resolve()
+    inside.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = str(inside)
+    tempfile.tempdir = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
