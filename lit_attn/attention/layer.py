@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.residual import RESIDUALS
+from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import SIMILARITIES
 from lit_attn.attention.spec import AttentionSpec, Split, preset
 
@@ -74,17 +75,22 @@ class Attention(nn.Module):
         self.copy_projection()
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rotary: Rotary | None = None,
     ) -> Tensor:
         """(B, n, d) -> (B, n, d).
 
         `attn_mask` is what scaled-dot-product attention takes, broadcastable to (B, H, n, n):
-        boolean (True may attend) or additive.
+        boolean (True may attend) or additive. `rotary` turns every head's q and k by position.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        q_features, k_features = self.similarity(
-            self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
-        )
+        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        q_features, k_features = self.similarity(q, k)
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             q_features = torch.cat([q_features, z], -1)

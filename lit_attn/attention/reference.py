@@ -16,15 +16,22 @@ from torch import Tensor, nn
 from lit_attn.attention import spec
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import FLOOR
+from lit_attn.attention.rotary import Rotary
 
 
 def attention(
-    layer: Attention, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    layer: Attention,
+    x: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    rotary: Rotary | None = None,
 ) -> Tensor:
-    """What `layer(x, attn_mask, is_causal)` is, by definition; dropout is off. (B, n, d)."""
+    """What the layer computes of the same arguments, by definition; dropout is off. (B, n, d)."""
     n, heads = x.shape[1], layer.num_heads
     q, k, v = (split_heads(part, heads) for part in layer.qkv(x).chunk(3, dim=-1))
     q, k = layer.q_norm(q), layer.k_norm(k)
+    if rotary is not None:
+        q, k = rotate(q, rotary), rotate(k, rotary)
 
     logits = SIMILARITIES[type(layer.spec.similarity)](layer.similarity, q, k)
     if layer.z is not None:
@@ -53,6 +60,13 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def concat(h: Tensor) -> Tensor:
     """(B, H, n, D) -> (B, n, d)."""
     return h.transpose(1, 2).flatten(-2)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Su et al. 2021, section 3.2.2: coordinates j and j + D/2 as one complex number, turned."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.complex(first, second) * torch.complex(*(part.to(x) for part in rotary))
+    return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def dot(form: Any, q: Tensor, k: Tensor) -> Tensor:
