@@ -1,9 +1,9 @@
-"""Data sets of images and what happens to a training batch, in the order it happens."""
+"""Data sets, and what happens to a training batch of images, in the order it happens."""
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.config.base import Config, Kind, outside_identity
 
@@ -75,14 +75,33 @@ class Mix(Augmentation):
 
 
 class Data(Kind):
-    """Images with one label each."""
+    """What a cell trains and evaluates on; batch sizes are over all devices."""
 
     batch_size: PositiveInt = 128
     eval_batch_size: PositiveInt = 512
+
+
+class Images(Data):
+    """Images with one label each."""
+
     epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
     drop_last: bool = True
     validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
     augment: tuple[Augmentation, ...] = (Normalize(),)
+
+    @field_validator("augment")
+    @classmethod
+    def _around_one_normalize(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+        kinds = [step.kind for step in steps]
+        if kinds.count("normalize") != 1:
+            raise ValueError(f"needs 'normalize' once, has it {kinds.count('normalize')} times")
+        here = kinds.index("normalize")
+        for place, step in enumerate(steps):
+            if isinstance(step, Erasing | Mix) and place < here:
+                raise ValueError(f"'{step.kind}' works on normalised images: put it after normalize")
+            if isinstance(step, AutoAugment | RandAugment) and place > here:
+                raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
+        return steps
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -94,7 +113,7 @@ class Data(Kind):
         raise NotImplementedError
 
 
-class Digits(Data):
+class Digits(Images):
     """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; fixed stratified split."""
 
     kind: Literal["digits"] = "digits"
@@ -108,7 +127,7 @@ class Digits(Data):
         return 10
 
 
-class Cifar(Data):
+class Cifar(Images):
     """Torchvision's copy of CIFAR under `root`, downloaded where absent."""
 
     kind: Literal["cifar10", "cifar100"]
@@ -131,7 +150,7 @@ class Cifar100(Cifar):
     kind: Literal["cifar100"] = "cifar100"
 
 
-class Given(Data):
+class Given(Images):
     """Images of the user's: `name` stands for them in identities and tables, `path` finds them."""
 
     kind: Literal["folder", "npz"]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data import Data
+from lit_attn.config.data import Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.data import sets
 from lit_attn.data.augment import Batch, pipeline
@@ -29,7 +29,7 @@ class ImageData(L.LightningDataModule):
     Raises ConfigError where the data cannot be had.
     """
 
-    def __init__(self, data: Data, seed: int, device: torch.device) -> None:
+    def __init__(self, data: Images, seed: int, device: torch.device) -> None:
         super().__init__()
         found = sets.load(data)
         self.data = data

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from lit_attn.config.data import Cifar, Data, Digits, Folder, Npz
+from lit_attn.config.data import Cifar, Digits, Folder, Images, Npz
 from lit_attn.config.errors import ConfigError
 
 # Splits are drawn once for all seeds: a seed varies the training, not the question.
@@ -27,7 +27,7 @@ class Split(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def load(data: Data) -> dict[str, Split]:
+def load(data: Images) -> dict[str, Split]:
     """Every split that `data` has: "train", "test" and, where asked for or given, "val".
 
     Raises ConfigError naming the file or folder that is missing or not what it should be.
@@ -176,7 +176,7 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
     return np.asarray(resized).reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def _check(name: str, split: Split, data: Data) -> None:
+def _check(name: str, split: Split, data: Images) -> None:
     images, labels = split
     if len(images) != len(labels):
         raise ConfigError(f"data: {name} has {len(images)} images and {len(labels)} labels")

@@ -64,7 +64,8 @@ def autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
     """Stretch every channel to 0..255; the magnitude means nothing."""
     low = images.amin((2, 3), keepdim=True).double()
     high = images.amax((2, 3), keepdim=True).double()
-    scale = 255 / (high - low).clamp_min(1)
+    # A tensor over a tensor: torch takes `255 / x` as a rounded reciprocal times 255.
+    scale = torch.full_like(low, 255) / (high - low).clamp_min(1)
     stretched = (images.double() * scale - low * scale).clamp(0, 255).to(torch.uint8)
     return torch.where(high > low, stretched, images)
 
