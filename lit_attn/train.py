@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_attn.config.cell import Cell
+from lit_attn.config.data import Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.errors import Diverged, Preempted
 from lit_attn.records import Metric, MetricRow, Result, read_metrics
@@ -75,6 +76,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     from lit_attn.tasks.schedule import learning_rate
 
     experiment, training = cell.experiment, cell.experiment.training
+    assert isinstance(experiment.data, Images)
     shape, classes = experiment.data.image_shape, experiment.data.num_classes
     model = budget.resolve(experiment.model, cell.match_to, shape, classes)
     costs = budget.describe(model, shape, classes)

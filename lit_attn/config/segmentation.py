@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.config.base import outside_identity
-from lit_attn.config.data import Augmentation, Data, Flip
+from lit_attn.config.data import Augmentation, Flip, Images
 from lit_attn.config.imagenet import ImageViT, Transformer
 from lit_attn.config.model import FFN
 
@@ -35,7 +35,7 @@ class Photometric(Augmentation):
     kind: Literal["photometric"] = "photometric"
 
 
-class Scenery(Data):
+class Scenery(Images):
     """Images with a label for every pixel, in ADE20K's layout below `root`.
 
     `images/training/*.jpg` train, `images/validation/*.jpg` evaluate (split "test"), each with its
