@@ -1,10 +1,11 @@
-"""Rotary positions in the attention layer: held to the reference, and relative as they should be."""
+"""Rotary positions and head widths: held to the reference, and relative as they should be."""
 
 import attention_cases
 import pytest
 import torch
 from test_attention_conformance import DIM, HEADS, assert_same, make, tokens
 
+from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.rotary import rotary, rotate
 from lit_attn.attention.spec import AttentionSpec
 
@@ -43,3 +44,13 @@ def test_angles_by_hand() -> None:
 def test_odd_head_width_is_refused() -> None:
     with pytest.raises(ValueError, match="head width of 5 is odd"):
         rotary(torch.arange(3), 5)
+
+
+@every_spec
+@pytest.mark.parametrize("head_dim", [4, 16])
+def test_heads_of_another_width(spec: AttentionSpec, head_dim: int) -> None:
+    """Three heads whose widths do not add up to the layer's."""
+    torch.manual_seed(0)
+    layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double()
+    assert layer.proj.in_features == HEADS * head_dim
+    assert_same(layer, tokens(7), rotary=rotary(torch.arange(7), head_dim))

@@ -1,6 +1,6 @@
 """The attention layer: one module for every combination of parts, in its fast form.
 
-Shapes: B batch, n tokens, d width, H heads, D = d / H head width.
+Shapes: B batch, n tokens, d width, H heads, D head width (d / H where it is not given).
 
 It takes timm's constructor arguments and uses timm's parameter names (`qkv`, `proj`), so it stands
 wherever timm's own attention does: `timm.create_model("vit_tiny_patch16_224",
@@ -33,6 +33,7 @@ class Attention(nn.Module):
         self,
         dim: int,
         num_heads: int = 8,
+        attn_head_dim: int | None = None,
         qkv_bias: bool = False,
         qk_norm: bool = False,
         scale_norm: bool = False,
@@ -45,10 +46,10 @@ class Attention(nn.Module):
     ) -> None:
         """Raise ValueError where the heads do not divide `dim` or an argument has no meaning here.
 
-        `qk_norm` normalises each head's q and k with `norm_layer(D)`; z stays as it is.
+        `attn_head_dim` is D, d / H where it is not given. `qk_norm` normalises each head's q and k with `norm_layer(D)`; z stays as it is.
         """
         super().__init__()
-        if dim % num_heads:
+        if attn_head_dim is None and dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide a width of {dim}")
         if scale_norm:
             raise ValueError("scale_norm has no meaning where the residual part is a choice")
@@ -56,19 +57,20 @@ class Attention(nn.Module):
             raise ValueError("qk_norm needs a norm_layer")
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
-        self.head_dim = dim // num_heads
+        self.head_dim = attn_head_dim or dim // num_heads
+        inner = num_heads * self.head_dim
         self.attn_drop = attn_drop
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **like)
+        self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, **like)
         self.q_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
         self.k_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
         self.similarity = SIMILARITIES[type(self.spec.similarity)](self.spec.similarity)
-        self.z = nn.Linear(dim, dim, bias=False, **like) if self.spec.zz else None
+        self.z = nn.Linear(dim, inner, bias=False, **like) if self.spec.zz else None
         self.temperature = None
         if self.local_self_attention:
             # The logarithm of the scale is learned, one scalar a layer, starting at 1 / sqrt(D).
             start = -0.5 * math.log(self.head_dim)
             self.temperature = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
-        self.proj = nn.Linear(dim, dim, bias=proj_bias, **like)
+        self.proj = nn.Linear(inner, dim, bias=proj_bias, **like)
         self.residual = RESIDUALS[type(self.spec.residual)](self.spec.residual, self.proj)
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_load_state_dict_pre_hook(_complete_standard_weights)
