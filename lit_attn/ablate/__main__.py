@@ -12,6 +12,8 @@ from lit_attn.config.errors import ConfigError
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import choose, read_studies
 
+TARGET = "lit_attn.train:run_cell"
+
 EXIT_CODES = """\
 exit codes:
   0    every cell that was to run has a result
@@ -46,15 +48,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code; see EXIT_CODES."""
+def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
+    """Returns the exit code, see EXIT_CODES; `target` is the `module:function` that runs a cell."""
     options = parser().parse_args(arguments)
     try:
         matrices = _matrices(options)
         if options.dry_run:
             listing.show(matrices, options.params, sys.stdout)
             return 0
-        return _run(matrices, options)
+        return _run(matrices, options, target)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -101,7 +103,7 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def _run(matrices: list[Matrix], options: argparse.Namespace) -> int:
+def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
     from lit_attn.ablate.display import make_display
     from lit_attn.ablate.launch import Launcher, make_slots
@@ -120,7 +122,7 @@ def _run(matrices: list[Matrix], options: argparse.Namespace) -> int:
     if diverged:
         print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
 
-    runner = Runner(Launcher(smoke=options.smoke), slots, make_display(sys.stdout))
+    runner = Runner(Launcher(target, options.smoke), slots, make_display(sys.stdout))
     summary = runner.run(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by

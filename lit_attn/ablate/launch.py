@@ -12,14 +12,8 @@ from typing import NamedTuple
 from lit_attn.ablate import worker
 from lit_attn.ablate.plan import Job
 
-TARGET = "lit_attn.train:run_cell"
-
-# What every cell imports, loaded once by the server that all cells are forked from. The tether
-# stands first, so that a runner killed during the imports takes the server with it.
-PRELOAD = [
-    "lit_attn.ablate.tether",
-    "lit_attn.ablate.worker",
-    "lit_attn.train",
+# What a training cell imports, loaded once by the server that all cells are forked from.
+TRAINING = [
     "lit_attn.data.images",
     "lit_attn.models.budget",
     "lit_attn.tasks.checkpoints",
@@ -98,12 +92,16 @@ class Launcher:
     `target` is `module:function`, called with a cell's folder and `smoke`.
     """
 
-    def __init__(self, target: str = TARGET, smoke: bool = False) -> None:
+    def __init__(self, target: str, smoke: bool = False) -> None:
         self.target = target
         self.smoke = smoke
         self.context = multiprocessing.get_context("forkserver")
-        preload = PRELOAD if target == TARGET else [*PRELOAD[:2], target.partition(":")[0]]
-        self.context.set_forkserver_preload(preload)
+        module = target.partition(":")[0]
+        heavy = TRAINING if module == "lit_attn.train" else []
+        # The tether stands first: a runner killed during the imports takes the server with it.
+        self.context.set_forkserver_preload(
+            ["lit_attn.ablate.tether", "lit_attn.ablate.worker", module, *heavy]
+        )
 
     def share_cores(self, slots: int) -> None:
         """Give each of `slots` cells its share of the cores, where the user has not.

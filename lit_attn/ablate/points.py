@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lit_attn.config.errors import nearest
+from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.overrides import Change, spell_out
 from lit_attn.config.source import Mapping, Sequence, Where
 from lit_attn.config.study import StudySource
@@ -44,12 +44,17 @@ def points(source: StudySource) -> list[Point]:
         raise source.error((), "needs variants: `cells:` or `axes:`")
     seen: dict[str, Where] = {}
     for point in found:
+        context = f"{point.where}: {source.name}"
         if not NAME.fullmatch(point.name):
-            raise source.error(
-                (), f"'{point.name}' cannot name a folder: use letters, digits and . _ = , + -"
+            raise ConfigError(
+                f"{context}: '{point.name}' cannot name a folder: use up to 120 letters, digits"
+                " and . _ = , + -, a letter or digit first"
             )
         if point.name in seen:
-            raise source.error((), f"two variants are called '{point.name}'")
+            raise ConfigError(
+                f"{context}: two variants are called '{point.name}', here and on line"
+                f" {seen[point.name].line}"
+            )
         seen[point.name] = point.where
     return _overridden(source, found)
 

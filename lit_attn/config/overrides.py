@@ -158,7 +158,8 @@ def _located(value: Any, where: Where) -> Any:
 
 def _match(value: Any, where: Where, context: str) -> str:
     if value not in MATCHES:
-        raise ConfigError(f"{where}: {context}: match: '{value}'{nearest(str(value), MATCHES)}")
+        hint = nearest(str(value), MATCHES)
+        raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
     return str(value)
 
 
