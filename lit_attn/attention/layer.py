@@ -46,7 +46,8 @@ class Attention(nn.Module):
     ) -> None:
         """Raise ValueError where the heads do not divide `dim` or an argument has no meaning here.
 
-        `attn_head_dim` is D, d / H where it is not given. `qk_norm` normalises each head's q and k with `norm_layer(D)`; z stays as it is.
+        `attn_head_dim` is D, d / H where it is not given. `qk_norm` normalises each head's q and k
+        with `norm_layer(D)`; z stays as it is.
         """
         super().__init__()
         if attn_head_dim is None and dim % num_heads:

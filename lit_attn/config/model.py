@@ -1,25 +1,39 @@
 """Where the attention layer stands."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.base import Config, Kind
+from lit_attn.config.errors import nearest
 
 
 class FFN(Config):
-    """The feed-forward network of a block: Linear, activation, Linear."""
+    """The feed-forward network of a block: Linear, activation, Linear.
+
+    `gelu-tanh` is GELU by its tanh approximation; `swiglu` gates: down(silu(gate(x)) * up(x)).
+    """
 
     width: PositiveInt = Field(description="hidden units; what `match: parameters` solves for")
-    activation: Literal["gelu"] = "gelu"
+    activation: Literal["gelu", "gelu-tanh", "relu", "swiglu"] = "gelu"
 
 
 class Model(Kind):
     """A network with attention layers. `ffn: none` drops the FFN together with its norm."""
 
+    activations: ClassVar[tuple[str, ...]] = ("gelu",)
+
     attention: AttentionSpec = AttentionSpec()
     ffn: FFN | None
+
+    @field_validator("ffn")
+    @classmethod
+    def _activation_it_has(cls, ffn: FFN | None) -> FFN | None:
+        if ffn and ffn.activation not in cls.activations:
+            hint = nearest(ffn.activation, cls.activations)
+            raise ValueError(f"this model has no '{ffn.activation}' activation{hint}")
+        return ffn
 
     @field_validator("ffn", mode="before")
     @classmethod
