@@ -132,9 +132,7 @@ def read_metrics(path: Path) -> list[MetricRow]:
     """Rows of a metrics.csv; a torn last line (a crash while writing) is left out."""
     if not path.exists():
         return []
-    rows = []
     text = path.read_text(encoding="utf-8", errors="replace")
     complete = text[: text.rfind("\n") + 1]
-    for row in list(csv.reader(complete.splitlines()))[1:]:
-        rows.append(MetricRow(int(row[0]), int(row[1]), row[2], float(row[3])))
-    return rows
+    rows = list(csv.reader(complete.splitlines()))[1:]
+    return [MetricRow(int(r[0]), int(r[1]), r[2], float(r[3])) for r in rows]
