@@ -36,7 +36,7 @@ def result(folder: Path, identity: str) -> Result | None:
     """The cell's result, where there is a whole one of this very cell."""
     try:
         found = Result.model_validate_json((folder / "result.json").read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
     return found if found.identity == identity else None
 
@@ -59,7 +59,7 @@ def last_exit(attempt: Path) -> Exit | None:
     """How an attempt ended, where that was recorded."""
     try:
         return Exit.model_validate_json((attempt / "exit.json").read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
 
 
@@ -70,7 +70,7 @@ def tail(attempt: Path, size: int = 16384) -> str:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - size))
             return log.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
 
 
@@ -79,5 +79,5 @@ def progress(folder: Path) -> Progress | None:
     try:
         said = json.loads((folder / "progress.json").read_bytes())
         return Progress(int(said["step"]), int(said["total"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -46,7 +46,7 @@ def holder(folder: Path) -> Holder | None:
     """The live holder of a cell's lock, or None."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         return _live(descriptor)

@@ -152,30 +152,36 @@ class _Builder:
         return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, depth: int) -> Mapping:
+        """Merged keys (`<<`) stand where the merge stands, and give way to the mapping's own."""
         found = Mapping(self.where(node))
-        merged: list[Mapping] = []
+        merged: set[str] = set()
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                value = self.build(value_node, depth + 1)
-                sources = value if isinstance(value, Sequence) else [value]
-                if not all(isinstance(source, Mapping) for source in sources):
-                    raise ConfigError(f"{self.where(key_node)}: '<<' needs a mapping to take from")
-                merged.extend(sources)
+                for source in self.merged(key_node, value_node, depth):
+                    for key, value in source.items():
+                        if key not in found:
+                            merged.add(key)
+                            found.put(key, value, source.where[key])
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{self.where(key_node)}: a key has to be text")
             key = key_node.value
-            if key in found:
+            if key in found and key not in merged:
                 first = found.where[key].line
                 raise ConfigError(
                     f"{self.where(key_node)}: '{key}' is written twice, first on line {first}"
                 )
+            merged.discard(key)
             found.put(key, self.build(value_node, depth + 1), self.where(key_node))
-        for source in merged:
-            for key, value in source.items():
-                if key not in found:
-                    found.put(key, value, source.where[key])
         return found
+
+    def merged(self, key: yaml.Node, value: yaml.Node, depth: int) -> list[Mapping]:
+        """What `<<` takes from: a mapping, or a list of them."""
+        built = self.build(value, depth + 1)
+        sources = built if isinstance(built, Sequence) else [built]
+        if not all(isinstance(source, Mapping) for source in sources):
+            raise ConfigError(f"{self.where(key)}: '<<' needs a mapping to take from")
+        return sources
 
     def scalar(self, node: yaml.Node) -> Any:
         make = _SCALARS.get(node.tag.removeprefix("tag:yaml.org,2002:"))

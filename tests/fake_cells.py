@@ -1,0 +1,108 @@
+"""Stands for training in the tests of the runner: a cell does what its variant's name says.
+
+Run as a script, it is `python -m lit_attn.ablate` with these cells and without a report.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lit_attn.config.cell import Cell
+from lit_attn.errors import Diverged, Preempted
+from lit_attn.records import Result, Spread
+
+TARGET = "fake_cells:run_cell"
+
+
+def run_cell(folder: Path, *, smoke: bool = False) -> None:
+    cell = Cell.read(folder / "config.yaml")
+    with (folder.parents[1] / "ran.txt").open("a") as log:
+        log.write(f"{cell.variant}/{cell.seed}{' smoke' if smoke else ''}\n")
+    print(f"threads {os.environ.get('OMP_NUM_THREADS')}", flush=True)
+    match cell.variant.split("-")[0]:
+        case "crash":
+            raise RuntimeError("the reactor is on fire")
+        case "diverged":
+            raise Diverged("loss is nan at step 3")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "silent":
+            sys.exit(0)
+        case "crashonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            raise RuntimeError("the first time only")
+        case "gated":
+            _wait(folder.parents[1] / "go")
+        case "hang":
+            _hang(folder)
+        case "orphan":
+            # A child of the cell's own that outlives it, unless the runner sees to it.
+            child = subprocess.Popen(["sleep", "1000"])
+            (folder / "child.pid").write_text(str(child.pid))
+    result(cell).write(folder / "result.json")
+
+
+def result(cell: Cell) -> Result:
+    """A result of `cell` with made-up numbers."""
+    return Result(
+        study=cell.study,
+        variant=cell.variant,
+        seed=cell.seed,
+        identity=cell.fingerprint,
+        metrics={"test/accuracy": 0.5},
+        selected_epoch=1,
+        steps=1,
+        epochs=1,
+        parameters=1,
+        flops=1,
+        ffn_width=1,
+        step_time=Spread(median=1.0, iqr=0.0, count=1),
+        peak_memory=1,
+        wall_time=1.0,
+        device="CPU",
+        attempts=1,
+        code="c",
+        data="d",
+        versions={},
+        finished="2000-01-01T00:00:00+00:00",
+    )
+
+
+def _wait(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def _hang(folder: Path) -> None:
+    """Runs until SIGTERM, which it obeys, or until it is killed where the folder says so."""
+
+    def stop(*_: object) -> None:
+        if not (folder.parents[1] / "stubborn").exists():
+            raise Preempted("stopped by SIGTERM")
+
+    signal.signal(signal.SIGTERM, stop)
+    child = subprocess.Popen(["sleep", "1000"])
+    (folder / "child.pid").write_text(str(child.pid))
+    (folder / "progress.json").write_text('{"step": 3, "total": 10}')
+    while True:
+        time.sleep(0.02)
+
+
+def _main() -> int:
+    import lit_attn.report
+    from lit_attn.ablate.__main__ import main
+
+    def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
+        for study in studies:
+            (reports / study).mkdir(parents=True, exist_ok=True)
+            (reports / study / "table.md").write_text(f"the table of {study}\n")
+
+    lit_attn.report.write_reports = write_reports
+    return main(sys.argv[1:], TARGET)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,272 @@
+"""The runner on real processes: what fails, what is left alone, what is run again, what is left."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fake_cells
+import pytest
+import studies
+
+from lit_attn.ablate import folder
+from lit_attn.ablate.display import Lines
+from lit_attn.ablate.launch import Launcher, make_slots
+from lit_attn.ablate.lock import hold, holder
+from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.runner import Runner, Summary
+
+SCRIPT = Path(__file__).parent / "fake_cells.py"
+TIMEOUT = 60.0
+
+
+def names(*variants: str) -> str:
+    """A study whose cells do what their names say, each with a learning rate of its own."""
+    cells = ", ".join(f"{name}: {{optimizer.lr: {i + 1}}}" for i, name in enumerate(variants))
+    return f"baseline: {variants[0]}\ncells: {{{cells}}}"
+
+
+def jobs(path: Path, *variants: str) -> list[Job]:
+    return expand(studies.study(path, names(*variants)), path / "runs").jobs
+
+
+def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
+    said = io.StringIO()
+    launcher = Launcher(fake_cells.TARGET)
+    return Runner(launcher, make_slots(at_once), Lines(said)).run(cells), said.getvalue()
+
+
+def ran(path: Path) -> Counter[str]:
+    """How often each cell ran."""
+    log = path / "runs" / "tiny" / "ran.txt"
+    return Counter(log.read_text().split("\n")[:-1]) if log.exists() else Counter()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_no_cell_ends_another(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "ok", "crash", "diverged", "killed", "silent", "ok-2")
+    summary, said = run(cells)
+    ends = {(o.job.cell.variant, o.job.cell.seed): o.failure for o in summary.outcomes}
+    assert ends == {
+        (variant, seed): failure
+        for seed in (0, 1)
+        for variant, failure in {
+            "ok": None,
+            "crash": "error",
+            "diverged": "diverged",
+            "killed": "killed",
+            "silent": "error",
+            "ok-2": None,
+        }.items()
+    }
+    assert {job.state() for job in cells} == {"done", "error", "diverged", "killed"}
+    assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in said
+    crash = next(job for job in cells if job.cell.variant == "crash")
+    attempt = crash.folder / "attempts" / "1"
+    ended = folder.last_exit(attempt)
+    assert ended is not None
+    assert (ended.failure, ended.returncode) == ("error", 1)
+    assert "Traceback" in (attempt / "log.txt").read_text()
+    assert holder(crash.folder) is None
+
+
+def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "ok", "crashonce")
+    first, _ = run(cells)
+    assert len(first.failed) == 2
+    second, _ = run(cells)
+    assert second.failed == []
+    once = {"ok/0": 1, "ok/1": 1, "crashonce/0": 2, "crashonce/1": 2}
+    assert ran(tmp_path) == once
+    assert [path.name for path in folder.attempts(cells[1].folder)] == ["1", "2"]
+    # A third time there is nothing to do, and a new variant runs alone.
+    run(jobs(tmp_path, "ok", "crashonce", "ok-new"))
+    assert ran(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
+
+
+def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:
+    mine, *_ = jobs(tmp_path, "ok")
+    wrong = fake_cells.result(mine.cell).model_copy(update={"identity": "0000000000"})
+    wrong.write(mine.folder / "result.json")
+    assert mine.state() == "missing"
+    (mine.folder / "result.json").write_text('{"torn')
+    assert mine.state() == "missing"
+    run([mine])
+    assert mine.state() == "done"
+
+
+def test_states(tmp_path: Path) -> None:
+    job = jobs(tmp_path, "ok")[0]
+    assert job.state() == "missing"
+    folder.new_attempt(job.folder)
+    assert job.state() == "interrupted"
+    with hold(job.folder):
+        assert job.state() == "running"
+
+
+def test_a_cell_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "ok", "ok-2")
+    cells[0].folder.parent.mkdir(parents=True)
+    cells[0].folder.write_text("a file in the way")
+    summary, _ = run(cells)
+    assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/ok/0", "error")]
+    assert len(summary.outcomes) == 4
+
+
+def test_nothing_that_a_cell_started_outlives_it(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "orphan")
+    summary, _ = run(cells)
+    assert summary.failed == []
+    for cell in cells:
+        child = int((cell.folder / "child.pid").read_text())
+        until(lambda child=child: not alive(child))  # type: ignore[misc]
+
+
+def test_threads_are_shared_out(tmp_path: Path) -> None:
+    """In processes of their own: an OpenMP library reads the number once."""
+    studies.write(tmp_path, names("ok"))
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    with cli(tmp_path, "--jobs", "1", environment=environment) as process:
+        assert process.wait(TIMEOUT) == 0
+    log = next((tmp_path / "runs" / "tiny" / "ok").glob("0-*/attempts/1/log.txt"))
+    assert log.read_text() == f"threads {len(os.sched_getaffinity(0))}\n"
+
+
+@contextlib.contextmanager
+def cli(
+    path: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The command line on fake cells, in a session of its own as a terminal's would be."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "ablations.yaml", *arguments],
+        cwd=path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=(environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def running(path: Path) -> list[int]:
+    """The pids of the cells that hold their locks."""
+    found = [holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
+    return [one.pid for one in found if one is not None]
+
+
+def hanging(path: Path) -> list[int]:
+    """The children that hanging cells have started."""
+    files = (path / "runs").glob("*/hang/*/child.pid")
+    return [int(file.read_text()) for file in files if file.read_text()]
+
+
+def test_one_interrupt_drains(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("gated", "ok"))
+    with cli(tmp_path, "--jobs", "1") as process:
+        until(lambda: running(tmp_path))
+        # As a terminal does it: to the whole foreground group.
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        until(lambda: "finishing 1 running cells" in process.stdout.readline())  # type: ignore[union-attr]
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 130
+    assert ran(tmp_path) == {"gated/0": 1}
+    assert len(list((tmp_path / "runs").glob("*/*/*/result.json"))) == 1
+    with cli(tmp_path, "--jobs", "2") as process:
+        assert process.wait(TIMEOUT) == 0
+    assert set(ran(tmp_path).values()) == {1}
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_second_interrupt_stops_and_a_third_kills(tmp_path: Path, stubborn: bool) -> None:
+    studies.write(tmp_path, names("hang", "ok"))
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    if stubborn:
+        (tmp_path / "runs" / "tiny" / "stubborn").touch()
+    with cli(tmp_path, "--jobs", "1") as process:
+        until(lambda: hanging(tmp_path))
+        pids = [*running(tmp_path), *hanging(tmp_path)]
+        for _ in range(3 if stubborn else 2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(TIMEOUT) == 130
+    assert not any(alive(pid) for pid in pids)
+    ended = folder.last_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
+    assert ended is not None
+    assert ended.failure == "killed"
+    assert ended.message == (
+        "ended by SIGKILL" if stubborn else "lit_attn.errors.Preempted: stopped by SIGTERM"
+    )
+
+
+def test_sigterm_stops_at_once(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("hang"))
+    with cli(tmp_path, "--jobs", "2") as process:
+        until(lambda: len(hanging(tmp_path)) == 2)
+        pids = [*running(tmp_path), *hanging(tmp_path)]
+        process.terminate()
+        assert process.wait(TIMEOUT) == 143
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_killed_runner_takes_its_cells_with_it(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("gated"))
+    with cli(tmp_path, "--jobs", "2") as process:
+        until(lambda: len(ran(tmp_path)) == 2)
+        pids = running(tmp_path)
+        process.kill()
+        until(lambda: not any(alive(pid) for pid in pids))
+    (tmp_path / "runs" / "tiny" / "go").touch()
+    assert {job.state() for job in jobs(tmp_path, "gated")} == {"interrupted"}
+    with cli(tmp_path) as process:
+        assert process.wait(TIMEOUT) == 0
+    assert ran(tmp_path) == {"gated/0": 2, "gated/1": 2}
+
+
+def test_a_killed_cell_is_run_again(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("gated"))
+    with cli(tmp_path, "--jobs", "1") as process:
+        until(lambda: ran(tmp_path))
+        os.kill(running(tmp_path)[0], signal.SIGKILL)
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 1
+    with cli(tmp_path) as process:
+        assert process.wait(TIMEOUT) == 0
+    assert ran(tmp_path) == {"gated/0": 2, "gated/1": 1}
+
+
+def test_two_runners_share_one_matrix(tmp_path: Path) -> None:
+    """Each cell runs once; both end when everything is done."""
+    studies.write(tmp_path, names("gated", "ok", "ok-2", "ok-3"))
+    with cli(tmp_path, "--jobs", "2") as first, cli(tmp_path, "--jobs", "2") as second:
+        until(lambda: len(running(tmp_path)) == 2)
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert (first.wait(TIMEOUT), second.wait(TIMEOUT)) == (0, 0)
+    assert len(ran(tmp_path)) == 8
+    assert set(ran(tmp_path).values()) == {1}
