@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import studies
+from test_ablate_runner import TIMEOUT, cli, names, ran
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.display import Lines, Snapshot, clock, make_display
 from lit_attn.ablate.folder import Progress
 from lit_attn.ablate.launch import make_slots
-from test_ablate_runner import TIMEOUT, cli, names, ran
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,9 +111,11 @@ def test_set_changes_every_variant(
     [
         (["--set", "lr=1"], "--set lr=1: tiny: unknown key 'lr'; did you mean 'optimizer.lr'?"),
         (["--set", "training.epochs=0"],
-         "--set training.epochs=0: tiny: variant 'ok': training.epochs: input should be greater than 0, not 0"),
+         "--set training.epochs=0: tiny: variant 'ok': training.epochs: input should be greater"
+         " than 0, not 0"),
         (["--set", "zz"], "--set zz: needs KEY=VALUE"),
-        (["--set", "zz=[", ], "--set zz=[: not YAML: expected the node content, but found '<stream end>'"),
+        (["--set", "zz=["],
+         "--set zz=[: not YAML: expected the node content, but found '<stream end>'"),
         (["--set", "zz=with", "--set", "zz=without"], "--set zz=without: 'zz' is set twice"),
         (["--study", "tin"], "ablations.yaml: no study 'tin'; did you mean 'tiny'?"),
         (["--seeds", "1,1"], "--seeds 1,1: a seed is written twice"),

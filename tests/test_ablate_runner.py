@@ -137,7 +137,7 @@ def test_nothing_that_a_cell_started_outlives_it(tmp_path: Path) -> None:
     assert summary.failed == []
     for cell in cells:
         child = int((cell.folder / "child.pid").read_text())
-        until(lambda child=child: not alive(child))  # type: ignore[misc]
+        until(lambda child=child: not alive(child))
 
 
 def test_threads_are_shared_out(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_one_interrupt_drains(tmp_path: Path) -> None:
         # As a terminal does it: to the whole foreground group.
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
-        until(lambda: "finishing 1 running cells" in process.stdout.readline())  # type: ignore[union-attr]
+        until(lambda: "finishing 1 running cells" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 130
     assert ran(tmp_path) == {"gated/0": 1}

@@ -66,7 +66,7 @@ cells:
     assert found["replaced"].experiment.optimizer == Adam(lr=2e-3)
     assert found["by-name"].experiment.schedule == Constant()
     assert found["none"].experiment.model.ffn is None
-    widths = [found[n].experiment.model.ffn.width for n in ("narrow", "with")]  # type: ignore[union-attr]
+    widths = [found[n].experiment.model.ffn.width for n in ("narrow", "with")]
     assert widths == [8, 32]
 
 
