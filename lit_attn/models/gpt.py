@@ -1,0 +1,71 @@
+"""Causal language models: one module, from GPT-2 to Transformer++ and MGK's WikiText models.
+
+Shapes: B batch, n tokens, V vocabulary. tokens: (B, n) int64 -> logits: (B, n, V).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.config import language
+from lit_attn.models.adaptive import AdaptiveSoftmax
+from lit_attn.models.initialise import initialise
+from lit_attn.models.trunk import Device, Trunk
+
+# A target that is not to be predicted: padding, or context that was scored before.
+IGNORED = -100
+
+
+class GPT(nn.Module):
+    """A causal trunk with a tied, untied or adaptive head."""
+
+    def __init__(
+        self, model: language.GPT, vocabulary: int, context: int, device: Device = None
+    ) -> None:
+        """`context` is the longest sequence; learned positions are as many."""
+        super().__init__()
+        rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
+        self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
+        self.head: nn.Module | None = None
+        if model.head == "untied":
+            self.head = nn.Linear(model.dim, rows, bias=False, device=device)
+        elif model.head == "adaptive":
+            self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, which are log-probabilities where the head is adaptive."""
+        hidden = self.trunk(tokens)
+        if isinstance(self.head, AdaptiveSoftmax):
+            flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
+            return flat.unflatten(0, tokens.shape)
+        if self.head is not None:
+            logits: Tensor = self.head(hidden)
+            return logits
+        return F.linear(hidden, self.trunk.tokens.weight)
+
+    def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """-log p(target) in nats, (B, n), in float32 or wider; 0 where the target is IGNORED."""
+        if not isinstance(self.head, AdaptiveSoftmax):
+            logits = self(tokens).flatten(0, 1)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            flat = F.cross_entropy(
+                logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
+            )
+            return flat.unflatten(0, targets.shape)
+        hidden = self.trunk(tokens).flatten(0, 1)
+        predicted = targets.flatten() != IGNORED
+        found = self.head.nll(
+            hidden[predicted], targets.flatten()[predicted], self.trunk.tokens.weight
+        )
+        nll = found.new_zeros(targets.numel())
+        return nll.masked_scatter(predicted, found).unflatten(0, targets.shape)
+
+
+def build(model: language.GPT, vocabulary: int, context: int, device: Device = None) -> GPT:
+    """The network that `model` describes, initialised; nothing is allocated on "meta"."""
+    network = GPT(model, vocabulary, context, device)
+    if network.trunk.tokens.weight.device.type != "meta":
+        initialise(network, model, tied=model.head != "untied")
+    return network

@@ -1,0 +1,175 @@
+"""The transformer over tokens that language models and sequence classifiers share.
+
+Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden: (B, n, d).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.rotary import Rotary, rotary
+from lit_attn.config.language import TokenTransformer
+from lit_attn.config.model import FFN
+from lit_attn.models.norms import HeadNorm, norm
+from lit_attn.models.quantise import quantise
+
+Device = torch.device | str | None
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "swiglu": nn.SiLU,
+}
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))), or down(silu(gate(x)) * up(x)) for swiglu; (B, n, d) -> (B, n, d).
+
+    Dropout follows the activation and the last Linear.
+    """
+
+    def __init__(self, ffn: FFN, dim: int, bias: bool, dropout: float, device: Device) -> None:
+        super().__init__()
+        gated = ffn.activation == "swiglu"
+        self.gate = nn.Linear(dim, ffn.width, bias=bias, device=device) if gated else None
+        self.up = nn.Linear(dim, ffn.width, bias=bias, device=device)
+        self.activation = (
+            nn.GELU(approximate="tanh")
+            if ffn.activation == "gelu-tanh"
+            else ACTIVATIONS[ffn.activation]()
+        )
+        self.down = nn.Linear(ffn.width, dim, bias=bias, device=device)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            hidden = self.activation(self.up(x))
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
+        return self.dropout(self.down(self.dropout(hidden)))
+
+
+class Block(nn.Module):
+    """Attention, then the FFN where there is one, each with its norm and skip connection.
+
+    pre: x + f(norm(x)); post: norm(x + f(x)).
+    """
+
+    def __init__(self, model: TokenTransformer, device: Device) -> None:
+        super().__init__()
+        self.pre = model.norm_order == "pre"
+        self.attention_scale = 1.0
+        if model.attention_branch == "depth-scaled":
+            self.attention_scale = (2 * model.depth) ** -0.5
+        self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
+        self.attn: Attention = attn_layer(model.attention)(
+            model.dim,
+            model.heads,
+            attn_head_dim=model.head_dim,
+            qkv_bias=model.bias == "all",
+            qk_norm=model.qk_norm,
+            proj_bias=model.bias == "all",
+            attn_drop=model.attention_dropout,
+            proj_drop=model.dropout,
+            norm_layer=HeadNorm,
+            device=device,
+        )
+        self.norm2 = self.ffn = None
+        if model.ffn is not None:
+            self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
+            self.ffn = FeedForward(
+                model.ffn, model.dim, model.bias != "none", model.dropout, device
+            )
+        if model.weights == "e5m2":
+            quantise(self)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None, is_causal: bool, rotary: Rotary | None
+    ) -> Tensor:
+        attended = self.attn(self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary)
+        x = x + self.attention_scale * attended
+        if not self.pre:
+            x = self.norm1(x)
+        if self.ffn is None or self.norm2 is None:
+            return x
+        if self.pre:
+            return x + self.ffn(self.norm2(x))
+        return self.norm2(x + self.ffn(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, positions, blocks and, for pre-norm blocks, the norm before the head."""
+
+    def __init__(
+        self,
+        model: TokenTransformer,
+        vocabulary: int,
+        context: int,
+        is_causal: bool,
+        device: Device = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.context = context
+        self.is_causal = is_causal
+        self.embedding_scale = model.dim**0.5 if model.embedding_scale == "sqrt-dim" else 1.0
+        self.tokens = nn.Embedding(vocabulary, model.dim, device=device)
+        learned = model.positions == "learned"
+        self.positions = nn.Embedding(context, model.dim, device=device) if learned else None
+        self.dropout = nn.Dropout(model.dropout)
+        self.blocks = nn.ModuleList(Block(model, device) for _ in range(model.depth))
+        last = norm(model.norm, model.dim, model.norm_eps, device)
+        self.norm = last if model.norm_order == "pre" else nn.Identity()
+
+    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+        """`present` (B, n) is False where a token is padding, which no token then attends to.
+
+        Raises ValueError for more tokens than there are learned positions.
+        """
+        n, device = tokens.shape[1], tokens.device
+        x = self.tokens(tokens) * self.embedding_scale
+        positions = torch.arange(n, device=device)
+        turn = None
+        if self.positions is not None:
+            if n > self.context:
+                raise ValueError(
+                    f"{n} tokens are more than the {self.context} positions this model learned"
+                )
+            x = x + self.positions(positions)
+        elif self.model.positions == "sinusoidal":
+            x = x + sinusoids(positions, self.model.dim).to(x.dtype)
+        else:
+            turn = rotary(positions, self.model.width_of_heads, self.model.rotary_base)
+        x = self.dropout(x)
+        padding = None if present is None else present[:, None, None, :]
+        masks = {
+            window: self._mask(n, window, padding, device) for window in set(self.model.windows)
+        }
+        for number, block in enumerate(self.blocks):
+            mask = masks[self.model.windows[number % len(self.model.windows)]]
+            x = block(x, mask, self.is_causal and mask is None, turn)
+        return self.norm(x)
+
+    def _mask(
+        self, n: int, window: int | None, padding: Tensor | None, device: torch.device
+    ) -> Tensor | None:
+        """What a query may attend to, broadcastable to (B, H, n, n); None where causality says it.
+
+        A window of w is the token itself and the w - 1 before it (and after it, if not causal).
+        """
+        if window is None and (padding is None or not self.is_causal):
+            return padding
+        distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)
+        seen = distance.abs() < (window or n)
+        if self.is_causal:
+            seen = seen & (distance >= 0)
+        return seen if padding is None else seen & padding
+
+
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """Fixed positions of Vaswani et al. 2017 (section 3.5), sines before cosines; (n, d)."""
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    angles = torch.outer(positions.to(torch.float32), torch.exp(-math.log(10_000.0) * exponents))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
