@@ -114,12 +114,19 @@ class Attention(nn.Module):
         model's weights after building it.
         """
         if self.copies_projection:
-            self.residual.load_state_dict(_copied(self.proj.state_dict()))
+            self.residual.load_state_dict(self._copied(self.proj.state_dict()))
 
     @property
     def copies_projection(self) -> bool:
         """Whether the split part starts W_p as W."""
         return isinstance(self.spec.residual, Split) and self.spec.residual.init == "copy"
+
+    def _copied(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The split part's parameters that make W_p compute what W does, W's bias left out."""
+        copied = {"projected.weight": projection["weight"]}
+        if "projected.bias" in self.residual.state_dict():
+            copied["projected.bias"] = torch.zeros_like(projection["bias"])
+        return copied
 
     def _drop(self) -> float:
         return self.attn_drop if self.training else 0.0
@@ -186,13 +193,5 @@ def _complete_standard_weights(
         state[prefix + name] = module.get_parameter(name).detach()
     if module.copies_projection:
         standard = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
-        copied = _copied(standard)
+        copied = module._copied(standard)
         state.update({f"{prefix}residual.{name}": value for name, value in copied.items()})
-
-
-def _copied(projection: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The split part's parameters that make W_p compute what W does, W's bias left out."""
-    copied = {"projected.weight": projection["weight"]}
-    if "bias" in projection:
-        copied["projected.bias"] = torch.zeros_like(projection["bias"])
-    return copied

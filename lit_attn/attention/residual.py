@@ -62,7 +62,7 @@ class Perpendicular(Epilogue):
 
     def __init__(self, part: spec.Perpendicular, project: nn.Linear) -> None:
         super().__init__(part, project)
-        self.local = like(project) if part.scope == "both" else None
+        self.local = like(project, part.bias) if part.scope == "both" else None
 
     def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         scope = "head" if self.part.scope == "head" else "global"
@@ -99,7 +99,7 @@ class Split(Epilogue):
     def __init__(self, part: spec.Split, project: nn.Linear) -> None:
         super().__init__(part, project)
         self.activation = ACTIVATIONS[part.activation]
-        self.projected = like(project)
+        self.projected = like(project, part.bias)
 
     def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         along = projected(heads, values, self.part.scope)
@@ -107,12 +107,12 @@ class Split(Epilogue):
         return project(across) + self.projected(self.activation(along.flatten(-2)))
 
 
-def like(project: nn.Linear) -> nn.Linear:
-    """A second output projection of W's shape; it has a bias where W has one (docs/setups.md)."""
+def like(project: nn.Linear, bias: bool) -> nn.Linear:
+    """A second output projection of W's shape; with `bias` it has one where W does."""
     return nn.Linear(
         project.in_features,
         project.out_features,
-        bias=project.bias is not None,
+        bias=bias and project.bias is not None,
         device=project.weight.device,
         dtype=project.weight.dtype,
     )

@@ -43,10 +43,14 @@ class Full(Residual):
 
 
 class Perpendicular(Residual):
-    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
+    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15).
+
+    `bias: false` leaves W^l without the bias that W may have.
+    """
 
     kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = "global"
+    bias: bool = True
 
 
 class Projected(Residual):
@@ -73,13 +77,15 @@ class Split(Residual):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15).
 
     `init: copy` starts W_p as a copy of W: with phi = identity a pretrained layer then computes
-    exactly what it did before (Proposition 1).
+    exactly what it did before (Proposition 1). `bias: false` leaves W_p without the bias that W may
+    have.
     """
 
     kind: Literal["split"] = "split"
     scope: Literal["global", "head"] = "global"
     activation: Activation = "gelu"
     init: Literal["fresh", "copy"] = "fresh"
+    bias: bool = True
 
 
 class AttentionSpec(Config):

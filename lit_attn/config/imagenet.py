@@ -44,7 +44,10 @@ class LocalViT(Transformer):
     code also builds, and counts, 3,924 parameters a layer that nothing uses; they are left out.
     """
 
+    activations = ("hard-swish",)
+
     kind: Literal["local-vit"] = "local-vit"
+    ffn: FFN | None = FFN(width=1536, activation="hard-swish")
     drop_path: float = Field(0.1, ge=0, lt=1)
 
 
@@ -55,8 +58,10 @@ class JiT(Transformer):
     mean over patches, of the embedded image and of the last layer. `ffn.width` is SwiGLU's.
     """
 
+    activations = ("swiglu",)
+
     kind: Literal["jit"] = "jit"
     dim: PositiveInt = 768
     heads: PositiveInt = 12
-    ffn: FFN | None = FFN(width=2048)
+    ffn: FFN | None = FFN(width=2048, activation="swiglu")
     bottleneck: PositiveInt = Field(128, description="width between the patch embedding's maps")

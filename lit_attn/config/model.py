@@ -16,7 +16,7 @@ class FFN(Config):
     """
 
     width: PositiveInt = Field(description="hidden units; what `match: parameters` solves for")
-    activation: Literal["gelu", "gelu-tanh", "relu", "swiglu"] = "gelu"
+    activation: Literal["gelu", "gelu-tanh", "relu", "hard-swish", "swiglu"] = "gelu"
 
 
 class Model(Kind):

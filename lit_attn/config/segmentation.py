@@ -1,16 +1,16 @@
 """Semantic segmentation: the Segmenter, ADE20K, and scenes that need no download.
 
-The order of `augment` is the order of mmsegmentation's pipeline; beside `flip`, only the steps of
-this file have a meaning there.
+The order of `augment` is the order of mmsegmentation's pipeline.
 """
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.base import outside_identity
-from lit_attn.config.data import Augmentation, Flip, Images
+from lit_attn.config.data import Augmentation, Data, Flip
+from lit_attn.config.errors import nearest
 from lit_attn.config.imagenet import ImageViT, Transformer
 from lit_attn.config.model import FFN
 
@@ -35,7 +35,11 @@ class Photometric(Augmentation):
     kind: Literal["photometric"] = "photometric"
 
 
-class Scenery(Images):
+# What `augment` may hold.
+STEPS = (Rescale, CategoryCrop, Flip, Photometric)
+
+
+class Scenery(Data):
     """Images with a label for every pixel, in ADE20K's layout below `root`.
 
     `images/training/*.jpg` train, `images/validation/*.jpg` evaluate (split "test"), each with its
@@ -50,12 +54,30 @@ class Scenery(Images):
     batch_size: PositiveInt = 8
     eval_batch_size: Literal[1] = Field(1, description="images differ in size")
     drop_last: bool = False
+    validation: int = Field(0, ge=0, description="images held out of training, by a fixed split")
     augment: tuple[Augmentation, ...] = (Rescale(), CategoryCrop(), Flip(), Photometric())
     workers: int = outside_identity(4, "processes that read and augment; 0: the trainer's own")
 
+    @field_validator("augment")
+    @classmethod
+    def _of_scenery(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+        known = {kind.model_fields["kind"].default: kind for kind in STEPS}
+        for step in steps:
+            if not isinstance(step, STEPS):
+                hint = nearest(step.kind, known)
+                raise ValueError(f"'{step.kind}' has no meaning for segmentation{hint}")
+        if not any(isinstance(step, CategoryCrop) for step in steps):
+            raise ValueError("needs 'category-crop': a batch is of windows of one size")
+        return steps
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of a training window."""
         return (3, self.crop, self.crop)
+
+    @property
+    def num_classes(self) -> int:
+        raise NotImplementedError
 
 
 class Ade20k(Scenery):
@@ -75,13 +97,15 @@ class Ade20k(Scenery):
 class Scenes(Scenery):
     """Scikit-learn's real handwritten digits on textured ground: ten digits and three grounds.
 
-    Written on first use to a folder below `root`; the same images for every seed.
+    Written on first use to a folder below `root`; the same images for every seed. They are not
+    flipped: a mirrored digit is another digit or none.
     """
 
     kind: Literal["scenes"] = "scenes"
     root: Path = outside_identity(Path("data/scenes"), "where the images are written")
     training_images: PositiveInt = 400
     evaluation_images: PositiveInt = 100
+    augment: tuple[Augmentation, ...] = (Rescale(), CategoryCrop(), Photometric())
     crop: PositiveInt = 64
     short_side: PositiveInt = 64
     long_side: PositiveInt = 256
