@@ -11,6 +11,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.language import GPT, Init, SequenceClassifier
 from lit_attn.config.model import FFN, ViT
+from lit_attn.config.text import IGNORED
 from lit_attn.models import gpt, sequence
 from lit_attn.models.quantise import E5M2Linear, e5m2
 
@@ -31,9 +32,9 @@ def test_no_token_sees_a_later_one(name: str) -> None:
 def test_nll_is_the_cross_entropy_of_the_logits(name: str) -> None:
     network, tokens = gpt_cases.network(name), gpt_cases.tokens()
     targets = gpt_cases.tokens(seed=2)
-    targets[0, :3] = gpt.IGNORED
+    targets[0, :3] = IGNORED
     expected = F.cross_entropy(
-        network(tokens).transpose(1, 2), targets, ignore_index=gpt.IGNORED, reduction="none"
+        network(tokens).transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
     )
     found = network.nll(tokens, targets)
     torch.testing.assert_close(found, expected)

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.config import language
+from lit_attn.config.text import IGNORED
 from lit_attn.models.adaptive import AdaptiveSoftmax
 from lit_attn.models.initialise import initialise
 from lit_attn.models.trunk import Device, Trunk
-
-# A target that is not to be predicted: padding, or context that was scored before.
-IGNORED = -100
 
 
 class GPT(nn.Module):

@@ -1,0 +1,187 @@
+"""Batches of token sequences: training batches by step, evaluation over whole splits.
+
+The batch of training step s is a pure function of (seed, s), whatever the number of devices: each
+of R ranks takes every R-th sequence of it.
+
+Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one token later.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.text import IGNORED, Tokens
+from lit_attn.data.images import stream as seed_of
+from lit_attn.data.text import corpus
+from lit_attn.data.text.stream import Stream
+
+Batch = tuple[Tensor, Tensor]
+
+
+class TextData(L.LightningDataModule):
+    """The splits of one text.
+
+    `splits` names the evaluation loaders in their order: "val", then "test" where there is one.
+    Raises ConfigError where the data cannot be had or does not fill a sequence.
+    """
+
+    def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.data = data
+        self.seed = seed
+        self.device = device
+        self.streams = corpus.load(data)
+        self.splits: list[str] = [name for name in ("val", "test") if name in self.streams]
+        for name, stream in self.streams.items():
+            needed = data.context + 1 if name == "train" else 2
+            if len(stream) < needed:
+                raise ConfigError(
+                    f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
+                )
+        self.per_pass = (len(self.streams["train"]) - 1) // data.context // data.batch_size
+        if not self.per_pass and data.order != "random":
+            raise ConfigError(
+                f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
+                f"{len(self.streams['train']):,} tokens of train; `order: random` draws with "
+                "replacement"
+            )
+        self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
+        self._permutation = lru_cache(maxsize=2)(self._drawn)
+
+    @property
+    def rank(self) -> int:
+        """This process among the `world` that share a batch."""
+        return 0 if self.trainer is None else self.trainer.global_rank
+
+    @property
+    def world(self) -> int:
+        """Number of processes; raises ConfigError where they do not divide a micro-batch."""
+        world = 1 if self.trainer is None else self.trainer.world_size
+        micro_batch = self.data.batch_size // self.data.accumulate
+        if micro_batch % world:
+            raise ConfigError(
+                f"data.batch_size: {world} devices do not divide a micro-batch of {micro_batch}"
+            )
+        return world
+
+    def fingerprint(self) -> str:
+        """Hash of the tokens trained and evaluated on."""
+        return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
+
+    def train_dataloader(self) -> "TrainLoader":
+        """One epoch's micro-batches, from wherever training stands."""
+        return TrainLoader(self)
+
+    def val_dataloader(self) -> "list[EvaluationLoader]":
+        """One loader for each of `splits`."""
+        return [EvaluationLoader(self, split) for split in self.splits]
+
+    def batch(self, step: int) -> Batch:
+        """This rank's sequences of training step `step`, the same whenever they are asked for."""
+        offsets = self.offsets(step)[self.rank :: self.world]
+        return _sequences(self.streams["train"], offsets, self.data.context, self.device)
+
+    def offsets(self, step: int) -> NDArray[np.int64]:
+        """Where the sequences of a step begin, over all ranks; (batch_size,)."""
+        n, size = self.data.context, self.data.batch_size
+        if self.data.order == "random":
+            drawn = np.random.default_rng(seed_of(self.seed, "batch", step))
+            return drawn.integers(len(self.streams["train"]) - n, size=size)
+        number, index = divmod(step, self.per_pass)
+        places = np.arange(index * size, (index + 1) * size)
+        if self.data.order == "sequential":
+            return places * n
+        first, order = self._permutation(number)
+        return first + order[places] * n
+
+    def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
+        """The offset and the order of the sequences of pass `number`."""
+        drawn = np.random.default_rng(seed_of(self.seed, "order", number))
+        count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
+        return int(drawn.integers(spare + 1)), drawn.permutation(count)
+
+
+class TrainLoader:
+    """Iterates over the rest of an epoch; stateful in Lightning's sense, by the step alone."""
+
+    def __init__(self, data: TextData) -> None:
+        self.data = data
+        self.accumulate = data.data.accumulate
+
+    def __len__(self) -> int:
+        return self.data.steps_per_epoch * self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        trainer = self.data.trainer
+        start = 0 if trainer is None else trainer.global_step
+        stop = (start // self.data.steps_per_epoch + 1) * self.data.steps_per_epoch
+        for step in range(start, stop):
+            inputs, targets = self.data.batch(step)
+            yield from zip(
+                inputs.chunk(self.accumulate), targets.chunk(self.accumulate), strict=True
+            )
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Nothing to take up."""
+
+
+class EvaluationLoader:
+    """A whole split in its own order; every token but the first is the target of one window.
+
+    Windows advance by the stride. Where that is less than the context, a window predicts only the
+    tokens that no earlier one did. Ranks take batches in turn; all have the same number of them,
+    if need be of nothing but IGNORED targets.
+    """
+
+    def __init__(self, data: TextData, split: str) -> None:
+        self.data = data
+        limit = data.data.eval_tokens
+        whole = data.streams[split]
+        self.stream = whole if limit is None else whole.head(limit + 1)
+        self.stride = data.data.eval_stride or data.data.context
+        self.windows = 1 + math.ceil(max(0, len(self.stream) - 1 - data.data.context) / self.stride)
+
+    def __len__(self) -> int:
+        return math.ceil(self.windows / (self.data.data.eval_batch_size * self.data.world))
+
+    def __iter__(self) -> Iterator[Batch]:
+        size, world, rank = self.data.data.eval_batch_size, self.data.world, self.data.rank
+        for number in range(len(self)):
+            first = (number * world + rank) * size
+            rows = [self._window(i) for i in range(first, first + size)]
+            inputs, targets = zip(*rows, strict=True)
+            yield (
+                torch.from_numpy(np.stack(inputs)).to(self.data.device),
+                torch.from_numpy(np.stack(targets)).to(self.data.device),
+            )
+
+    def _window(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets of a window, filled up with zeros that are not to be predicted."""
+        n = self.data.data.context
+        inputs = np.zeros(n, dtype=np.int64)
+        targets = np.full(n, IGNORED, dtype=np.int64)
+        if number >= self.windows:
+            return inputs, targets
+        start = number * self.stride
+        ids = self.stream.read(start, min(n + 1, len(self.stream) - start))
+        inputs[: len(ids) - 1] = ids[:-1]
+        new = n - self.stride if number else 0
+        targets[new : len(ids) - 1] = ids[1 + new :]
+        return inputs, targets
+
+
+def _sequences(stream: Stream, offsets: NDArray[np.int64], n: int, device: torch.device) -> Batch:
+    rows = torch.from_numpy(np.stack([stream.read(int(start), n + 1) for start in offsets]))
+    rows = rows.to(device, non_blocking=True)
+    return rows[:, :-1], rows[:, 1:]
