@@ -14,7 +14,7 @@ import yaml
 
 from lit_attn.config.errors import ConfigError
 
-MAX_NODES = 1_000_000
+MAX_NODES = 200_000
 MAX_DEPTH = 50
 
 

@@ -1,0 +1,86 @@
+"""The studies in ablations.yaml: they expand, and their models are the papers' to the parameter."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.config.data import RandAugment
+from lit_attn.config.study import read_studies
+
+ROOT = Path(__file__).parent.parent
+
+
+@cache
+def matrices() -> dict[str, Matrix]:
+    studies = read_studies(ROOT / "ablations.yaml")
+    return {name: expand(source, Path("runs")) for name, source in studies.items()}
+
+
+def parameters(study: str, variant: str) -> int:
+    from lit_attn.models import budget
+
+    found = next(v for v in matrices()[study].variants if v.name == variant)
+    data = found.experiment.data
+    model = budget.resolve(
+        found.experiment.model, found.match_to, data.image_shape, data.num_classes
+    )
+    return budget.describe(model, data.image_shape, data.num_classes).parameters
+
+
+def test_digits_alone_is_the_default() -> None:
+    defaults = [name for name, m in matrices().items() if m.source.study.default]
+    assert defaults == ["digits"]
+
+
+@pytest.mark.parametrize("name", matrices())
+def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> None:
+    long = matrices()[name]
+    if (short := matrices().get(f"{name}-short")) is None:
+        assert name == "digits" or name.endswith("-short")
+        return
+    assert len(short.seeds) > len(long.seeds)
+    for there, here in zip(long.variants, short.variants, strict=True):
+        assert there.name == here.name
+        assert there.experiment.model == here.experiment.model
+        assert there.experiment.training.epochs == 10 * here.experiment.training.epochs
+    assert not short.source.study.published
+
+
+# docs/setups.md, sections 1 and 2.
+@pytest.mark.parametrize(
+    ("study", "variant", "count"),
+    [
+        ("belief2-cifar100", "standard", 3_375_076),
+        ("belief2-cifar100", "belief2", 3_375_076),
+        ("belief2-cifar100", "belief", 3_375_076),
+        ("belief2-cifar100", "belief-star", 3_375_940),
+        ("belief2-cifar100", "belief2-without-ffn", 2_039_332),
+        ("belief2-cifar100", "belief2-without-zz", 3_043_300),
+        ("belief2-cifar100", "standard-repository-width", 2_709_796),
+        ("residual-signal-cifar100", "residual=value,width=384", 2_709_796),
+        ("attentionx-cifar10", "standard", 9_622_512),
+        ("attentionx-cifar10", "plain-attentionx", 9_523_722),
+        ("attentionx-cifar100", "attentionx", 9_668_682),
+        ("beliefformer-cifar10", "belief-star", 11_198_448),
+    ],
+)
+def test_parameters(study: str, variant: str, count: int) -> None:
+    assert parameters(study, variant) == count
+
+
+def test_readings_differ_in_what_they_say() -> None:
+    found = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
+    assert list(found)[:2] == ["standard", "attentionx"]
+    flavours = {
+        name: step.flavour
+        for name, experiment in found.items()
+        for step in experiment.data.augment
+        if isinstance(step, RandAugment)
+    }
+    assert flavours == {
+        name: "torchvision" if name.startswith("torchvision") else "blanking" for name in found
+    }
+    plain = [name for name, experiment in found.items() if experiment.model.patchify == "plain"]
+    assert plain == ["plain-standard", "plain-attentionx"]
