@@ -1,28 +1,71 @@
 """Every specification the attention tests run over, made from the registry of parts.
 
-A part is covered the day it is registered: its choices (Literal and bool fields) are multiplied
-out.
+A part is covered the day it is registered. Its choices (Literal and bool fields) are covered
+pairwise: every two choices stand together in some case, and so do every two parts of different
+families.
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import Literal, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Residual, Similarity
+from pydantic import ValidationError
+
+from lit_attn.attention.spec import (
+    PRESETS,
+    AttentionSpec,
+    Compose,
+    Linear,
+    Mixture,
+    Residual,
+    Similarity,
+)
 from lit_attn.config.base import Kind
 
 
 def members(family: type[Kind]) -> Iterator[Kind]:
-    """Every member of a family with every combination of its finite choices."""
+    """Every member of a family, its finite choices covered pairwise; senseless ones left out."""
     for member in family.family.values():
-        choices = {}
+        choices: dict[str, Sequence[Any]] = {}
         for name, field in member.model_fields.items():
             if name != "kind" and get_origin(field.annotation) is Literal:
                 choices[name] = get_args(field.annotation)
             elif field.annotation is bool:
                 choices[name] = (False, True)
-        for values in itertools.product(*choices.values()):
-            yield member(**dict(zip(choices, values, strict=True)))
+        for case in pairwise(choices):
+            try:
+                yield member(**case)
+            except ValidationError:
+                continue
+
+
+def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Few cases in which every two values of different keys meet (greedy, deterministic)."""
+    names = list(choices)
+    if len(names) < 3:
+        product = itertools.product(*choices.values())
+        return [dict(zip(names, values, strict=True)) for values in product]
+    missing = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for x in range(len(choices[names[a]]))
+        for y in range(len(choices[names[b]]))
+    }
+    cases = []
+    while missing:
+        case = dict(min(missing))
+        for i, name in enumerate(names):
+            if i not in case:
+                case[i] = max(
+                    range(len(choices[name])),
+                    key=lambda x, i=i: (
+                        sum(tuple(sorted([(i, x), one])) in missing for one in case.items()),
+                        -x,
+                    ),
+                )
+        missing -= set(itertools.combinations(sorted(case.items()), 2))
+        cases.append({names[i]: choices[names[i]][x] for i, x in sorted(case.items())})
+    return cases
 
 
 def label(spec: AttentionSpec) -> str:
@@ -38,10 +81,32 @@ def label(spec: AttentionSpec) -> str:
 
 
 def all_specs() -> list[AttentionSpec]:
-    """Presets, then every choice of every family alone, each with and without zz."""
+    """Presets, every choice of every family alone, and pairwise crosses of the families."""
     found = list(PRESETS.values())
-    for residual in members(Residual):
-        found += [AttentionSpec(residual=residual, zz=zz) for zz in (False, True)]
-    for similarity in members(Similarity):
-        found.append(AttentionSpec(similarity=similarity))
+    found += [AttentionSpec(residual=residual) for residual in members(Residual)]
+    found += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
+    found += [AttentionSpec(compose=compose) for compose in members(Compose)]
+    found.append(AttentionSpec(similarity=Mixture(keys=3, variance=(1, 3, 0.5))))
+    found.append(AttentionSpec(similarity=Linear(keys=3)))
+    crosses = pairwise(
+        {
+            "similarity": [
+                *(kind for kind in Similarity.family if kind != "mixture"),
+                Mixture(),
+                Mixture(source="shifted", assignment="hard"),
+                Mixture(variance=(1, 3)),
+            ],
+            "zz": [False, True],
+            "compose": list(Compose.family),
+            "residual": list(Residual.family),
+            "window": [None, 3],
+            "kv_heads": [None, 1],
+        }
+    )
+    for cross in crosses:
+        try:
+            found.append(AttentionSpec.model_validate(cross))
+        except ValidationError:
+            # Linear keys refuse composition, zz and windows.
+            found.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
     return [spec for i, spec in enumerate(found) if spec not in found[:i]]

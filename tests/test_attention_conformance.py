@@ -7,17 +7,24 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
 
 DIM, HEADS = 24, 3
 
-every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+SPECS = attention_cases.all_specs()
+LINEAR = [spec for spec in SPECS if isinstance(spec.similarity, Linear)]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+every_linear = pytest.mark.parametrize("spec", LINEAR, ids=attention_cases.label)
+every_softmax = pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec not in LINEAR], ids=attention_cases.label
+)
 
 
 def make(spec: AttentionSpec, seed: int = 0, lsa: bool = False) -> Attention:
     """A float64 layer whose parameters are all nonzero."""
     torch.manual_seed(seed)
     layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, qkv_bias=True).double()
+    layer.eval()  # the M-step would change pi between the two that are compared
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -79,13 +86,21 @@ def test_padding_mask(spec: AttentionSpec) -> None:
     )
 
 
-@every_spec
+@every_softmax
 def test_additive_mask(spec: AttentionSpec) -> None:
     bias = torch.randn(1, HEADS, 9, 9, dtype=torch.double)
     assert_same(make(spec), tokens(9), attn_mask=bias)
 
 
-@every_spec
+@every_linear
+def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
+    with pytest.raises(ValueError, match="linear keys take a boolean mask of present keys"):
+        make(spec)(tokens(9), attn_mask=torch.zeros(9, 9))
+    with pytest.raises(ValueError, match="linear keys never form the logits"):
+        make(spec, lsa=True)(tokens(9))
+
+
+@every_softmax
 def test_local_self_attention(spec: AttentionSpec) -> None:
     assert_same(make(spec, lsa=True), tokens(9))
 
@@ -154,10 +169,21 @@ def test_gradcheck(spec: AttentionSpec) -> None:
     assert torch.autograd.gradcheck(lambda t: layer(t), (x,), atol=1e-6)
 
 
+@every_softmax
+def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(5).requires_grad_()
+    nobody = torch.zeros(5, 5, dtype=torch.bool)
+    nobody[:3] = True
+    assert_same(layer, x.detach(), attn_mask=nobody)
+    layer(x, attn_mask=nobody).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
 @pytest.mark.slow
-@every_spec
-def test_compiled(spec: AttentionSpec) -> None:
+@pytest.mark.parametrize("name", PRESETS)
+def test_compiled(name: str) -> None:
     torch.compiler.reset()
+    spec = PRESETS[name]
     layer, x = make(spec).float(), tokens(9).float()
     compiled = torch.compile(layer)
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)

@@ -14,10 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention import chunked, spec
+from lit_attn.attention.compose import all_maps, make_composers
+from lit_attn.attention.linear import Linear
+from lit_attn.attention.masks import Masks
 from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
-from lit_attn.attention.similarity import SIMILARITIES
+from lit_attn.attention.similarity import SIMILARITIES as SOFTMAX_SIMILARITIES
+from lit_attn.attention.similarity import Dot, Shape
 from lit_attn.attention.spec import AttentionSpec, Split, preset
+
+# Children that hold what a layer has beyond the standard one.
+EXTRA = ("composers", "residual", "similarity", "z")
+
+SIMILARITIES: dict[type[spec.Similarity], type[Dot]] = {
+    **SOFTMAX_SIMILARITIES,
+    spec.Linear: Linear,
+}
 
 
 class Attention(nn.Module):
@@ -58,13 +71,21 @@ class Attention(nn.Module):
             raise ValueError("qk_norm needs a norm_layer")
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
+        self.key_heads = self.spec.kv_heads or num_heads
+        if num_heads % self.key_heads:
+            raise ValueError(f"{self.key_heads} key heads do not divide {num_heads} heads")
         self.head_dim = attn_head_dim or dim // num_heads
         inner = num_heads * self.head_dim
+        shape = Shape(dim, num_heads, self.key_heads, self.head_dim, qkv_bias, like)
         self.attn_drop = attn_drop
-        self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, **like)
+        self.qkv = nn.Linear(dim, inner + 2 * self.key_heads * self.head_dim, bias=qkv_bias, **like)
         self.q_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
         self.k_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
-        self.similarity = SIMILARITIES[type(self.spec.similarity)](self.spec.similarity)
+        self.composers = make_composers(self.spec.compose, shape)
+        similarity = self.spec.similarity
+        self.similarity: Dot = SIMILARITIES[type(similarity)](
+            similarity, shape, "pre" in self.composers
+        )
         self.z = nn.Linear(dim, inner, bias=False, **like) if self.spec.zz else None
         self.temperature = None
         if self.local_self_attention:
@@ -89,23 +110,44 @@ class Attention(nn.Module):
         `attn_mask` is what scaled-dot-product attention takes, broadcastable to (B, H, n, n):
         boolean (True may attend) or additive. `rotary` turns every head's q and k by position.
         """
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        q, keys, v = self.project(x, rotary)
+        masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention)
+        if isinstance(self.similarity, Linear):
+            heads = self.similarity.attend(q, keys, v.transpose(1, 2), masks)
+        else:
+            heads = self._softmax(x, q, keys, v.transpose(1, 2), masks)
+        return self.proj_drop(self.residual(heads.transpose(1, 2), v, self.proj))
+
+    def project(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, n, D), all keys (B, H, M, n, D) and v (B, n, H, D), shared ones repeated."""
+        groups = self.num_heads // self.key_heads
+        parts = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = parts.split([self.num_heads, self.key_heads, self.key_heads], dim=-2)
+        q = self.q_norm(q).transpose(1, 2)
+        keys = self.k_norm(self.similarity.keys(x, k)).permute(0, 3, 2, 1, 4)
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
-        q_features, k_features = self.similarity(q, k)
+            q, keys = rotate(q, rotary), rotate(keys, rotary)
+        if groups > 1:
+            keys, v = keys.repeat_interleave(groups, 1), v.repeat_interleave(groups, 2)
+        return q, keys, v
+
+    def _softmax(self, x: Tensor, q: Tensor, keys: Tensor, v: Tensor, masks: Masks) -> Tensor:
+        """The heads' sums (B, H, n, D): one call on all keys where that is what they are."""
+        q, k = self.similarity.features(q, keys)
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            q_features = torch.cat([q_features, z], -1)
-            k_features = torch.cat([k_features, z], -1)
+            q = torch.cat([q, z], -1)
+            k = torch.cat([k, z.unsqueeze(2).expand(*k.shape[:-1], -1)], -1)
         scale = self.head_dim**-0.5
         if self.temperature is not None:
-            q_features, scale = q_features * self.temperature.exp(), 1.0
-            attn_mask = _without_self(x.shape[1], x.device, attn_mask)
-        heads = weighted_sum(
-            q_features, k_features, v.transpose(1, 2), attn_mask, is_causal, self._drop(), scale
-        )
-        return self.proj_drop(self.residual(heads.transpose(1, 2), v, self.proj))
+            q, scale = q * self.temperature.exp(), 1.0
+        self.similarity.observe(q, k, scale, masks)
+        dropout = self.attn_drop if self.training else 0.0
+        if self.composers or self.similarity.hard:
+            maps = all_maps(self.composers, x)
+            hard = self.similarity.hard
+            return chunked.attend(q, k, v, masks, hard, self.composers, maps, scale, dropout)
+        return one_call(q, k, v, masks, scale, dropout)
 
     def copy_projection(self) -> None:
         """Start W_p as a copy of W where the split part says `init: copy` (Proposition 1).
@@ -128,9 +170,6 @@ class Attention(nn.Module):
             copied["projected.bias"] = torch.zeros_like(projection["bias"])
         return copied
 
-    def _drop(self) -> float:
-        return self.attn_drop if self.training else 0.0
-
 
 def attn_layer(
     chosen: AttentionSpec | str, *, local_self_attention: bool = False
@@ -145,35 +184,27 @@ def attn_layer(
     return type("Attention", (Attention,), fixed)
 
 
-def weighted_sum(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    dropout: float,
-    scale: float,
-) -> Tensor:
-    """softmax(scale q k^T) v for q, k of (B, H, n, E) and v of (B, H, n, D), D <= E.
+def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
+    """softmax(scale q k^T) v over all M n keys: q (B, H, n, E), k (B, H, M, n, E), v (B, H, n, D).
 
-    Values narrower than the features are padded with zeros: flash attention wants one width.
+    Everything is padded with zeros to one width, a multiple of 8: flash attention wants both.
     """
-    width = v.shape[-1]
-    v = F.pad(v, (0, q.shape[-1] - width))
+    (n, wide), width, m = q.shape[-2:], v.shape[-1], k.shape[2]
+    plain = m == 1 and masks.window is None and not masks.without_self
+    mask = masks.attn_mask if plain else masks.whole(n, q.device)
+    if mask is not None and m > 1:
+        mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
+    full = wide if wide == width else wide + -wide % 8
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+        F.pad(q, (0, full - wide)),
+        F.pad(k, (0, full - wide)).flatten(2, 3),
+        F.pad(v, (0, full - width)).repeat(1, 1, m, 1),
+        mask,
+        dropout_p=dropout,
+        is_causal=masks.is_causal and plain,
+        scale=scale,
     )
     return out[..., :width]
-
-
-def _without_self(n: int, device: torch.device, attn_mask: Tensor | None) -> Tensor:
-    """`attn_mask` with the diagonal forbidden."""
-    others = ~torch.eye(n, dtype=torch.bool, device=device)
-    if attn_mask is None:
-        return others
-    if attn_mask.dtype == torch.bool:
-        return attn_mask & others
-    return attn_mask.masked_fill(~others, float("-inf"))
 
 
 def _complete_standard_weights(
@@ -185,12 +216,12 @@ def _complete_standard_weights(
     keeps its initial value, or becomes a copy of W where the split part says so.
     """
     assert isinstance(module, Attention)
-    own = {name for name, _ in module.named_parameters()}
-    extra = {name for name in own if name.split(".")[0] in ("z", "residual", "similarity")}
+    own = module.state_dict()
+    extra = {name for name in own if name.split(".")[0] in EXTRA}
     if prefix + "proj.weight" not in state or any(prefix + name in state for name in extra):
         return
     for name in extra:
-        state[prefix + name] = module.get_parameter(name).detach()
+        state[prefix + name] = own[name]
     if module.copies_projection:
         standard = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
         copied = module._copied(standard)

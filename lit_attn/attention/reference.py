@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention import spec
+from lit_attn.attention.compose import EPS
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
@@ -27,29 +29,68 @@ def attention(
     rotary: Rotary | None = None,
 ) -> Tensor:
     """What the layer computes of the same arguments, by definition; dropout is off. (B, n, d)."""
-    n, heads = x.shape[1], layer.num_heads
-    q, k, v = (split_heads(part, heads) for part in layer.qkv(x).chunk(3, dim=-1))
-    q, k = layer.q_norm(q), layer.k_norm(k)
-    if rotary is not None:
-        q, k = rotate(q, rotary), rotate(k, rotary)
-
-    logits = SIMILARITIES[type(layer.spec.similarity)](layer.similarity, q, k)
-    if layer.z is not None:
-        z = split_heads(layer.z(x), heads)
-        logits = logits + z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
-    if layer.temperature is not None:
-        # The learned temperature takes the place of 1 / sqrt(D); no token attends to itself.
-        logits = logits * math.sqrt(layer.head_dim) * layer.temperature.exp()
-        logits = logits.masked_fill(torch.eye(n, dtype=torch.bool), -math.inf)
-    if is_causal:
-        logits = logits.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
+    n, chosen = x.shape[1], layer.spec
+    q, keys, v = project(layer, x, rotary)
+    seen = may_attend(n, chosen.window, layer.local_self_attention, is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        logits = logits.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        logits = logits + attn_mask
+        seen = seen & attn_mask
+    if isinstance(chosen.similarity, spec.Linear):
+        h = linear(layer.similarity, q, keys, v, seen)
+        return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
 
-    h = torch.softmax(logits, dim=-1) @ v  # H_m
-    return RESIDUALS[type(layer.spec.residual)](layer.residual, h, v, layer.proj)
+    # The learned temperature takes the place of 1 / sqrt(D) in all that is exponentiated.
+    tau: Tensor | float = 1.0
+    if layer.temperature is not None:
+        tau = math.sqrt(layer.head_dim) * layer.temperature.exp()
+    logits = SIMILARITIES[type(chosen.similarity)](layer.similarity, q, keys, tau)
+    if layer.z is not None:
+        z = split_heads(layer.z(x), layer.num_heads)
+        logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
+    logits = compose(layer, "pre", x, logits)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        logits = logits + attn_mask
+    # Finite, so that a token that may see nothing gets no NaN: its weights are then all zero.
+    weights = torch.softmax(logits.masked_fill(~seen, -1e300), dim=-1).masked_fill(~seen, 0)
+    weights = compose(layer, "post", x, weights).masked_fill(~seen, 0)
+    return RESIDUALS[type(chosen.residual)](layer.residual, weights @ v, v, layer.proj)
+
+
+def project(
+    layer: Attention, x: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """q, the M keys of every token, and v, each (B, H, n, D)."""
+    heads, shared = layer.num_heads, layer.key_heads
+    sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
+    q, k, v = layer.qkv(x).split(sizes, dim=-1)
+    part = layer.spec.similarity
+    form: Any = layer.similarity
+    keys = [k]
+    if isinstance(part, spec.MixedKeys) and part.source == "shifted":
+        keys = [k + form.shift[r].flatten() for r in range(part.keys)]
+    elif isinstance(part, spec.MixedKeys) and part.keys > 1:
+        keys += list(form.more(x).chunk(part.keys - 1, dim=-1))
+
+    def head_of_group(t: Tensor) -> Tensor:
+        """(B, n, shared D) -> (B, H, n, D): head m reads group m // (H / shared)."""
+        groups = split_heads(t, shared)
+        return torch.stack([groups[:, m * shared // heads] for m in range(heads)], dim=1)
+
+    q = layer.q_norm(split_heads(q, heads))
+    keys = [layer.k_norm(head_of_group(key)) for key in keys]
+    if rotary is not None:
+        q, keys = rotate(q, rotary), [rotate(key, rotary) for key in keys]
+    return q, keys, head_of_group(v)
+
+
+def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) -> Tensor:
+    """(n, n), True where token i may see token j."""
+    i, j = torch.arange(n).unsqueeze(1), torch.arange(n)
+    seen = torch.ones(n, n, dtype=torch.bool)
+    if is_causal:
+        seen = seen & (j <= i)
+    if window is not None:
+        seen = seen & ((i - j).abs() < window)
+    return seen & (i != j) if without_self else seen
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -69,9 +110,98 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def dot(form: Any, q: Tensor, k: Tensor) -> Tensor:
+def dot(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
     """Vaswani et al. 2017, eq. 1."""
-    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return tau * q @ keys[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def gaussian(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+    """MGK (7) with one key."""
+    return tau * -distance(q, keys[0]) / (2 * math.sqrt(q.shape[-1]))
+
+
+def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+    """MGK (7); with the hard assignment the largest of its terms, without pi."""
+    unit = math.sqrt(q.shape[-1])
+    terms = []
+    for r, key in enumerate(keys):
+        if form.part.kernel == "dot":
+            term = q @ key.transpose(-1, -2) / unit
+        else:
+            term = -distance(q, key) / (2 * form.variance[r] * unit)
+        if form.part.assignment == "soft":
+            term = term + log_prior(form, r, q.shape[-2]).unsqueeze(-2)
+        terms.append(tau * term)
+    stacked = torch.stack(terms)
+    return stacked.amax(0) if form.part.assignment == "hard" else stacked.logsumexp(0)
+
+
+def linear(form: Any, q: Tensor, keys: list[Tensor], v: Tensor, seen: Tensor) -> Tensor:
+    """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
+
+    def phi(t: Tensor) -> Tensor:
+        return F.elu(t) + 1
+
+    n = q.shape[-2]
+    weights = [log_prior(form, r, n).exp().unsqueeze(-1) for r in range(len(keys))]
+    if form.part.mixing == "before":
+        mixed = phi(torch.stack([w * key for w, key in zip(weights, keys, strict=True)]).sum(0))
+    else:
+        mixed = torch.stack([w * phi(key) for w, key in zip(weights, keys, strict=True)]).sum(0)
+    similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~seen, 0)
+    if form.part.normalised:
+        similarity = similarity / similarity.sum(-1, keepdim=True)
+    return similarity @ v
+
+
+def distance(q: Tensor, k: Tensor) -> Tensor:
+    """|q_i - k_j|^2, pair by pair."""
+    return (q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+
+
+def log_prior(form: Any, r: int, n: int) -> Tensor:
+    """log pi_r, broadcastable to (H, n)."""
+    if form.part.prior == "fixed" or form.part.keys == 1:
+        return torch.tensor([[1 / form.part.keys]]).double().log()
+    prior = form.prior[..., :n]
+    if form.part.prior == "learned":
+        return torch.log_softmax(prior, dim=0)[r]
+    return prior[r].clamp(1e-38, 1).log()
+
+
+def compose(layer: Attention, place: str, x: Tensor, a: Tensor) -> Tensor:
+    """DCMHA, App. D: every pair (i, j) has an H x H map of its own."""
+    if place not in layer.composers:
+        return a
+    form: Any = layer.composers[place]
+    heads, n = a.shape[1], a.shape[2]
+    maps = torch.zeros(x.shape[0], n, n, heads, heads, dtype=x.dtype)
+    if form.skip:
+        maps = maps + torch.eye(heads, dtype=x.dtype)
+    if form.matrix is not None:
+        maps = maps + form.matrix
+    for side, module in form.sides.items():
+        own = token_maps(module, x, heads)
+        maps = maps + (own.unsqueeze(2) if side == "query" else own.unsqueeze(1))
+    return torch.einsum("bijgh,bhij->bgij", maps, a)
+
+
+def token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
+    """One token's map, (B, n, H, H): sum_r w2_r w1_r^T within each group, and diag(gate)."""
+    maps = torch.zeros(*x.shape[:2], heads, heads, dtype=x.dtype)
+    part = form.part
+    size = heads // part.groups
+    if part.projection:
+        hidden = F.gelu(form.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
+        for group, own in enumerate(hidden.chunk(part.groups, dim=-1)):
+            w1, w2 = (own @ form.out[group]).chunk(2, dim=-1)
+            w1, w2 = (w.unflatten(-1, (part.rank, size)) for w in (w1, w2))
+            w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
+            here = slice(group * size, (group + 1) * size)
+            maps[..., here, here] += torch.einsum("bnrg,bnrh->bngh", w2, w1)
+    if part.gate:
+        maps = maps + torch.diag_embed(torch.tanh(form.gate(x)))
+    return maps
 
 
 def alpha(h: Tensor, v: Tensor) -> Tensor:
@@ -125,7 +255,11 @@ def split(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     return project(concat(h) - along) + form.projected(form.activation(along))
 
 
-SIMILARITIES: dict[type[spec.Similarity], Callable[..., Tensor]] = {spec.Dot: dot}
+SIMILARITIES: dict[type[spec.Similarity], Callable[..., Tensor]] = {
+    spec.Dot: dot,
+    spec.Gaussian: gaussian,
+    spec.Mixture: mixture,
+}
 
 RESIDUALS: dict[type[spec.Residual], Callable[..., Tensor]] = {
     spec.Full: full,

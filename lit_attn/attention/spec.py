@@ -10,7 +10,7 @@ the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads,
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.base import Config, Kind
 from lit_attn.config.errors import nearest
@@ -26,6 +26,138 @@ class Dot(Similarity):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     kind: Literal["dot"] = "dot"
+
+
+class Gaussian(Similarity):
+    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
+
+    kind: Literal["gaussian"] = "gaussian"
+
+
+class MixedKeys(Similarity):
+    """Several keys for every token (MGK section 2).
+
+    `source`: each key has its own projection (projected, option A), or is the one key plus a
+    learned offset (shifted, option B). `prior`, the weights pi_r of the keys: *learned* sums to one
+    by a softmax, *clamped* is the released code's (free, clamped to [0, 1]), *m-step* is set at
+    every training step to the mean responsibility (Soft-E), *fixed* stays 1 / M. `prior_scope` says
+    what has a pi of its own: every head (the paper), the layer (the released LRA code), or every
+    head and key position up to `positions` (the released language model code).
+
+    `shift_init`: offsets from N(0, 1) (the paper), or the first zero and the others N(0, 1/4) (the
+    released code).
+    """
+
+    kind: str
+    keys: int = Field(2, ge=1, le=16)
+    source: Literal["projected", "shifted"] = "projected"
+    prior: Literal["learned", "clamped", "m-step", "fixed"] = "learned"
+    prior_scope: Literal["head", "layer", "position"] = "head"
+    positions: int = Field(256, ge=1)
+    shift_init: Literal["normal", "released"] = "normal"
+
+
+class Mixture(MixedKeys):
+    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E).
+
+    `variance` gives sigma_r^2 of the Gaussian kernel in units of sqrt(D), one per key: the paper's
+    appendix has (1, 1), its section 3.4 (1, 3), the released language model code (1, 1/3).
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    kernel: Literal["gaussian", "dot"] = "gaussian"
+    assignment: Literal["soft", "hard"] = "soft"
+    variance: tuple[PositiveFloat, ...] | None = None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "Mixture":
+        if self.variance is not None and len(self.variance) != self.keys:
+            raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
+        if self.variance is not None and self.kernel == "dot":
+            raise ValueError("variance: the dot kernel has none")
+        return self
+
+
+class Linear(MixedKeys):
+    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4).
+
+    `mixing`: keys are mixed after phi (the paper) or before it (the released LRA code). Without
+    `normalised` the sum over keys is not divided out, as in the released LRA code.
+    """
+
+    kind: Literal["linear"] = "linear"
+    keys: int = Field(1, ge=1, le=16)
+    mixing: Literal["after", "before"] = "after"
+    normalised: bool = True
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "Linear":
+        if self.prior == "m-step":
+            raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        return self
+
+
+class Compose(Kind):
+    """What mixes the heads at each pair of tokens (i, j), before and after the softmax."""
+
+
+class NoCompose(Compose):
+    """Heads stay apart."""
+
+    kind: Literal["none"] = "none"
+
+
+class Static(Compose):
+    """A learned H x H matrix (talking heads, Shazeer et al. 2020); with `skip` it is added to the
+    heads as they are, as in DCMHA's ablation (static proj.)."""
+
+    kind: Literal["static"] = "static"
+    place: Literal["pre+post", "pre", "post"] = "pre+post"
+    skip: bool = False
+
+
+class Dynamic(Compose):
+    """a + sum_r w2_r (w1_r.a) + a * gate, the weights computed from tokens (DCMHA eq. 5-8).
+
+    The kinds `query`, `key` and `query+key` say from which token. `projection` is the low-rank term
+    of rank `rank`, `gate` the last one; `static` adds a learned matrix beside the identity. Heads
+    compose within `groups` equal groups. `gate_init`: the scale of the gate's initial weights, 0.05
+    in the released PyTorch code and 0.005 in the JAX code; `gelu`: exact or tanh likewise.
+    """
+
+    kind: str
+    place: Literal["pre+post", "pre", "post"] = "pre+post"
+    projection: bool = True
+    gate: bool = True
+    static: bool = False
+    rank: int = Field(2, ge=1)
+    groups: int = Field(1, ge=1)
+    gate_init: Literal["pytorch", "jax"] = "pytorch"
+    gelu: Literal["exact", "tanh"] = "exact"
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "Dynamic":
+        if not (self.projection or self.gate):
+            raise ValueError("without projection and gate nothing is dynamic")
+        return self
+
+
+class QueryCompose(Dynamic):
+    """Weights from the query's token."""
+
+    kind: Literal["query"] = "query"
+
+
+class KeyCompose(Dynamic):
+    """Weights from the key's token."""
+
+    kind: Literal["key"] = "key"
+
+
+class QueryKeyCompose(Dynamic):
+    """Weights from both tokens, added."""
+
+    kind: Literal["query+key"] = "query+key"
 
 
 class Residual(Kind):
@@ -99,7 +231,26 @@ class AttentionSpec(Config):
     zz: bool = Field(
         False, description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11)"
     )
+    compose: Compose = NoCompose()
     residual: Residual = Full()
+    window: PositiveInt | None = Field(
+        None, description="keys a token sees, itself included; also ahead where not causal"
+    )
+    kv_heads: PositiveInt | None = Field(
+        None, description="heads of keys and values, shared by groups of query heads"
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "AttentionSpec":
+        if isinstance(self.similarity, Linear):
+            reason = "linear keys never form the logits"
+            if not isinstance(self.compose, NoCompose):
+                raise ValueError(f"compose: {reason} that heads would be composed from")
+            if self.zz:
+                raise ValueError(f"zz: {reason} that z_i.z_j would be added to")
+            if self.window:
+                raise ValueError(f"window: {reason} that a window would mask")
+        return self
 
     @field_validator("zz", mode="before")
     @classmethod
@@ -109,13 +260,44 @@ class AttentionSpec(Config):
         )
 
 
+def _dcmha(**choices: Any) -> AttentionSpec:
+    return AttentionSpec(compose=QueryKeyCompose(**choices))
+
+
 PRESETS: dict[str, AttentionSpec] = {
     "standard": AttentionSpec(),
+    # BeliefFormer, XSA, AttentionX, Belief2
     "belief": AttentionSpec(residual=Perpendicular()),
     "belief-star": AttentionSpec(residual=Perpendicular(scope="both")),
     "xsa": AttentionSpec(residual=Perpendicular(scope="head")),
     "attentionx": AttentionSpec(residual=Discrepancy()),
     "belief2": AttentionSpec(zz=True, residual=Split()),
+    # MGK, Tables 5 and 6
+    "gaussian": AttentionSpec(similarity=Gaussian()),
+    "mgk": AttentionSpec(similarity=Mixture()),
+    "smgk": AttentionSpec(similarity=Mixture(source="shifted")),
+    "mgk-hard": AttentionSpec(similarity=Mixture(assignment="hard")),
+    "smgk-hard": AttentionSpec(similarity=Mixture(source="shifted", assignment="hard")),
+    "mgk-soft-e": AttentionSpec(similarity=Mixture(prior="m-step")),
+    "smgk-soft-e": AttentionSpec(similarity=Mixture(source="shifted", prior="m-step")),
+    "softmax-mgk": AttentionSpec(similarity=Mixture(kernel="dot")),
+    "softmax-smgk": AttentionSpec(similarity=Mixture(kernel="dot", source="shifted")),
+    "linear": AttentionSpec(similarity=Linear()),
+    "mlk": AttentionSpec(similarity=Linear(keys=2)),
+    "smlk": AttentionSpec(similarity=Linear(keys=2, source="shifted")),
+    # DCMHA and its Table 9
+    "talking-heads": AttentionSpec(compose=Static()),
+    "static-projection": AttentionSpec(compose=Static(skip=True)),
+    "dcmha": _dcmha(),
+    "dcmha-projection": _dcmha(gate=False),
+    "dcmha-gate": _dcmha(projection=False),
+    "dcmha-all": _dcmha(static=True),
+    "dcmha-query": AttentionSpec(compose=QueryCompose()),
+    "dcmha-key": AttentionSpec(compose=KeyCompose()),
+    "dcmha-pre": _dcmha(place="pre"),
+    "dcmha-post": _dcmha(place="post"),
+    "dcmha-rank-1": _dcmha(rank=1),
+    "dcmha-rank-4": _dcmha(rank=4),
 }
 
 

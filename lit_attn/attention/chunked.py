@@ -1,0 +1,81 @@
+"""Attention that has to form its logits, by chunks of queries: O(n chunk H) memory.
+
+Shapes: B batch, n tokens, H heads, c queries of a chunk, m keys that they can see, M keys for every
+token, E width of the features, D of the values.
+
+In the backward pass each chunk is computed again, so nothing of size n x n is kept.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lit_attn.attention.compose import Maps
+from lit_attn.attention.masks import CHUNK, Masks, in_chunks
+
+# Up to here one chunk is everything, and keeping it costs less than computing it twice.
+WHOLE_UP_TO = 384
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    masks: Masks,
+    hard: bool,
+    composers: nn.ModuleDict,
+    maps: dict[str, dict[str, Maps]],
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """(B, H, n, D) from q (B, H, n, E), k (B, H, M, n, E) and v (B, H, n, D).
+
+    Logits -> log-sum-exp or maximum over M -> composition -> masks -> softmax -> composition ->
+    times v. `maps` holds the composers' maps of all tokens by place and side.
+    """
+    n = q.shape[-2]
+    size = n if n <= WHOLE_UP_TO else CHUNK
+
+    def chunk(rows: slice) -> Tensor:
+        columns = masks.visible(rows, n)
+        logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k[..., columns, :])
+        seen = masks.chunk(rows, columns, n, q.device)
+        if logits.shape[3] == 1:
+            a = logits.squeeze(3)
+        else:
+            a = logits.amax(3) if hard else logits.logsumexp(3)
+        a = _compose("pre", composers, a, maps, rows, columns)
+        if (bias := masks.bias(rows, columns, n)) is not None:
+            a = a + bias
+        if seen is not None:
+            a = a.masked_fill(~seen, torch.finfo(a.dtype).min)
+        a = a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32)).to(v.dtype)
+        a = _compose("post", composers, a, maps, rows, columns)
+        if seen is not None:
+            # Composition puts something there again, and a query that sees nothing gets nothing.
+            a = a.masked_fill(~seen, 0)
+        return F.dropout(a, dropout) @ v[..., columns, :]
+
+    chunks = in_chunks(n, size)
+    if len(chunks) == 1:
+        return chunk(chunks[0])
+    return torch.cat([checkpoint(chunk, rows, use_reentrant=False) for rows in chunks], dim=-2)
+
+
+def _compose(
+    place: str,
+    composers: nn.ModuleDict,
+    a: Tensor,
+    maps: dict[str, dict[str, Maps]],
+    rows: slice,
+    columns: slice,
+) -> Tensor:
+    if place not in composers:
+        return a
+    query, key = maps[place].get("query"), maps[place].get("key")
+    return composers[place](
+        a,
+        None if query is None else query.rows(rows),
+        None if key is None else key.rows(columns),
+    )

@@ -1,0 +1,159 @@
+"""Fast forms of composition across heads: an H x H map at every pair of tokens (i, j).
+
+Shapes: B batch, n tokens, d width, H heads, G groups of h = H / G heads, R rank; a: (B, H, c, m),
+logits or weights of c queries and m keys.
+
+A dynamic map is the sum of one that depends on the query's token and one that depends on the key's,
+each w2 w1^T + diag(gate). Both read the same a (DCMHA, App. D).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention import spec
+from lit_attn.attention.similarity import Shape
+
+# RMSNorm of w1 over the heads of a group.
+EPS = 1e-6
+
+
+class Maps(NamedTuple):
+    """What one token's maps are made of: down, up (B, n, G, R, h) and gate (B, n, H), or None."""
+
+    down: Tensor | None
+    up: Tensor | None
+    gate: Tensor | None
+
+    def rows(self, which: slice) -> "Maps":
+        """Those of some tokens."""
+        return Maps(*(None if part is None else part[:, which] for part in self))
+
+
+class Composer(nn.Module):
+    """The composition at one place, before or after the softmax."""
+
+    def __init__(self, part: spec.Static | spec.Dynamic, shape: Shape) -> None:
+        """Raise ValueError where the groups do not divide the heads."""
+        super().__init__()
+        self.part = part
+        self.heads = shape.heads
+        fixed = isinstance(part, spec.Static) or part.static
+        self.matrix = None
+        if fixed:
+            self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.factory))
+        self.sides = nn.ModuleDict()
+        self.skip = True
+        if isinstance(part, spec.Static):
+            self.skip = part.skip
+        else:
+            self.sides.update({side: TokenMaps(part, shape) for side in part.kind.split("+")})
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Talking heads start near their heads as they are; a matrix beside them starts small."""
+        if self.matrix is not None:
+            nn.init.normal_(self.matrix, std=0.1 / math.sqrt(self.heads))
+            if not self.skip:
+                with torch.no_grad():
+                    self.matrix += torch.eye(self.heads, device=self.matrix.device)
+
+    def maps(self, x: Tensor) -> dict[str, Maps]:
+        """What x (B, n, d) says about its tokens' maps, as query and as key."""
+        return {side: module(x) for side, module in self.sides.items()}
+
+    def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
+        """a (B, H, c, m) composed; the maps are those of its c queries and m keys."""
+        terms = [a] if self.skip else []
+        if self.matrix is not None:
+            terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
+        if query is not None:
+            terms.append(_apply(a, query, of_query=True))
+        if key is not None:
+            terms.append(_apply(a, key, of_query=False))
+        out = terms[0]
+        for term in terms[1:]:
+            out = out + term
+        return out
+
+
+class TokenMaps(nn.Module):
+    """A token's maps: w = GELU(x W_1) W_2, its w1 normalised over heads; gate = tanh(x W_g)."""
+
+    def __init__(self, part: spec.Dynamic, shape: Shape) -> None:
+        super().__init__()
+        if shape.heads % part.groups:
+            raise ValueError(f"{part.groups} groups do not divide {shape.heads} heads")
+        self.part = part
+        self.size = shape.heads // part.groups
+        self.hidden = 2 * part.rank * self.size
+        if part.projection:
+            inner = part.groups * self.hidden
+            self.into = nn.Linear(shape.dim, inner, bias=False, **shape.factory)
+            self.out = nn.Parameter(
+                torch.empty(part.groups, self.hidden, self.hidden, **shape.factory)
+            )
+        if part.gate:
+            self.gate = nn.Linear(shape.dim, shape.heads, bias=False, **shape.factory)
+        self.dim = shape.dim
+        self.heads = shape.heads
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The published initialisations (docs/setups.md): the maps start near nothing."""
+        if self.part.projection:
+            nn.init.normal_(self.into.weight, std=math.sqrt(2 / (self.dim + self.hidden)))
+            rank, size = self.part.rank, self.size
+            nn.init.normal_(self.out, std=0.02 / (math.sqrt(2 * size * rank) * (size + rank)))
+        if self.part.gate:
+            scale = 0.05 if self.part.gate_init == "pytorch" else 0.005
+            nn.init.normal_(self.gate.weight, std=scale * math.sqrt(2 / (self.dim + self.heads)))
+
+    def forward(self, x: Tensor) -> Maps:
+        down = up = gate = None
+        if self.part.projection:
+            approximate = "tanh" if self.part.gelu == "tanh" else "none"
+            hidden = F.gelu(self.into(x), approximate=approximate)
+            hidden = hidden.unflatten(-1, (self.part.groups, self.hidden))
+            weights = torch.einsum("bngi,gio->bngo", hidden, self.out)
+            weights = weights.unflatten(-1, (2 * self.part.rank, self.size))
+            down, up = weights.chunk(2, dim=-2)
+            down = F.rms_norm(down, (self.size,), eps=EPS)
+        if self.part.gate:
+            gate = torch.tanh(self.gate(x))
+        return Maps(down, up, gate)
+
+
+def _apply(a: Tensor, maps: Maps, of_query: bool) -> Tensor:
+    """sum_r w2_r (w1_r.a) + a * gate, with the maps of the queries (rows) or the keys (columns)."""
+    out = torch.zeros((), dtype=a.dtype, device=a.device)
+    if maps.down is not None and maps.up is not None:
+        groups = maps.down.shape[2]
+        grouped = a.unflatten(1, (groups, -1))
+        token = "bcgrh" if of_query else "bmgrh"
+        low = torch.einsum(f"bghcm,{token}->bgrcm", grouped, maps.down.to(a.dtype))
+        out = torch.einsum(f"bgrcm,{token}->bghcm", low, maps.up.to(a.dtype)).flatten(1, 2)
+    if maps.gate is not None:
+        gate = maps.gate.to(a.dtype).transpose(1, 2)
+        gated = a * (gate.unsqueeze(-1) if of_query else gate.unsqueeze(-2))
+        out = gated if maps.down is None else out + gated
+    return out
+
+
+def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Maps]]:
+    """Every composer's maps of all tokens of x, by place and side."""
+    found = {}
+    for place, composer in composers.items():
+        assert isinstance(composer, Composer)
+        found[place] = composer.maps(x)
+    return found
+
+
+def make_composers(part: Any, shape: Shape) -> nn.ModuleDict:
+    """The composers that `part` asks for, by place: "pre", "post", both or none."""
+    if isinstance(part, spec.NoCompose):
+        return nn.ModuleDict()
+    return nn.ModuleDict({place: Composer(part, shape) for place in part.place.split("+")})
