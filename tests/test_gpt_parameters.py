@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Mixture, Similarity
 from lit_attn.config.language import GPT, Init, SequenceClassifier
 from lit_attn.config.model import FFN
 from lit_attn.models import gpt, sequence
@@ -73,6 +73,9 @@ def test_transformer_pp_405m() -> None:
     """2 V d + L (4 d^2 + 3 d f + 2 d) + d at DCFormer's 405M shape."""
     expected = 2 * 50_256 * 1024 + 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024
     assert parameters(TRANSFORMER_PP, 50_256, 2048) == expected == 411_255_808
+    # DCMHA adds 4 (d 4H + (4H)^2) + 4 d H a layer with R = 2.
+    composed = TRANSFORMER_PP.model_copy(update={"attention": PRESETS["dcmha"]})
+    assert parameters(composed, 50_256, 2048) == expected + 24 * 344_064
 
 
 @pytest.mark.parametrize(("heads", "total"), [(8, 44_018_394), (4, 43_494_106)])
@@ -86,9 +89,35 @@ def test_wikitext103_small(heads: int, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "total"), [(1, 378_562), (2, 395_138), (4, 428_290), (8, 494_594)]
+    ("source", "heads", "total"),
+    [("projected", 8, 44_346_074), ("projected", 4, 43_657_946), ("shifted", 8, 44_088_026)],
 )
-def test_lra_retrieval(heads: int, total: int) -> None:
+def test_wikitext103_small_with_mixtures_of_keys(source: str, heads: int, total: int) -> None:
+    """MGK 44.35M, with 4 heads 43.66M; sMGK 44.09M: pi of every head and position, as released."""
+    keys = Mixture(source=source, prior="clamped", prior_scope="position", positions=256)
+    attention = AttentionSpec(similarity=keys)
+    model = WIKITEXT.model_copy(update={"heads": heads, "attention": attention})
+    assert parameters(model, 267_735, 256) == total
+
+
+MGK = Mixture(prior="clamped", prior_scope="layer")
+SMGK = Mixture(prior="clamped", prior_scope="layer", source="shifted")
+
+
+@pytest.mark.parametrize(
+    ("similarity", "totals"),
+    [
+        (Dot(), {1: 378_562, 2: 395_138, 4: 428_290, 8: 494_594}),
+        (MGK, {1: 382_726, 2: 403_462, 4: 444_934}),
+        (SMGK, {1: 378_694, 2: 395_398, 4: 428_806}),
+    ],
+    ids=["softmax", "mgk", "smgk"],
+)
+def test_lra_retrieval(similarity: Similarity, totals: dict[int, int]) -> None:
+    assert {heads: retrieval(heads, similarity) for heads in totals} == totals
+
+
+def retrieval(heads: int, similarity: Similarity) -> int:
     model = SequenceClassifier(
         dim=64,
         depth=2,
@@ -98,9 +127,10 @@ def test_lra_retrieval(heads: int, total: int) -> None:
         norm="layernorm",
         bias="all",
         pool="positions",
+        attention=AttentionSpec(similarity=similarity),
     )
     network = sequence.build(model, 512, 4096, classes=2, pairs=True, device="meta")
-    assert count(network) == total
+    return count(network)
 
 
 @pytest.mark.parametrize("name", PRESETS)

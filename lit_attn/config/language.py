@@ -1,9 +1,10 @@
 """Language models and sequence classifiers: the few choices in which the published ones differ."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.base import Config
 from lit_attn.config.model import Model
 
@@ -52,7 +53,7 @@ class TokenTransformer(Model):
     windows: tuple[PositiveInt | None, ...] = Field(
         (None,),
         min_length=1,
-        description="keys a query sees, itself included, cycled over the layers; null sees all",
+        description="of the layers in turn, over and over; null leaves `attention` as it is",
     )
     weights: Literal["exact", "e5m2"] = Field(
         "exact", description="e5m2: the blocks' matrices are rounded to 8 bits in the forward pass"
@@ -66,12 +67,10 @@ class TokenTransformer(Model):
         """D."""
         return self.head_dim or self.dim // self.heads
 
-    @field_validator("windows", mode="before")
-    @classmethod
-    def _global(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple(None if item == "global" else item for item in value)
-        return value
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """What layer `layer` computes: `attention`, through the window that is its turn."""
+        window = self.windows[layer % len(self.windows)]
+        return self.attention.model_copy(update={"window": window}) if window else self.attention
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -79,6 +78,8 @@ class TokenTransformer(Model):
             raise ValueError(
                 f"heads: {self.heads} heads do not divide dim {self.dim}; give a head_dim"
             )
+        if any(self.windows) and self.attention.similarity.kind == "linear":
+            raise ValueError("windows: linear attention has none")
         if self.positions == "rotary" and self.width_of_heads % 2:
             raise ValueError(
                 f"positions: rotary needs heads of an even width, not {self.width_of_heads}"

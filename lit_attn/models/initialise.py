@@ -15,7 +15,7 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
     """In place, on a network fresh from its constructor, whose values are PyTorch's defaults."""
     init = model.init
     for name, module in network.named_modules():
-        if "compose" in name.split("."):
+        if "composers" in name.split("."):
             continue
         if isinstance(module, nn.Linear) and init.matrices != "torch":
             nn.init.normal_(module.weight, std=init.matrices)

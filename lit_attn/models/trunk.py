@@ -57,14 +57,15 @@ class Block(nn.Module):
     pre: x + f(norm(x)); post: norm(x + f(x)).
     """
 
-    def __init__(self, model: TokenTransformer, device: Device) -> None:
+    def __init__(self, model: TokenTransformer, number: int, device: Device) -> None:
+        """The block of layer `number`, which may have a window of its own."""
         super().__init__()
         self.pre = model.norm_order == "pre"
         self.attention_scale = 1.0
         if model.attention_branch == "depth-scaled":
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
-        self.attn: Attention = attn_layer(model.attention)(
+        self.attn: Attention = attn_layer(model.attention_of(number))(
             model.dim,
             model.heads,
             attn_head_dim=model.head_dim,
@@ -119,7 +120,7 @@ class Trunk(nn.Module):
         learned = model.positions == "learned"
         self.positions = nn.Embedding(context, model.dim, device=device) if learned else None
         self.dropout = nn.Dropout(model.dropout)
-        self.blocks = nn.ModuleList(Block(model, device) for _ in range(model.depth))
+        self.blocks = nn.ModuleList(Block(model, number, device) for number in range(model.depth))
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
@@ -144,28 +145,9 @@ class Trunk(nn.Module):
             turn = rotary(positions, self.model.width_of_heads, self.model.rotary_base)
         x = self.dropout(x)
         padding = None if present is None else present[:, None, None, :]
-        masks = {
-            window: self._mask(n, window, padding, device) for window in set(self.model.windows)
-        }
-        for number, block in enumerate(self.blocks):
-            mask = masks[self.model.windows[number % len(self.model.windows)]]
-            x = block(x, mask, self.is_causal and mask is None, turn)
+        for block in self.blocks:
+            x = block(x, padding, self.is_causal, turn)
         return self.norm(x)
-
-    def _mask(
-        self, n: int, window: int | None, padding: Tensor | None, device: torch.device
-    ) -> Tensor | None:
-        """What a query may attend to, broadcastable to (B, H, n, n); None where causality says it.
-
-        A window of w is the token itself and the w - 1 before it (and after it, if not causal).
-        """
-        if window is None and (padding is None or not self.is_causal):
-            return padding
-        distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)
-        seen = distance.abs() < (window or n)
-        if self.is_causal:
-            seen = seen & (distance >= 0)
-        return seen if padding is None else seen & padding
 
 
 def sinusoids(positions: Tensor, dim: int) -> Tensor:
