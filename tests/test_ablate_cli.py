@@ -40,6 +40,15 @@ def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_list_may_be_cut_short(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("ok"))
+    with cli(tmp_path, "--dry-run", "--seeds", "20000") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tiny: A tiny study\n"
+        process.stdout.close()
+        assert process.wait(TIMEOUT) == 141
+
+
 def test_run_then_again(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok", "ok-2"))
     code, output = call(tmp_path)

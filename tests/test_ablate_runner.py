@@ -231,7 +231,10 @@ def test_sigterm_stops_at_once(tmp_path: Path) -> None:
         until(lambda: len(hanging(tmp_path)) == 2)
         pids = [*running(tmp_path), *hanging(tmp_path)]
         process.terminate()
-        assert process.wait(TIMEOUT) == 143
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 143
+    assert "stopped  tiny/hang/0" in output
+    assert "FAILED" not in output
     assert not any(alive(pid) for pid in pids)
 
 

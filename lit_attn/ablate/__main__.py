@@ -1,6 +1,7 @@
 """Run the studies of an ablations.yaml: `python -m lit_attn.ablate ablations.yaml`."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,12 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # `| head` has read enough; at exit Python would flush into the closed pipe once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _matrices(options: argparse.Namespace) -> list[Matrix]:

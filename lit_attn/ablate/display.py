@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from lit_attn.ablate.folder import Progress
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 QUIET = 30.0
 """Seconds without a line after which plain output says that it still runs."""
@@ -156,12 +156,13 @@ def make_display(stream: TextIO = sys.stdout) -> Display:
     return Live() if stream.isatty() else Lines(stream)
 
 
-def _table(snapshot: Snapshot) -> "Table":
+def _table(snapshot: Snapshot) -> "Group":
+    from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=snapshot.line(), caption_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("cell", no_wrap=True)
     table.add_column("time", justify="right")
     table.add_column("steps", justify="right")
@@ -171,4 +172,4 @@ def _table(snapshot: Snapshot) -> "Table":
         said = f"{step}/{total}" if steps else "starting"
         bar = ProgressBar(total=total, completed=step, width=24)
         table.add_row(Text(name), clock(seconds), said, bar)
-    return table
+    return Group(table, Text(snapshot.line()))

@@ -98,10 +98,10 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         module = target.partition(":")[0]
         heavy = TRAINING if module == "lit_attn.train" else []
-        # The tether stands first: a runner killed during the imports takes the server with it.
-        self.context.set_forkserver_preload(
-            ["lit_attn.ablate.tether", "lit_attn.ablate.worker", module, *heavy]
-        )
+        # The tether stands first: a runner killed during the imports takes the server with it. The
+        # command line is there because multiprocessing runs the main module's top in every child.
+        light = ["lit_attn.ablate.tether", "lit_attn.ablate.worker", "lit_attn.ablate.__main__"]
+        self.context.set_forkserver_preload([*light, module, *heavy])
 
     def share_cores(self, slots: int) -> None:
         """Give each of `slots` cells its share of the cores, where the user has not.

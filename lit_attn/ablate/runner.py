@@ -21,6 +21,8 @@ TICK = 0.25
 """Seconds between looks at cells that other runners hold, and between updates of the display."""
 GRACE = 15.0
 """Seconds that a cell told to stop has for its last checkpoint."""
+STOP = 2
+"""The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ class Runner:
 
     def _collect(self) -> None:
         """Wait a moment for cells to end, and record those that have."""
-        if not self.running:
+        if self.queue and not self.running:
+            # Another runner holds what is left.
             time.sleep(TICK)
-        for sentinel in wait(list(self.running), timeout=TICK):
+        for sentinel in wait(list(self.running), timeout=TICK if self.running else 0):
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
@@ -137,24 +140,24 @@ class Runner:
 
     def _finish(self, outcome: Outcome) -> None:
         self.summary.outcomes.append(outcome)
+        name, why = outcome.job.name, f"{outcome.failure}: {outcome.message}"
         if outcome.failure is None:
-            self.display.say(f"done     {outcome.job.name}  {outcome.seconds:.1f} s")
+            self.display.say(f"done     {name}  {outcome.seconds:.1f} s")
+        elif self.urgency >= STOP:
+            self.display.say(f"stopped  {name}")
         else:
-            self.display.say(
-                f"FAILED   {outcome.job.name}  {outcome.failure}: {outcome.message}"
-                f"  ({outcome.job.folder})"
-            )
+            self.display.say(f"FAILED   {name}  {why}  ({outcome.job.folder})")
 
     def _enforce(self) -> None:
         """Carry out what signals have asked for."""
-        if self.urgency < 2 or not self.running:
+        if self.urgency < STOP or not self.running:
             return
         now = time.monotonic()
         if self.deadline is None:
             self.deadline = now + GRACE
             for cell in self.running.values():
                 cell.signal(signal.SIGTERM)
-        elif self.urgency > 2 or now > self.deadline:
+        elif self.urgency > STOP or now > self.deadline:
             for cell in self.running.values():
                 cell.signal(signal.SIGKILL)
 
@@ -175,7 +178,7 @@ class Runner:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
-        self.urgency += 1 if number == signal.SIGINT else 2
+        self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)
         self.display.ask(
             f"finishing {count} running cells, starting no more; Ctrl-C again stops them"
