@@ -1,0 +1,137 @@
+"""JiT (Li & He 2025) as a classifier, as Belief2's ImageNet experiment has it (section 4.2).
+
+Shapes: B batch, n patches, d width, D head width, w FFN width, b bottleneck.
+Images (B, C, H, W) -> logits (B, classes).
+"""
+
+import torch
+from timm.layers import SwiGLU, build_sincos2d_pos_embed
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.rotary import Rotary, rotary
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.imagenet import JiT
+from lit_attn.models.imagenet_vit import Device, Shape, require_tiles
+from lit_attn.models.norms import HeadNorm
+
+EPS = 1e-6
+
+
+class Block(nn.Module):
+    """x + gate * attention(modulated norm(x)), then the same with SwiGLU; (B, n, d) -> (B, n, d).
+
+    adaLN-zero (Peebles & Xie 2023): shift, scale and gate of each branch are a Linear of the
+    condition that starts at zero, so that the block starts as the identity.
+    """
+
+    def __init__(self, model: JiT, device: Device) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(model.dim, eps=EPS, device=device)
+        self.attn: Attention = attn_layer(model.attention)(
+            model.dim,
+            model.heads,
+            qkv_bias=True,
+            qk_norm=True,
+            norm_layer=HeadNorm,
+            device=device,
+        )
+        self.norm2 = self.ffn = None
+        if model.ffn is not None:
+            self.norm2 = nn.RMSNorm(model.dim, eps=EPS, device=device)
+            self.ffn = SwiGLU(model.dim, model.ffn.width, device=device)
+        branches = 1 if self.ffn is None else 2
+        self.modulation = nn.Linear(model.dim, 3 * branches * model.dim, device=device)
+
+    def forward(self, x: Tensor, condition: Tensor, turned: Rotary) -> Tensor:
+        """`condition` is (B, d)."""
+        modulation = self.modulation(F.silu(condition)).unsqueeze(1)
+        shift, scale, gate, *rest = modulation.split(x.shape[-1], dim=-1)
+        x = x + gate * self.attn(self.norm1(x) * (1 + scale) + shift, rotary=turned)
+        if self.ffn is None or self.norm2 is None:
+            return x
+        shift, scale, gate = rest
+        return x + gate * self.ffn(self.norm2(x) * (1 + scale) + shift)
+
+
+class JiTClassifier(nn.Module):
+    """Patches through a bottleneck, fixed sine and cosine positions, blocks, mean over patches.
+
+    The condition of every block is the mean over the embedded patches (the paper names none).
+    """
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+
+    def __init__(
+        self, model: JiT, image_shape: Shape, num_classes: int, device: Device = None
+    ) -> None:
+        """Raises ConfigError where the patches do not tile the image."""
+        super().__init__()
+        channels, height, width = image_shape
+        require_tiles(model.patch, height, width)
+        rows, columns = height // model.patch, width // model.patch
+        self.patches = nn.Conv2d(
+            channels, model.bottleneck, model.patch, model.patch, bias=False, device=device
+        )
+        self.embed = nn.Conv2d(model.bottleneck, model.dim, 1, device=device)
+        self.blocks = nn.ModuleList(Block(model, device) for _ in range(model.depth))
+        self.norm = nn.RMSNorm(model.dim, eps=EPS, device=device)
+        self.head = nn.Linear(model.dim, num_classes, device=device)
+        where = self.head.weight.device
+        positions = build_sincos2d_pos_embed([rows, columns], model.dim, device=where)
+        self.register_buffer("positions", positions, persistent=False)
+        turned = axial(rows, columns, model.dim // model.heads, device)
+        self.register_buffer("cos", turned.cos, persistent=False)
+        self.register_buffer("sin", turned.sin, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(self.patches(images)).flatten(2).transpose(1, 2)
+        condition = x.mean(dim=1)
+        x = x + self.positions
+        for block in self.blocks:
+            x = block(x, condition, Rotary(self.cos, self.sin))
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits
+
+
+def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rotary:
+    """Angles for rows x columns patches: half of a head turns by row, the other half by column.
+
+    The published code pairs neighbouring coordinates, ours one half with the other: the same
+    functions of the weights, whose rows come in another order. Raises ConfigError where a head's
+    width is no multiple of 4.
+    """
+    if head_dim % 4:
+        raise ConfigError(f"model.heads: axial positions need heads of 4 k, not of {head_dim}")
+    by_row = rotary(torch.arange(rows, device=device), head_dim // 2)
+    by_column = rotary(torch.arange(columns, device=device), head_dim // 2)
+    cos, sin = (
+        torch.cat([row.repeat_interleave(columns, dim=0), column.repeat(rows, 1)], dim=-1)
+        for row, column in zip(by_row, by_column, strict=True)
+    )
+    return Rotary(cos, sin)
+
+
+def build(model: JiT, image_shape: Shape, num_classes: int, device: Device = None) -> JiTClassifier:
+    """The network that `model` describes, initialised except on the meta device."""
+    network = JiTClassifier(model, image_shape, num_classes, device)
+    if not network.head.weight.is_meta:
+        initialise(network)
+    return network
+
+
+def initialise(network: JiTClassifier) -> None:
+    """Every matrix Xavier-uniform, biases zero; what modulates, and the head, start at zero."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.flatten(1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for block in network.blocks:
+        assert isinstance(block, Block)
+        nn.init.zeros_(block.modulation.weight)
+        block.attn.copy_projection()
+    nn.init.zeros_(network.head.weight)

@@ -1,0 +1,65 @@
+"""LocalViT "hs" as BeliefFormer's ImageNet experiment has it (docs/setups.md, section 5).
+
+Shapes: B batch, n patches in a square grid of g x g, d width, w FFN width.
+"""
+
+import math
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.layer import Attention
+from lit_attn.config.imagenet import LocalViT
+from lit_attn.models.imagenet_vit import Device, Shape, assemble
+
+
+class LocalFFN(nn.Module):
+    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, none with a bias.
+
+    (B, 1 + n, d) -> the same; the class token's place is zero, so that it goes around the FFN.
+    """
+
+    def __init__(self, dim: int, width: int, device: Device = None) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, width, bias=False, device=device)
+        self.conv = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False, device=device)
+        self.fc2 = nn.Linear(width, dim, bias=False, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x[:, 1:]
+        side = math.isqrt(patches.shape[1])
+        if side * side != patches.shape[1]:
+            raise ValueError(f"{patches.shape[1]} patches are not a square: images must be")
+        hidden = F.hardswish(self.fc1(patches)).transpose(1, 2).unflatten(-1, (side, side))
+        hidden = F.hardswish(self.conv(hidden)).flatten(2).transpose(1, 2)
+        return F.pad(self.fc2(hidden), (0, 0, 1, 0))
+
+
+def build(
+    model: LocalViT, image_shape: Shape, num_classes: int, device: Device = None
+) -> VisionTransformer:
+    """The network that `model` describes, initialised; ConfigError where patches do not tile."""
+    vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)
+    if not vit.get_parameter("pos_embed").is_meta:
+        initialise(vit)
+    return vit
+
+
+def initialise(vit: VisionTransformer) -> None:
+    """Every Linear, the class token and the positions Xavier-normal, biases zero.
+
+    Convolutions and norms keep PyTorch's defaults.
+    """
+    for name in ("cls_token", "pos_embed"):
+        nn.init.xavier_normal_(vit.get_parameter(name))
+    for module in vit.modules():
+        if isinstance(module, nn.Conv2d | nn.LayerNorm):
+            module.reset_parameters()
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for module in vit.modules():
+        if isinstance(module, Attention):
+            module.copy_projection()
