@@ -1,0 +1,263 @@
+"""Segmentation data in ADE20K's layout, read and augmented by mmsegmentation.
+
+A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samples": B
+SegDataSample}; its data preprocessor makes tensors of it. The batch of training step s is a pure
+function of (seed, s), whatever the number of worker processes or of devices: a cell that goes on
+from a checkpoint sees exactly the batches it would have seen.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lit_attn.config.data import Augmentation, Flip
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.segmentation import CategoryCrop, Photometric, Rescale, Scenery, Scenes
+from lit_attn.data import scenes
+from lit_attn.data.images import stream
+from lit_attn.data.sets import SPLIT_SEED
+from lit_attn.extras import require_mmseg
+
+if TYPE_CHECKING:
+    from mmseg.datasets import BaseSegDataset
+
+Batch = dict[str, list[Any]]
+
+
+class SceneryData(L.LightningDataModule):
+    """The splits of one data set.
+
+    `splits` names the evaluation loaders in their order: "val" where images are held out, then
+    "test" (ADE20K's validation folder). Batches are of `data.batch_size` over all devices together.
+    Raises ConfigError where the images or mmsegmentation cannot be had.
+    """
+
+    def __init__(self, data: Scenery, seed: int) -> None:
+        super().__init__()
+        require_mmseg("data.kind")
+        self.data = data
+        self.seed = seed
+        self.root = scenes.prepare(data) if isinstance(data, Scenes) else data.root
+        names = {folder: _names(self.root, folder) for folder in ("training", "validation")}
+        held, kept = _hold_out(len(names["training"]), data.validation)
+        self.train = _dataset(data, self.root, "training", kept, augmented=True)
+        self._evaluated = {"test": _dataset(data, self.root, "validation", None, augmented=False)}
+        if held:
+            val = _dataset(data, self.root, "training", held, augmented=False)
+            self._evaluated = {"val": val, **self._evaluated}
+        self.splits: list[str] = list(self._evaluated)
+        self.classes: tuple[str, ...] = tuple(self.train.metainfo["classes"])
+        self.palette: list[list[int]] = [list(colour) for colour in self.train.metainfo["palette"]]
+        whole, rest = divmod(len(self.train), data.batch_size)
+        self.steps_per_epoch = whole + (rest > 0 and not data.drop_last)
+        if not self.steps_per_epoch:
+            raise ConfigError(
+                f"data.batch_size: {data.batch_size} is more than the {len(self.train)} "
+                "images of an epoch"
+            )
+
+    def fingerprint(self) -> str:
+        """Hash of every file's name and size: reading 20,000 images would take minutes."""
+        digest = hashlib.sha256()
+        for path in sorted(self.root.rglob("*.*g")):
+            digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()[:12]
+
+    def train_dataloader(self) -> "TrainLoader":
+        """One pass over an epoch's batches, from wherever training stands."""
+        return TrainLoader(self)
+
+    def val_dataloader(self) -> "list[EvaluationLoader]":
+        """One loader for each of `splits`, each device's with its own share of the images."""
+        return [EvaluationLoader(self, dataset) for dataset in self._evaluated.values()]
+
+    def load(self, dataset: Dataset[Any], batches: list[list[Any]]) -> Iterator[Batch]:
+        """Read `batches` of indices in the worker processes."""
+        loader = DataLoader(
+            dataset,
+            batch_sampler=batches,
+            num_workers=self.data.workers,
+            collate_fn=_listed,
+            worker_init_fn=_single_threaded,
+        )
+        return iter(loader)
+
+    def share(self) -> tuple[int, int]:
+        """This process's rank and the number of processes that train together."""
+        trainer = self.trainer
+        return (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+
+    def samples(self, step: int) -> list[tuple[int, int]]:
+        """This device's (index, seed) pairs of training step `step`.
+
+        Where the last batch of an epoch does not go round all devices, its first images are used
+        again: every device needs one.
+        """
+        epoch, index = divmod(step, self.steps_per_epoch)
+        generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
+        order = torch.randperm(len(self.train), generator=generator).tolist()
+        size = self.data.batch_size
+        chosen = order[index * size : (index + 1) * size]
+        rank, world = self.share()
+        chosen += order[: -len(chosen) % world]
+        seeds = [stream(self.seed, "sample", step * size + place) for place in range(len(chosen))]
+        return list(zip(chosen, seeds, strict=True))[rank::world]
+
+
+class TrainLoader:
+    """Iterates over the rest of an epoch; stateful in Lightning's sense, by the step alone."""
+
+    def __init__(self, data: SceneryData) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        trainer = self.data.trainer
+        start = 0 if trainer is None else trainer.global_step
+        stop = (start // len(self) + 1) * len(self)
+        batches = [self.data.samples(step) for step in range(start, stop)]
+        return self.data.load(_Seeded(self.data.train), batches)
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Nothing to take up."""
+
+
+class EvaluationLoader:
+    """Every image of a split once, over all devices together, one at a time: they differ in size.
+
+    Devices may have one image more or less than each other; none is counted twice.
+    """
+
+    def __init__(self, data: SceneryData, dataset: "BaseSegDataset") -> None:
+        self.data = data
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.data.load(self.dataset, self._batches())
+
+    def _batches(self) -> list[list[int]]:
+        rank, world = self.data.share()
+        return [[index] for index in range(rank, len(self.dataset), world)]
+
+
+class _Seeded(Dataset[Any]):
+    """The augmented sample of an (index, seed) pair; the generators are left as they were.
+
+    mmsegmentation's transforms draw from the global generators of numpy and of Python.
+    """
+
+    def __init__(self, dataset: "BaseSegDataset") -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, pair: tuple[int, int]) -> Any:
+        index, seed = pair
+        states = np.random.get_state(), random.getstate()
+        try:
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+            return self.dataset[index]
+        finally:
+            np.random.set_state(states[0])
+            random.setstate(states[1])
+
+
+def pipeline(data: Scenery, *, augmented: bool) -> list[dict[str, Any]]:
+    """mmsegmentation's configuration of the steps from a file to a sample."""
+    read = {"type": "LoadImageFromFile"}
+    labels = {"type": "mmseg.LoadAnnotations"}
+    packed = {"type": "mmseg.PackSegInputs"}
+    if augmented:
+        return [read, labels, *(_step(step, data) for step in data.augment), packed]
+    # Labels after the resize: the prediction is brought to their size, not they to its.
+    return [read, {"type": "mmseg.Resize", **_size(data)}, labels, packed]
+
+
+def _step(step: Augmentation, data: Scenery) -> dict[str, Any]:
+    match step:
+        case Rescale():
+            resize = {"resize_type": "mmseg.Resize", **_size(data)}
+            return {"type": "RandomResize", "ratio_range": step.ratio, **resize}
+        case CategoryCrop():
+            size = (data.crop, data.crop)
+            return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": step.most}
+        case Flip():
+            return {"type": "mmseg.RandomFlip", "prob": step.p}
+        case _:
+            assert isinstance(step, Photometric)
+            return {"type": "mmseg.PhotoMetricDistortion"}
+
+
+def _size(data: Scenery) -> dict[str, Any]:
+    return {"scale": (data.long_side, data.short_side), "keep_ratio": True}
+
+
+def _dataset(
+    data: Scenery, root: Path, folder: str, indices: list[int] | None, *, augmented: bool
+) -> "BaseSegDataset":
+    from mmseg.datasets import ADE20KDataset, BaseSegDataset
+
+    arguments: dict[str, Any] = {
+        "data_root": str(root),
+        "data_prefix": {"img_path": f"images/{folder}", "seg_map_path": f"annotations/{folder}"},
+        "pipeline": pipeline(data, augmented=augmented),
+        "indices": indices,
+        # Packing the paths into one array saves little and collects garbage for a second.
+        "serialize_data": False,
+    }
+    if not isinstance(data, Scenes):
+        return ADE20KDataset(**arguments)
+    metainfo = {"classes": scenes.CLASSES, "palette": scenes.PALETTE}
+    return BaseSegDataset(**arguments, metainfo=metainfo, reduce_zero_label=True)
+
+
+def _names(root: Path, folder: str) -> list[str]:
+    """The images of a folder; ConfigError where there are none or one has no annotation."""
+    images, annotations = root / "images" / folder, root / "annotations" / folder
+    for place in (images, annotations):
+        if not place.is_dir():
+            raise ConfigError(
+                f"data.root: {place} is not a folder; root is ADE20K's ADEChallengeData2016 "
+                "(`kind: scenes` needs no download)"
+            )
+    names = sorted(path.stem for path in images.glob("*.jpg"))
+    missing = sorted(set(names) - {path.stem for path in annotations.glob("*.png")})
+    if not names:
+        raise ConfigError(f"data.root: {images} holds no .jpg images")
+    if missing:
+        raise ConfigError(f"data.root: {annotations / missing[0]}.png is missing")
+    return names
+
+
+def _hold_out(count: int, held: int) -> tuple[list[int], list[int]]:
+    """`held` indices of `count`, the same for every seed, and the others."""
+    if held >= count:
+        raise ConfigError(f"data.validation: {held} of {count} training images leaves none")
+    order = np.random.default_rng(SPLIT_SEED).permutation(count)
+    return sorted(order[:held].tolist()), sorted(order[held:].tolist())
+
+
+def _listed(samples: list[dict[str, Any]]) -> Batch:
+    return {key: [sample[key] for sample in samples] for key in samples[0]}
+
+
+def _single_threaded(worker: int) -> None:
+    """Many workers with OpenCV's threads each would fight over the cores."""
+    import cv2
+
+    cv2.setNumThreads(0)

@@ -1,0 +1,158 @@
+"""Scenes of real handwritten digits on textured ground, a label for every pixel, as files.
+
+They are what a segmentation set-up can be run on without a download: small, real in what has to be
+recognised, and laid out as ADE20K is. Training scenes are made of scikit-learn's training digits
+only, evaluation scenes of its test digits.
+
+Shapes: ink (s, s) from 0 (paper) to 1; pictures (h, w, 3); labels (h, w), 0 no class, 1..13.
+"""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lit_attn.config.data import Digits
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.segmentation import Scenes
+from lit_attn.data import sets
+
+CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
+
+# Greys for the grounds, hues round the circle for the digits.
+PALETTE = (
+    *((70, 70, 70), (140, 140, 140), (210, 210, 210)),
+    *((230, 25, 75), (245, 130, 48), (255, 225, 25), (191, 239, 69), (60, 180, 75)),
+    *((66, 212, 244), (67, 99, 216), (145, 30, 180), (240, 50, 230), (250, 190, 212)),
+)
+
+# Changes with what a scene looks like, so that no old folder is taken for a new one.
+VERSION = 1
+
+# Red, green and blue that a ground tends to.
+TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
+
+HEIGHT = 64
+WIDTHS = {"training": 64, "validation": 96}
+DIGITS = (8, 16)
+
+# Digits stand on a lattice of 8 pixels and are 2 or 3 of its cells wide, so that a small model on
+# patches of 8 learns to read some of them in minutes.
+CELL = 8
+DIGIT_CELLS = (2, 2)
+
+# Ink that makes a pixel a digit's, and ink that leaves it the ground's; between, it is nobody's.
+DIGIT_INK, GROUND_INK = 0.5, 0.25
+
+
+def prepare(data: Scenes) -> Path:
+    """The folder that holds the scenes, written first where it does not stand yet.
+
+    Cells that start at once may all write it; whichever is done first is kept. Raises ConfigError
+    where the folder cannot be written.
+    """
+    made = [VERSION, data.training_images, data.evaluation_images]
+    folder = data.root / hashlib.sha256(json.dumps(made).encode()).hexdigest()[:10]
+    if folder.is_dir():
+        return folder
+    try:
+        data.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data.root, prefix=".scenes-") as temporary:
+            made_here = Path(temporary) / "scenes"
+            _write(made_here, data)
+            try:
+                made_here.rename(folder)
+            except OSError:
+                # Another cell's folder stands there by now; anything else is an error.
+                if not folder.is_dir():
+                    raise
+    except OSError as error:
+        raise ConfigError(f"data.root: cannot write to {data.root}: {error.strerror}") from error
+    return folder
+
+
+def scene(
+    width: int,
+    images: NDArray[np.uint8],
+    digits: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """One picture and its labels, its digits drawn from `images` (N, 1, 8, 8)."""
+    picture, labels = _ground(width, generator)
+    taken = np.zeros((HEIGHT, width), dtype=bool)
+    for _ in range(generator.integers(*DIGITS, endpoint=True)):
+        chosen = generator.integers(len(images))
+        side = CELL * int(generator.integers(*DIGIT_CELLS, endpoint=True))
+        top = CELL * int(generator.integers((HEIGHT - side) // CELL + 1))
+        left = CELL * int(generator.integers((width - side) // CELL + 1))
+        box = np.s_[top : top + side, left : left + side]
+        if taken[box].any():
+            continue
+        taken[box] = True
+        ink = _ink(images[chosen, 0], side)
+        # Lighter than all ground.
+        tone = 240 + generator.uniform(-15, 15, 3)
+        picture[box] += ink[..., None] * (tone - picture[box])
+        labels[box][ink >= GROUND_INK] = 0
+        labels[box][ink >= DIGIT_INK] = 4 + digits[chosen]
+    return picture.clip(0, 255).astype(np.uint8), labels
+
+
+def _write(folder: Path, data: Scenes) -> None:
+    """Every scene's JPEG and PNG; scene i of a split is the same whatever the number of scenes."""
+    splits = sets.load(Digits())
+    counts = {"training": data.training_images, "validation": data.evaluation_images}
+    for index, (name, count) in enumerate(counts.items()):
+        digits = splits["train" if name == "training" else "test"]
+        for kind in ("images", "annotations"):
+            (folder / kind / name).mkdir(parents=True)
+        for number in range(count):
+            generator = np.random.default_rng([VERSION, index, number])
+            picture, labels = scene(WIDTHS[name], digits.images, digits.labels, generator)
+            stem = f"scene_{number:05d}"
+            Image.fromarray(picture).save(folder / "images" / name / f"{stem}.jpg", quality=95)
+            Image.fromarray(labels).save(folder / "annotations" / name / f"{stem}.png")
+
+
+def _ink(digit: NDArray[np.uint8], side: int) -> NDArray[np.float64]:
+    """An 8 x 8 digit as (side, side) ink."""
+    enlarged = Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)
+    return np.asarray(enlarged, dtype=np.float64) / 255
+
+
+def _ground(
+    width: int, generator: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Two textures that meet at a slanted horizon; their colours overlap, their patterns do not."""
+    y, x = np.mgrid[:HEIGHT, :width]
+    horizon = HEIGHT * generator.uniform(0.3, 0.7) + generator.uniform(-0.2, 0.2) * (x - width / 2)
+    below = y > horizon
+    picture = np.empty((HEIGHT, width, 3))
+    labels = np.empty((HEIGHT, width), dtype=np.uint8)
+    kinds = generator.choice(3, size=2, replace=False)
+    for kind, part in zip(kinds, (below, ~below), strict=True):
+        dark = 90 + TINTS[kind] + generator.uniform(-25, 25, 3)
+        light = dark + generator.uniform(40, 70)
+        pattern = _texture(int(kind), y, x, generator)[..., None]
+        picture[part] = (dark + pattern * (light - dark))[part]
+        labels[part] = 1 + kind
+    return picture, labels
+
+
+def _texture(
+    kind: int, y: NDArray[np.int64], x: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Stripes, checks or speckle, from 0 to 1; (h, w)."""
+    if kind == 2:
+        return generator.uniform(0, 1, y.shape)
+    angle = generator.uniform(0, np.pi)
+    period = generator.uniform(5, 9)
+    along = np.sin(2 * np.pi * (x * np.cos(angle) + y * np.sin(angle)) / period)
+    if kind == 0:
+        return (1 + along) / 2
+    across = np.sin(2 * np.pi * (y * np.cos(angle) - x * np.sin(angle)) / period)
+    return np.where(along * across > 0, 1.0, 0.0)

@@ -1,0 +1,156 @@
+"""A backbone and a mask head with our attention, registered in mmsegmentation's MODELS.
+
+A plain mmsegmentation configuration uses them with
+    custom_imports = dict(imports=["lit_attn.models.mmseg_parts"])
+    backbone = dict(type="AttentionViT", attention="belief2", img_size=512, ...)
+    decode_head = dict(type="AttentionMaskHead", attention="belief2", ...)
+where `attention` is a preset's name, or the parts: dict(zz=True, residual=dict(kind="split")).
+
+Shapes: B batch, h x w patches, d width, K classes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.model import BaseModule, ModuleList
+from mmseg.models.decode_heads import SegmenterMaskTransformerHead
+from mmseg.registry import MODELS
+from timm.layers import Mlp
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.config.imagenet import ImageViT
+from lit_attn.config.model import FFN
+from lit_attn.models import imagenet_vit
+from lit_attn.models.pretrained import load_pretrained
+from lit_attn.models.vit import AttentionBlock, initialise
+
+Given = AttentionSpec | str | Mapping[str, Any]
+
+
+@MODELS.register_module()
+class AttentionViT(BaseModule):
+    """timm's vision transformer as a backbone: images (B, 3, H, W) -> one map (B, d, h, w).
+
+    The final norm is applied and the class token dropped (Strudel et al. 2021, section 3.1).
+    Defaults are ViT-Ti/16's. Images that the patches do not tile are padded on the right and below.
+    `ffn` is the FFN's width; None leaves it out. `pretrained` is timm's name of the weights that
+    `init_weights` loads, from `checkpoint` where that is given.
+    """
+
+    def __init__(
+        self,
+        attention: Given = "standard",
+        img_size: int = 512,
+        patch_size: int = 16,
+        embed_dims: int = 192,
+        num_layers: int = 12,
+        num_heads: int = 3,
+        ffn: int | None = 768,
+        drop_path_rate: float = 0.1,
+        pretrained: str | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        model = ImageViT(
+            attention=spec_of(attention),
+            dim=embed_dims,
+            depth=num_layers,
+            heads=num_heads,
+            patch=patch_size,
+            ffn=None if ffn is None else FFN(width=ffn),
+            drop_path=drop_path_rate,
+            norm_eps=1e-5,
+        )
+        self.vit = imagenet_vit.build(model, (3, img_size, img_size), 0, torch.get_default_device())
+        self.pretrained = pretrained
+        self.checkpoint = checkpoint
+
+    def init_weights(self) -> None:
+        """Initialise anew, or load the pretrained weights; ConfigError where they are missing."""
+        if self.pretrained is None:
+            initialise(self.vit, "timm")
+        else:
+            load_pretrained(self.vit, self.pretrained, self.checkpoint)
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        tokens = self.vit.forward_features(images)[:, self.vit.num_prefix_tokens :]
+        grid = self.vit.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+        return (tokens.transpose(1, 2).unflatten(-1, grid),)
+
+
+@MODELS.register_module()
+class AttentionMaskHead(SegmenterMaskTransformerHead):
+    """mmsegmentation's mask transformer with our attention: (B, d, h, w) -> masks (B, K, h, w).
+
+    Defaults are Seg-T-Mask/16's. The two projections onto which patches and classes are compared
+    start from N(0, 1/d), as the published code has it; mmsegmentation's own head starts smaller.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        attention: Given = "standard",
+        in_channels: int = 192,
+        embed_dims: int = 192,
+        num_layers: int = 2,
+        num_heads: int = 3,
+        ffn: int | None = 768,
+        drop_rate: float = 0.1,
+        ignore_index: int = 255,
+    ) -> None:
+        super().__init__(
+            in_channels=in_channels,
+            channels=embed_dims,
+            num_classes=num_classes,
+            num_layers=0,
+            num_heads=num_heads,
+            embed_dims=embed_dims,
+            dropout_ratio=0.0,
+            ignore_index=ignore_index,
+            # The mean over labelled pixels: mmsegmentation's default divides by all of them.
+            loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
+        )
+        layer = attn_layer(spec_of(attention))
+        blocks: list[nn.Module] = []
+        for _ in range(num_layers):
+            block = Block(
+                embed_dims,
+                num_heads,
+                qkv_bias=True,
+                proj_drop=drop_rate,
+                attn_drop=drop_rate,
+                norm_layer=nn.LayerNorm,
+                attn_layer=layer,
+            )
+            if ffn is not None:
+                block.mlp = Mlp(embed_dims, ffn, drop=drop_rate)
+            blocks.append(AttentionBlock(block) if ffn is None else block)
+        self.layers = ModuleList(blocks)
+
+    def init_weights(self) -> None:
+        """Truncated normals of deviation 0.02; W_p copies W where the attention says so."""
+        super().init_weights()
+        for projection in (self.patch_proj, self.classes_proj):
+            nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.copy_projection()
+
+
+def spec_of(given: Given) -> AttentionSpec:
+    """An attention specification from a preset's name or from its parts."""
+    if isinstance(given, AttentionSpec):
+        return given
+    if isinstance(given, str):
+        return preset(given)
+    return AttentionSpec.model_validate({key: _plain(value) for key, value in given.items()})
+
+
+def _plain(value: Any) -> Any:
+    """mmengine's dictionaries as Python's own."""
+    return dict(value) if isinstance(value, Mapping) else value
