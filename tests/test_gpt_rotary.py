@@ -54,10 +54,10 @@ def test_odd_head_width_is_refused() -> None:
 
 
 @every_spec
-@pytest.mark.parametrize("head_dim", [4, 16])
-def test_heads_of_another_width(spec: AttentionSpec, head_dim: int) -> None:
+def test_heads_of_another_width(spec: AttentionSpec) -> None:
     """Three heads whose widths do not add up to the layer's."""
     torch.manual_seed(0)
-    layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double()
+    head_dim = 4
+    layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double().eval()
     assert layer.proj.in_features == HEADS * head_dim
     assert_same(layer, tokens(7), rotary=rotary(torch.arange(7), head_dim))

@@ -1,5 +1,7 @@
 """Turn text into shards of tokens: `python -m lit_attn.data.prepare SOURCE --out FOLDER`.
 
+Source `listops` writes the Long Range Arena's expressions as text instead.
+
 A run that was stopped goes on where it was when it is started again. The folder is complete when
 meta.json is in it, which says what was made of what, with counts and SHA-256 sums.
 """
@@ -24,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 when the folder is complete, 2 for what cannot be had, 130 when interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        prepare(options)
+        if options.source == "listops":
+            prepare_listops(options.out)
+        else:
+            prepare(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -73,9 +78,19 @@ def prepare(options: argparse.Namespace) -> None:
     print(f"{options.out}: {writer.tokens:,} tokens, vocabulary {encode.vocabulary:,}")
 
 
+def prepare_listops(folder: Path) -> None:
+    """The Long Range Arena's files, the same ones every time."""
+    from lit_attn.config.sequence import ListOps
+    from lit_attn.data.text.labelled import write_listops
+
+    print("100,000 expressions, which takes some minutes", file=sys.stderr)
+    write_listops(folder, ListOps())
+    print(f"{folder}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lit_attn.data.prepare", description=__doc__)
-    parser.add_argument("source", choices=list(TOKENIZERS))
+    parser.add_argument("source", choices=[*TOKENIZERS, "listops"])
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"])
     parser.add_argument(

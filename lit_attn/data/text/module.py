@@ -1,8 +1,5 @@
 """Batches of token sequences: training batches by step, evaluation over whole splits.
 
-The batch of training step s is a pure function of (seed, s), whatever the number of devices: each
-of R ranks takes every R-th sequence of it.
-
 Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one token later.
 """
 
@@ -10,7 +7,6 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-import lightning as L
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,12 +16,13 @@ from lit_attn.config.errors import ConfigError
 from lit_attn.config.text import IGNORED, Tokens
 from lit_attn.data.images import stream as seed_of
 from lit_attn.data.text import corpus
+from lit_attn.data.text.steps import SteppedData
 from lit_attn.data.text.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
 
 
-class TextData(L.LightningDataModule):
+class TextData(SteppedData):
     """The splits of one text.
 
     `splits` names the evaluation loaders in their order: "val", then "test" where there is one.
@@ -33,12 +30,10 @@ class TextData(L.LightningDataModule):
     """
 
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(data, seed, device)
         self.data = data
-        self.seed = seed
-        self.device = device
         self.streams = corpus.load(data)
-        self.splits: list[str] = [name for name in ("val", "test") if name in self.streams]
+        self.splits = [name for name in ("val", "test") if name in self.streams]
         for name, stream in self.streams.items():
             needed = data.context + 1 if name == "train" else 2
             if len(stream) < needed:
@@ -55,29 +50,9 @@ class TextData(L.LightningDataModule):
         self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
         self._permutation = lru_cache(maxsize=2)(self._drawn)
 
-    @property
-    def rank(self) -> int:
-        """This process among the `world` that share a batch."""
-        return 0 if self.trainer is None else self.trainer.global_rank
-
-    @property
-    def world(self) -> int:
-        """Number of processes; raises ConfigError where they do not divide a micro-batch."""
-        world = 1 if self.trainer is None else self.trainer.world_size
-        micro_batch = self.data.batch_size // self.data.accumulate
-        if micro_batch % world:
-            raise ConfigError(
-                f"data.batch_size: {world} devices do not divide a micro-batch of {micro_batch}"
-            )
-        return world
-
     def fingerprint(self) -> str:
         """Hash of the tokens trained and evaluated on."""
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
-
-    def train_dataloader(self) -> "TrainLoader":
-        """One epoch's micro-batches, from wherever training stands."""
-        return TrainLoader(self)
 
     def val_dataloader(self) -> "list[EvaluationLoader]":
         """One loader for each of `splits`."""
@@ -106,34 +81,6 @@ class TextData(L.LightningDataModule):
         drawn = np.random.default_rng(seed_of(self.seed, "order", number))
         count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
         return int(drawn.integers(spare + 1)), drawn.permutation(count)
-
-
-class TrainLoader:
-    """Iterates over the rest of an epoch; stateful in Lightning's sense, by the step alone."""
-
-    def __init__(self, data: TextData) -> None:
-        self.data = data
-        self.accumulate = data.data.accumulate
-
-    def __len__(self) -> int:
-        return self.data.steps_per_epoch * self.accumulate
-
-    def __iter__(self) -> Iterator[Batch]:
-        trainer = self.data.trainer
-        start = 0 if trainer is None else trainer.global_step
-        stop = (start // self.data.steps_per_epoch + 1) * self.data.steps_per_epoch
-        for step in range(start, stop):
-            inputs, targets = self.data.batch(step)
-            yield from zip(
-                inputs.chunk(self.accumulate), targets.chunk(self.accumulate), strict=True
-            )
-
-    def state_dict(self) -> dict[str, int]:
-        """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Nothing to take up."""
 
 
 class EvaluationLoader:
