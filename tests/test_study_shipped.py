@@ -1,5 +1,6 @@
 """The studies in ablations.yaml: they expand, and their models are the papers' to the parameter."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def parameters(study: str, variant: str) -> int:
 def test_digits_alone_is_the_default() -> None:
     defaults = [name for name, m in matrices().items() if m.source.study.default]
     assert defaults == ["digits"]
+
+
+def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "studies.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    counts = {}
+    for example in examples:
+        path = tmp_path / "ablations.yaml"
+        path.write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
+        for name, source in read_studies(path).items():
+            counts[name] = len(expand(source, tmp_path).jobs)
+    assert counts == {"split": 4 * 3, "product": (16 - 2 - 3 + 1) * 3}
 
 
 @pytest.mark.parametrize("name", matrices())

@@ -125,8 +125,9 @@ class Runner:
         if folder.result(job.folder, job.identity) is not None:
             return Outcome(job, seconds)
         begun = folder.attempts(job.folder)
-        attempt = begun[-1] if begun else folder.new_attempt(job.folder)
-        log = folder.tail(attempt)
+        # A process that died before it began an attempt of its own leaves the last one's record.
+        attempt = begun[-1] if begun and folder.last_exit(begun[-1]) is None else None
+        log = "" if attempt is None else folder.tail(attempt)
         ended = Exit(
             failure=failure.classify(code, log),
             returncode=code,
@@ -135,7 +136,7 @@ class Runner:
         )
         with contextlib.suppress(OSError):
             # A full or vanished disk fails the cell, not the rest of the run.
-            ended.write(attempt / "exit.json")
+            ended.write((attempt or folder.new_attempt(job.folder)) / "exit.json")
         return Outcome(job, seconds, ended.failure, ended.message)
 
     def _finish(self, outcome: Outcome) -> None:
