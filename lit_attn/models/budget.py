@@ -3,6 +3,7 @@
 Everything is measured on the meta device: nothing is allocated, nothing is computed.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,10 +11,20 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.config.errors import ConfigError
+from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
 from lit_attn.config.model import Model, ViT
-from lit_attn.models import vit
+from lit_attn.config.segmentation import Segmenter
+from lit_attn.models import imagenet_vit, jit, local_vit, segmenter, vit
 
 Shape = tuple[int, int, int]
+
+BUILDERS: dict[type[Model], Callable[..., nn.Module]] = {
+    ViT: vit.build,
+    ImageViT: imagenet_vit.build,
+    LocalViT: local_vit.build,
+    JiT: jit.build,
+    Segmenter: segmenter.build,
+}
 
 
 class Budget(NamedTuple):
@@ -27,9 +38,8 @@ class Budget(NamedTuple):
 def build(
     model: Model, image_shape: Shape, num_classes: int, device: str | None = None
 ) -> nn.Module:
-    """The network of any registered kind of model."""
-    assert isinstance(model, ViT)
-    return vit.build(model, image_shape, num_classes, device)
+    """The network of any kind of model for images, initialised except on the meta device."""
+    return BUILDERS[type(model)](model, image_shape, num_classes, device)
 
 
 def describe(model: Model, image_shape: Shape, num_classes: int) -> Budget:
