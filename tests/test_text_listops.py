@@ -184,7 +184,7 @@ def text(folder: Path, rows: str, **changes: object) -> LabelledData:
 
 def test_labelled_text(tmp_path: Path) -> None:
     tokens, present, labels = text(tmp_path, "1\tabcdef\n0\tg\n").batch(0)
-    rows = {label: row for label, row in zip(labels.tolist(), tokens.tolist(), strict=True)}
+    rows = dict(zip(labels.tolist(), tokens.tolist(), strict=True))
     assert rows == {1: [98, 99, 100, 101], 0: [104, 0, 0, 0]}
     assert present.sum() == 5
 

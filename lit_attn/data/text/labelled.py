@@ -20,10 +20,9 @@ from torch import Tensor
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.sequence import Labelled, LabelledText, ListOps
 from lit_attn.config.text import IGNORED
-from lit_attn.data.images import stream as seed_of
 from lit_attn.data.text import listops
 from lit_attn.data.text.corpus import read_text
-from lit_attn.data.text.steps import SteppedData
+from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.files import write_atomic
 
 SPLITS = ("train", "val", "test")
@@ -105,8 +104,7 @@ class LabelledData(SteppedData):
         )
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
-        drawn = np.random.default_rng(seed_of(self.seed, "order", number))
-        return drawn.permutation(len(self.samples["train"]))
+        return generator(self.seed, "order", number).permutation(len(self.samples["train"]))
 
 
 class EvaluationLoader:

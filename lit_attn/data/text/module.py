@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.text import IGNORED, Tokens
-from lit_attn.data.images import stream as seed_of
 from lit_attn.data.text import corpus
-from lit_attn.data.text.steps import SteppedData
+from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.data.text.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
@@ -67,7 +66,7 @@ class TextData(SteppedData):
         """Where the sequences of a step begin, over all ranks; (batch_size,)."""
         n, size = self.data.context, self.data.batch_size
         if self.data.order == "random":
-            drawn = np.random.default_rng(seed_of(self.seed, "batch", step))
+            drawn = generator(self.seed, "batch", step)
             return drawn.integers(len(self.streams["train"]) - n, size=size)
         number, index = divmod(step, self.per_pass)
         places = np.arange(index * size, (index + 1) * size)
@@ -78,7 +77,7 @@ class TextData(SteppedData):
 
     def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
         """The offset and the order of the sequences of pass `number`."""
-        drawn = np.random.default_rng(seed_of(self.seed, "order", number))
+        drawn = generator(self.seed, "order", number)
         count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
         return int(drawn.integers(spare + 1)), drawn.permutation(count)
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,3 +77,8 @@ class TrainLoader:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Nothing to take up."""
+
+
+def generator(seed: int, purpose: str, number: int) -> np.random.Generator:
+    """Random numbers for one purpose and number; neighbours share nothing, for NumPy hashes them."""
+    return np.random.default_rng([seed, *purpose.encode(), number])
