@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lit_attn.config.data import Augmentation, Flip
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.segmentation import CategoryCrop, Photometric, Rescale, Scenery, Scenes
 from lit_attn.data import scenes
-from lit_attn.data.images import stream
 from lit_attn.data.sets import SPLIT_SEED
+from lit_attn.data.text.steps import generator
 from lit_attn.extras import require_mmseg
 
 if TYPE_CHECKING:
@@ -59,8 +58,8 @@ class SceneryData(L.LightningDataModule):
         self.steps_per_epoch = whole + (rest > 0 and not data.drop_last)
         if not self.steps_per_epoch:
             raise ConfigError(
-                f"data.batch_size: {data.batch_size} is more than the {len(self.train)} "
-                "images of an epoch"
+                f"data.batch_size: {data.batch_size} is more than the {len(self.train)} samples "
+                "of an epoch"
             )
 
     def fingerprint(self) -> str:
@@ -101,13 +100,12 @@ class SceneryData(L.LightningDataModule):
         again: every device needs one.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
-        generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
-        order = torch.randperm(len(self.train), generator=generator).tolist()
+        order = generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
         size = self.data.batch_size
         chosen = order[index * size : (index + 1) * size]
         rank, world = self.share()
         chosen += order[: -len(chosen) % world]
-        seeds = [stream(self.seed, "sample", step * size + place) for place in range(len(chosen))]
+        seeds = generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
         return list(zip(chosen, seeds, strict=True))[rank::world]
 
 
@@ -169,7 +167,7 @@ class _Seeded(Dataset[Any]):
         index, seed = pair
         states = np.random.get_state(), random.getstate()
         try:
-            np.random.seed(seed % 2**32)
+            np.random.seed(seed)
             random.seed(seed)
             return self.dataset[index]
         finally:
