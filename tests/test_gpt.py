@@ -250,3 +250,23 @@ def test_order_of_tokens_matters_to_a_classifier() -> None:
     present = torch.ones(2, 9, dtype=torch.bool)
     assert (network(tokens, present) - network(tokens.flip(1), present)).abs().max() > 1e-9
     assert any(isinstance(module, Attention) for module in network.modules())
+
+
+@every_choice
+def test_bfloat16_autocast_stays_near_single_precision(name: str) -> None:
+    network, tokens = gpt_cases.network(name).float(), gpt_cases.tokens()
+    exact = network.nll(tokens, gpt_cases.tokens(seed=2))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network.nll(tokens, gpt_cases.tokens(seed=2))
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.03, atol=0.03)
+    rounded.mean().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nanogpt", "casted", "transformer++"])
+def test_compiled(name: str) -> None:
+    torch.compiler.reset()
+    network, tokens = gpt_cases.network(name).float(), gpt_cases.tokens()
+    expected = network(tokens)
+    torch.testing.assert_close(torch.compile(network)(tokens), expected, rtol=1e-4, atol=1e-5)

@@ -80,5 +80,5 @@ class TrainLoader:
 
 
 def generator(seed: int, purpose: str, number: int) -> np.random.Generator:
-    """Random numbers for one purpose and number; neighbours share nothing, for NumPy hashes them."""
+    """Random numbers for one purpose and number; NumPy hashes them, so neighbours share nothing."""
     return np.random.default_rng([seed, *purpose.encode(), number])
