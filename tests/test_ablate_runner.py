@@ -212,9 +212,10 @@ def test_a_second_interrupt_stops_and_a_third_kills(tmp_path: Path, stubborn: bo
     with cli(tmp_path, "--jobs", "1") as process:
         until(lambda: hanging(tmp_path))
         pids = [*running(tmp_path), *hanging(tmp_path)]
-        for _ in range(3 if stubborn else 2):
+        assert process.stdout is not None
+        for answer in ("finishing", "stopping", *(["stopping"] if stubborn else [])):
             process.send_signal(signal.SIGINT)
-            time.sleep(0.5)
+            until(lambda word=answer: word in process.stdout.readline())
         assert process.wait(TIMEOUT) == 130
     assert not any(alive(pid) for pid in pids)
     ended = folder.last_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))

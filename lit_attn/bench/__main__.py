@@ -23,7 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
     attention.add_argument("--rounds", type=int, default=15)
     attention.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
     attention.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    runner = commands.add_parser("runner", help="expansion, and overhead per cell")
+    runner.add_argument("--cells", type=int, default=64, help="trivial cells to run")
+    runner.add_argument("--jobs", type=int, default=2, help="cells at once")
+    runner.add_argument("--expand", type=int, default=10_000, help="cells to expand")
+    runner.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
+    if options.command == "runner":
+        return _runner(options)
     for name in options.presets:
         if name not in PRESETS:
             parser.error(f"--presets: '{name}' is not a preset{nearest(name, PRESETS)}")
@@ -33,6 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rounds < 2:
         parser.error("--rounds: a spread needs at least 2")
     return _attention(options)
+
+
+def _runner(options: argparse.Namespace) -> int:
+    from lit_attn.bench import runner
+
+    print(runner.table(runner.run(options.cells, options.jobs, options.expand, options.rounds)))
+    return 0
 
 
 def _attention(options: argparse.Namespace) -> int:
