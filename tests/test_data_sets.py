@@ -1,18 +1,17 @@
 """Image sets from every source, and one clear line for what is wrong with them."""
 
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+import torchvision
 from PIL import Image
 
 from lit_attn.config.data import Cifar10, Cifar100, Digits, Folder, Npz
 from lit_attn.config.errors import ConfigError
 from lit_attn.data import sets
-from lit_attn.data.images import ImageData, TrainLoader, stream
-
-CPU = torch.device("cpu")
 
 
 def npz(path: Path, **changes: np.ndarray) -> Npz:
@@ -62,11 +61,16 @@ def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": np.full(40, 4)}, "labels go from 4 to 4, configured are 4 classes"),
-        ({"y_test": np.zeros(3)}, "test has 10 images and 3 labels"),
+        (
+            {"y_train": np.full(40, 4)},
+            r"a\.npz: train labels go from 4 to 4, configured are 4 classes",
+        ),
+        ({"y_test": np.zeros(3, int)}, "test has 10 images and 3 labels"),
         ({"x_test": np.zeros((10, 9, 8, 3), np.uint8)}, r"\(3, 9, 8\) \(C, H, W\), configured"),
         ({"x_train": np.zeros((40, 8, 8, 3))}, "must be uint8 of .* is float64"),
         ({"x_train": np.zeros((40, 8), np.uint8)}, "must be uint8 of"),
+        ({"y_test": np.full(10, 0.5)}, r"y_test must be integers of \(N,\), is float64"),
+        ({"y_test": np.eye(10, 4, dtype=int)}, r"y_test must be integers .* of \(10, 4\)"),
     ],
 )
 def test_bad_arrays(changes: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
@@ -79,6 +83,13 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
         sets.load(data)
     data.path.write_bytes(b"not a zip")
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
+        sets.load(data)
+    with data.path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read .* single array"):
+        sets.load(data)
+    data.path.write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
         sets.load(data)
     np.savez(data.path, x_train=np.zeros((2, 8, 8, 3), np.uint8))
@@ -114,16 +125,19 @@ def test_bad_folders(tmp_path: Path) -> None:
     (tmp_path / "test" / "cow").rmdir()
     with pytest.raises(ConfigError, match=r"3, but .* has 2 folders"):
         sets.load(data.model_copy(update={"classes": 3}))
-    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"\x89PNG broken")
-    with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
-        sets.load(data)
+    whole = (tmp_path / "train" / "cat" / "0.png").read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(b"IDAT") + 12] ^= 255
+    for broken in (b"\x89PNG broken", whole[:-30], bytes(flipped)):
+        (tmp_path / "train" / "cat" / "0.png").write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
+            sets.load(data)
     with pytest.raises(ConfigError, match="train: is not a folder"):
         sets.load(data.model_copy(update={"path": tmp_path / "nowhere"}))
 
 
 def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torchvision's own reader; here its download is what is missing."""
-    import torchvision
 
     def offline(*args: object, **options: object) -> None:
         raise OSError("Name or service not known")
@@ -134,60 +148,38 @@ def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert Cifar100().num_classes == 100
 
 
-def test_epochs_are_permutations_and_passes(tmp_path: Path) -> None:
-    """One epoch of three passes sees every image three times; the last partial batch is dropped."""
-    data = npz(tmp_path / "a.npz").model_copy(update={"epoch_length": 3, "batch_size": 10})
-    images = ImageData(data, 0, CPU)
-    assert images.steps_per_epoch == 12
-    order = images._order(0, 40)
-    assert order.bincount().tolist() == [3] * 40
-    assert sorted(order[:40].tolist()) == list(range(40))
-    assert not torch.equal(order, images._order(1, 40))
-    assert not torch.equal(order, ImageData(data, 1, CPU)._order(0, 40))
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_that_stands_there_is_read(classes: int, tmp_path: Path) -> None:
+    """Files as torchvision's download leaves them, with three images each."""
+    reader = {10: torchvision.datasets.CIFAR10, 100: torchvision.datasets.CIFAR100}[classes]
+    key = {10: "labels", 100: "fine_labels"}[classes]
+    folder = tmp_path / reader.base_folder
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(3, 3072), dtype=np.uint8)
+    for name, _ in (*reader.train_list, *reader.test_list):
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, key: [0, classes - 1, 5]}))
+    (folder / reader.meta["filename"]).write_bytes(pickle.dumps({reader.meta["key"]: []}))
+    data = {10: Cifar10, 100: Cifar100}[classes](root=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_check_integrity", lambda self: True)
+        patch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *a: True)
+        found = sets.load(data)
+    assert len(found["train"].labels) == 3 * len(reader.train_list)
+    assert found["test"].labels.tolist() == [0, classes - 1, 5]
+    assert np.array_equal(found["test"].images, pixels.reshape(3, 3, 32, 32))
 
 
-def test_the_last_partial_batch_by_choice(tmp_path: Path) -> None:
-    data = npz(tmp_path / "a.npz")
-    assert ImageData(data, 0, CPU).steps_per_epoch == 2
-    kept = ImageData(data.model_copy(update={"drop_last": False}), 0, CPU)
-    assert kept.steps_per_epoch == 3
-    assert [len(kept.batch(step)[1]) for step in range(3)] == [16, 16, 8]
-    with pytest.raises(ConfigError, match="64 is more than the 40 samples"):
-        ImageData(data.model_copy(update={"batch_size": 64}), 0, CPU)
-
-
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    data = Digits(augment=({"kind": "crop", "padding": 1}, "normalize", "mix"))
-    one, two = ImageData(data, 0, CPU), ImageData(data, 0, CPU)
-    for step in (5, 0, 17):
-        assert all(map(torch.equal, one.batch(step), two.batch(step)))
-    assert not torch.equal(one.batch(0)[0], one.batch(1)[0])
-    assert not torch.equal(one.batch(0)[0], ImageData(data, 1, CPU).batch(0)[0])
-
-
-def test_the_loader_goes_on_from_the_trainers_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = ImageData(Digits(), 0, CPU)
-
-    class Trainer:
-        global_step = data.steps_per_epoch + 7
-
-    monkeypatch.setattr(data, "trainer", Trainer())
-    batches = list(TrainLoader(data))
-    assert len(batches) == data.steps_per_epoch - 7
-    assert torch.equal(batches[0][0], data.batch(Trainer.global_step)[0])
-
-
-def test_evaluation_covers_each_split_once_without_augmentation() -> None:
-    data = ImageData(Digits(eval_batch_size=100, augment=("flip", "normalize")), 0, CPU)
-    assert data.splits == ["val", "test"]
-    labels = torch.cat([y for _, y in data.val_dataloader()[1]])
-    assert torch.equal(labels, torch.from_numpy(sets.load(Digits())["test"].labels))
-    assert len(data.val_dataloader()[1]) == 4
-    first = next(iter(data.val_dataloader()[1]))[0]
-    assert torch.equal(first, next(iter(data.val_dataloader()[1]))[0])
-
-
-def test_streams_differ_by_purpose_seed_and_number() -> None:
-    seeds = [stream(s, p, n) for s in range(3) for p in ("batch", "order") for n in range(50)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**63 for seed in seeds)
+def test_the_real_cifar100() -> None:
+    """Its sizes and statistics (docs/setups.md, section 2), where the data is at hand."""
+    here = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("LIT_ATTN_SHARED", here))
+    path = folder / "cifar100.npz"
+    if not path.is_file():
+        pytest.skip("no cifar100.npz at hand")
+    data = Npz(name="cifar100", path=path, size=32, classes=100, validation=5000)
+    found = sets.load(data)
+    assert [len(found[name].labels) for name in ("train", "val", "test")] == [45_000, 5000, 10_000]
+    assert np.bincount(found["val"].labels).tolist() == [50] * 100
+    every = np.concatenate([found["train"].images, found["val"].images])
+    assert every.mean((0, 2, 3)) / 255 == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-4)
+    assert every.std((0, 2, 3)) / 255 == pytest.approx((0.2673, 0.2564, 0.2762), abs=1e-4)

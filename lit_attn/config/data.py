@@ -27,7 +27,10 @@ class Crop(Augmentation):
 
 
 class AutoAugment(Augmentation):
-    """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019)."""
+    """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
+
+    As the CIFAR-100 set-up has it: shears are bicubic, rotations turn one way (docs/setups.md).
+    """
 
     kind: Literal["autoaugment"] = "autoaugment"
     fill: int = Field(128, ge=0, le=255)
@@ -98,9 +101,13 @@ class Images(Data):
         here = kinds.index("normalize")
         for place, step in enumerate(steps):
             if isinstance(step, Erasing | Mix) and place < here:
-                raise ValueError(f"'{step.kind}' works on normalised images: put it after normalize")
+                raise ValueError(
+                    f"'{step.kind}' works on normalised images: put it after normalize"
+                )
+            if isinstance(step, Mix) and place < len(kinds) - 1:
+                raise ValueError("'mix' works on the whole batch: it goes last")
             if isinstance(step, AutoAugment | RandAugment) and place > here:
-                raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
+                raise ValueError(f"'{step.kind}' works on bytes: it goes before normalize")
         return steps
 
     @property

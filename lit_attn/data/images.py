@@ -1,7 +1,8 @@
-"""Image classification data that lives on the device, augmented there a whole batch at a time.
+"""Image classification data that lives on the device, augmented there many batches at a time.
 
 The batch of training step s is a pure function of (seed, s): a cell that goes on from a checkpoint
-sees exactly the batches it would have seen.
+sees exactly the batches it would have seen. Of n devices each trains on every n-th image of the
+batch that a single one would train on; it builds the whole, since CutMix and MixUp need the others.
 
 Shapes: images (N, C, H, W), uint8 on the device and float to the network; labels (N,).
 """
@@ -19,7 +20,10 @@ from torch import Tensor
 from lit_attn.config.data import Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.data import sets
-from lit_attn.data.augment import Batch, pipeline
+from lit_attn.data.augment.pipeline import Batch, Pipeline
+
+# Values augmented together: what fits a CPU's cache, what keeps a GPU busy.
+TOGETHER = {"cpu": 2**20, "cuda": 2**24}
 
 
 class ImageData(L.LightningDataModule):
@@ -36,7 +40,7 @@ class ImageData(L.LightningDataModule):
         self.seed = seed
         self.splits: list[str] = [name for name in ("val", "test") if name in found]
         self._fingerprint = sets.fingerprint(found)
-        self._tensors = {
+        self.tensors = {
             name: (
                 torch.from_numpy(split.images).to(device),
                 torch.from_numpy(split.labels).to(device),
@@ -44,42 +48,74 @@ class ImageData(L.LightningDataModule):
             for name, split in found.items()
         }
         images = found["train"].images
-        mean, std = _statistics(images)
-        self._train = pipeline(data.augment, mean, std, data.num_classes)
-        self._plain = self._train.evaluation()
-        self.steps_per_epoch = _steps(
-            data.epoch_length * len(images), data.batch_size, data.drop_last
-        )
+        self.pipeline = Pipeline(data, *_statistics(images))
+        self.samples_per_epoch = data.epoch_length * len(images)
+        self.steps_per_epoch = _steps(self.samples_per_epoch, data.batch_size, data.drop_last)
+        self._epoch, self._epoch_order = 0, self._order(0)
 
     def fingerprint(self) -> str:
         """Hash of the arrays trained and evaluated on."""
         return self._fingerprint
 
     def train_dataloader(self) -> "TrainLoader":
-        """One pass over an epoch's batches, from wherever training stands."""
+        """One pass over an epoch's batches, from wherever training stands.
+
+        Raises ConfigError where the batches cannot be shared out evenly.
+        """
+        _, devices = self.share()
+        if self.data.batch_size % devices:
+            raise ConfigError(
+                f"data.batch_size: {self.data.batch_size} cannot be shared by {devices} devices"
+            )
+        if not self.data.drop_last and 0 < self.samples_per_epoch % self.data.batch_size < devices:
+            raise ConfigError(
+                f"data.drop_last: an epoch's last batch is too small for {devices} devices"
+            )
         return TrainLoader(self)
 
     def val_dataloader(self) -> "list[EvaluationLoader]":
         """One loader for each of `splits`."""
         return [EvaluationLoader(self, split) for split in self.splits]
 
-    def batch(self, step: int) -> Batch:
-        """The augmented batch of training step `step`, the same whenever it is asked for."""
-        images, labels = self._tensors["train"]
-        epoch, index = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch, len(images))
-        size = self.data.batch_size
-        chosen = order[index * size : (index + 1) * size].to(images.device)
-        generator = torch.Generator(images.device).manual_seed(stream(self.seed, "batch", step))
-        return self._train(images[chosen], labels[chosen], generator)
+    def share(self) -> tuple[int, int]:
+        """Which device this is, and of how many."""
+        return (
+            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        )
 
-    def _order(self, epoch: int, count: int) -> Tensor:
-        """`epoch_length` shuffled passes, one after the other."""
-        passes = []
-        for number in range(self.data.epoch_length):
-            seed = stream(self.seed, "order", epoch * self.data.epoch_length + number)
-            passes.append(torch.randperm(count, generator=torch.Generator().manual_seed(seed)))
-        return torch.cat(passes)
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The augmented batches of the training steps from `start` to before `stop`."""
+        images, labels = self.tensors["train"]
+        values = self.data.batch_size * math.prod(self.data.image_shape)
+        together = max(1, TOGETHER[images.device.type] // values)
+        for first in range(start, stop, together):
+            steps = range(first, min(first + together, stop))
+            chosen = [self._indices(step) for step in steps]
+            drawn = [
+                self.pipeline.draw(len(indices), generator(self.seed, "batch", step))
+                for step, indices in zip(steps, chosen, strict=True)
+            ]
+            indices = torch.cat(chosen).to(images.device)
+            yield from self.pipeline.apply(images[indices], labels[indices], drawn)
+
+    def _indices(self, step: int) -> Tensor:
+        """The samples of a training step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._epoch_order = epoch, self._order(epoch)
+        size = self.data.batch_size
+        return self._epoch_order[place * size : (place + 1) * size]
+
+    def _order(self, epoch: int) -> Tensor:
+        """`epoch_length` shuffled passes over the samples, one after the other."""
+        count, passes = len(self.tensors["train"][1]), self.data.epoch_length
+        first = epoch * passes
+        return torch.cat(
+            [
+                torch.randperm(count, generator=generator(self.seed, "order", number))
+                for number in range(first, first + passes)
+            ]
+        )
 
 
 class TrainLoader:
@@ -94,8 +130,12 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Batch]:
         trainer = self.data.trainer
         start = 0 if trainer is None else trainer.global_step
-        stop = (start // len(self) + 1) * len(self)
-        return (self.data.batch(step) for step in range(start, stop))
+        return self._from(start, (start // len(self) + 1) * len(self))
+
+    def _from(self, start: int, stop: int) -> Iterator[Batch]:
+        rank, devices = self.data.share()
+        for images, targets in self.data.batches(start, stop):
+            yield images[rank::devices], targets[rank::devices]
 
     def state_dict(self) -> dict[str, int]:
         """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
@@ -106,26 +146,29 @@ class TrainLoader:
 
 
 class EvaluationLoader:
-    """A whole split in its own order, normalised and not augmented."""
+    """A whole split in its own order, normalised and not augmented; every device has its share."""
 
     def __init__(self, data: ImageData, split: str) -> None:
         self.data = data
-        self.images, self.labels = data._tensors[split]
+        rank, devices = data.share()
+        self.images, self.labels = (whole[rank::devices] for whole in data.tensors[split])
+        self.batch_size = max(1, data.data.eval_batch_size // devices)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.labels) / self.data.data.eval_batch_size)
+        return math.ceil(len(self.labels) / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        size = self.data.data.eval_batch_size
-        for start in range(0, len(self.labels), size):
-            images, labels = self.images[start : start + size], self.labels[start : start + size]
-            yield self.data._plain(images, labels, torch.Generator(images.device))
+        batches = zip(
+            self.images.split(self.batch_size), self.labels.split(self.batch_size), strict=True
+        )
+        for images, labels in batches:
+            yield self.data.pipeline.normalize.apply(images, ()), labels
 
 
-def stream(seed: int, purpose: str, number: int) -> int:
-    """A 63-bit seed for one purpose and number: hashed, so that neighbours share nothing."""
+def generator(seed: int, purpose: str, number: int) -> torch.Generator:
+    """A CPU generator for one purpose and number: hashed, so that neighbours share nothing."""
     digest = hashlib.sha256(f"{seed} {purpose} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def _statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

@@ -4,14 +4,16 @@ Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
 import hashlib
+import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from lit_attn.config.data import Cifar, Digits, Folder, Images, Npz
+from lit_attn.config.data import Cifar, Digits, Folder, Given, Images, Npz
 from lit_attn.config.errors import ConfigError
 
 # Splits are drawn once for all seeds: a seed varies the training, not the question.
@@ -112,9 +114,12 @@ def _cifar(data: Cifar) -> dict[str, Split]:
 
 def _npz(data: Npz) -> dict[str, Split]:
     try:
-        with np.load(data.path, allow_pickle=False) as archive:
+        with data.path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it holds a single array without a name")
             arrays = {name: archive[name] for name in archive.files if name[:2] in ("x_", "y_")}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{data.path}: cannot be read as .npz: {error}") from error
     splits = {}
     for name in ("train", "val", "test"):
@@ -131,8 +136,14 @@ def _npz(data: Npz) -> dict[str, Split]:
                 f"{data.path}: x_{name} must be uint8 of (N, H, W, C), is {images.dtype} of "
                 f"{images.shape}"
             )
+        labels = arrays[f"y_{name}"]
+        if labels.dtype.kind not in "iu" or labels.size != len(labels):
+            raise ConfigError(
+                f"{data.path}: y_{name} must be integers of (N,), is {labels.dtype} of "
+                f"{labels.shape}"
+            )
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        splits[name] = Split(images, arrays[f"y_{name}"].astype(np.int64).reshape(-1))
+        splits[name] = Split(images, labels.astype(np.int64).reshape(-1))
     return splits
 
 
@@ -171,21 +182,23 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             converted = image.convert("RGB" if channels == 3 else "L")
             resized = converted.resize((size, size), Image.Resampling.BICUBIC)
-    except (OSError, UnidentifiedImageError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: is not a readable image: {error}") from error
     return np.asarray(resized).reshape(size, size, channels).transpose(2, 0, 1)
 
 
 def _check(name: str, split: Split, data: Images) -> None:
     images, labels = split
+    where = data.path if isinstance(data, Given) else data.kind
     if len(images) != len(labels):
-        raise ConfigError(f"data: {name} has {len(images)} images and {len(labels)} labels")
+        raise ConfigError(f"{where}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:
         raise ConfigError(
-            f"data: {name} images are {images.shape[1:]} (C, H, W), configured {data.image_shape}"
+            f"{where}: {name} images are {images.shape[1:]} (C, H, W), "
+            f"configured {data.image_shape}"
         )
     if len(labels) and not 0 <= labels.min() <= labels.max() < data.num_classes:
         raise ConfigError(
-            f"data: {name} labels go from {labels.min()} to {labels.max()}, "
+            f"{where}: {name} labels go from {labels.min()} to {labels.max()}, "
             f"configured are {data.num_classes} classes"
         )

@@ -6,53 +6,54 @@ equals Pillow's on each image to the last bit (tests/test_augment_ops.py).
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
     """0 is black, 1 the image itself."""
-    return _blend(torch.zeros_like(images), images, factor)
+    return _blend(torch.zeros_like(images[..., :1, :1]), images, factor)
 
 
 def color(images: Tensor, factor: Tensor) -> Tensor:
     """0 is grey, 1 the image itself; a grey image stays."""
-    if images.shape[1] == 1:
-        return images
-    return _blend(_grey(images).expand_as(images), images, factor)
+    return images if images.shape[1] == 1 else _blend(_grey(images), images, factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """0 is the image's mean grey, 1 the image itself."""
     grey = _grey(images) if images.shape[1] == 3 else images
-    mean = (grey.double().mean((1, 2, 3), keepdim=True) + 0.5).floor().to(torch.uint8)
-    return _blend(mean.expand_as(images), images, factor)
+    pixels = grey.shape[-2] * grey.shape[-1]
+    total = grey.sum((1, 2, 3), dtype=torch.long).view(-1, 1, 1, 1)
+    mean = (2 * total + pixels) // (2 * pixels)
+    return _blend(mean, images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """0 is smoothed by a 3 x 3 kernel (borders stay), 1 the image itself."""
-    channels = images.shape[1]
-    kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]], device=images.device) / 13
-    inner = F.conv2d(images.float(), kernel.expand(channels, 1, 3, 3), groups=channels)
+    """0 is smoothed by the kernel 1 1 1 / 1 5 1 / 1 1 1 (borders stay), 1 the image itself."""
+    wide = images.to(torch.int16)
+    rows = wide[..., :-2, :] + wide[..., 1:-1, :] + wide[..., 2:, :]
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * wide[..., 1:-1, 1:-1]
     smooth = images.clone()
-    smooth[..., 1:-1, 1:-1] = (inner + 0.5).clamp(0, 255).to(torch.uint8)
+    # Thirteenths are never a tie, so rounding in float32 is exact.
+    smooth[..., 1:-1, 1:-1] = (total / 13 + 0.5).to(torch.uint8)
     return _blend(smooth, images, factor)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Keep the `bits` highest bits."""
-    drop = (8 - bits).to(torch.int32).view(-1, 1, 1, 1)
-    return (((images.to(torch.int32) >> drop) << drop) & 255).to(torch.uint8)
+    mask = 256 - 2 ** (8 - bits.long())
+    return images & mask.to(torch.uint8).view(-1, 1, 1, 1)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Invert the values at or above the threshold."""
-    return torch.where(images.float() < threshold.view(-1, 1, 1, 1), images, 255 - images)
+    first = threshold.ceil().to(torch.int16).view(-1, 1, 1, 1)
+    return torch.where(images < first, images, 255 - images)
 
 
 def solarize_add(images: Tensor, addition: Tensor) -> Tensor:
     """Add to every value, clip, then solarize at 128."""
-    added = images.to(torch.int32) + addition.to(torch.int32).view(-1, 1, 1, 1)
-    return solarize(added.clamp(0, 255).to(torch.uint8), torch.full_like(addition, 128))
+    added = images.to(torch.int16) + addition.to(torch.int16).view(-1, 1, 1, 1)
+    return solarize(added.clamp_(0, 255).to(torch.uint8), torch.full_like(addition, 128))
 
 
 def invert(images: Tensor, magnitude: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
     high = images.amax((2, 3), keepdim=True).double()
     # A tensor over a tensor: torch takes `255 / x` as a rounded reciprocal times 255.
     scale = torch.full_like(low, 255) / (high - low).clamp_min(1)
-    stretched = (images.double() * scale - low * scale).clamp(0, 255).to(torch.uint8)
+    stretched = images.double().mul_(scale).sub_(low * scale).clamp_(0, 255).to(torch.uint8)
     return torch.where(high > low, stretched, images)
 
 
@@ -74,13 +75,15 @@ def equalize(images: Tensor, magnitude: Tensor) -> Tensor:
     """Flatten every channel's histogram; the magnitude means nothing."""
     n, c, h, w = images.shape
     flat = images.reshape(n * c, h * w).long()
-    histogram = torch.zeros(n * c, 256, dtype=torch.long, device=images.device)
-    histogram.scatter_add_(1, flat, torch.ones_like(flat))
+    histogram = torch.zeros(n * c, 256, dtype=torch.int32, device=images.device)
+    histogram.scatter_add_(
+        1, flat, torch.ones((), dtype=torch.int32, device=images.device).expand_as(flat)
+    )
     last = flat.amax(1, keepdim=True)
     step = (h * w - histogram.gather(1, last)) // 255
-    before = histogram.cumsum(1) - histogram
-    table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255)
-    equalized = table.gather(1, flat).to(torch.uint8).view_as(images)
+    before = histogram.cumsum(1, dtype=torch.int32) - histogram
+    table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255).to(torch.uint8)
+    equalized = table.gather(1, flat).view_as(images)
     return torch.where(step.view(n, c, 1, 1) > 0, equalized, images)
 
 
@@ -92,6 +95,6 @@ def _grey(images: Tensor) -> Tensor:
 
 def _blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
     """start + factor (end - start) in float32, clipped and truncated as Pillow does."""
-    alpha = factor.float().view(-1, 1, 1, 1)
-    mixed = start.float() + alpha * (end.float() - start.float())
-    return mixed.clamp(0, 255).to(torch.uint8)
+    mixed, base = end.float(), start.float()
+    mixed.sub_(base).mul_(factor.float().view(-1, 1, 1, 1)).add_(base)
+    return mixed.clamp_(0, 255).to(torch.uint8)

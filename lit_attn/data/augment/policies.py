@@ -1,15 +1,18 @@
 """AutoAugment and RandAugment: which operation each image gets, and how much of it.
 
-Images are uint8 (N, C, H, W). A policy draws, for every round, one operation and one magnitude per
-image; images with the same operation are then handled together.
+Images are uint8 (N, C, H, W). Drawn is, for every image and round, an operation (an index into the
+policy's names), a magnitude and two uniform numbers: three tensors, (N, rounds), (N, rounds) and
+(N, rounds, 2), on the CPU. Images with the same operation are handled together.
 """
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
+from torchvision.transforms import AutoAugmentPolicy
 
 from lit_attn.config import data as config
 from lit_attn.data.augment import pixels, shapes
@@ -26,89 +29,94 @@ PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Solarize": pixels.solarize,
     "SolarizeAdd": pixels.solarize_add,
 }
-SHAPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "Rotate": shapes.rotate,
-    "ShearX": shapes.shear_x,
-    "ShearY": shapes.shear_y,
-    "TranslateX": shapes.translate_x,
-    "TranslateY": shapes.translate_y,
-}
 
-# Operations that ignore their magnitude.
-PLAIN = ("AutoContrast", "Equalize", "Identity", "Invert")
+# Operations whose factor is one plus or minus the magnitude.
+ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
 
 CUTOUT_FILL = (125, 123, 114)
-
-
-class Draw(NamedTuple):
-    """One round: an index into the policy's operations and a magnitude for every image.
-
-    `place` holds two uniform numbers per image, for an operation that needs a position.
-    """
-
-    operation: Tensor
-    magnitude: Tensor
-    place: Tensor
 
 
 class Policy:
     """A list of operation names and how to draw rounds of them."""
 
     names: list[str]
-    fill: int
+    fill = 0
+    shapes: ClassVar[dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+        "Rotate": shapes.rotate,
+        "ShearX": shapes.shear_x,
+        "ShearY": shapes.shear_y,
+        "TranslateX": shapes.translate_x,
+        "TranslateY": shapes.translate_y,
+    }
 
-    def draw(self, n: int, size: int, generator: torch.Generator) -> list[Draw]:
-        """The rounds for `n` images of `size` pixels a side."""
+    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Operations, magnitudes and places for `n` images."""
         raise NotImplementedError
 
-    def apply(self, images: Tensor, rounds: list[Draw]) -> Tensor:
-        """Carry the rounds out."""
+    def apply(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        """The images after all rounds."""
         fill = torch.full((images.shape[1],), self.fill, dtype=torch.uint8, device=images.device)
-        for round_ in rounds:
-            images = images.clone()
-            for index, name in enumerate(self.names):
-                chosen = (round_.operation == index).nonzero().squeeze(1)
-                if name == "Identity" or not len(chosen):
-                    continue
-                part, amount = images[chosen], round_.magnitude[chosen]
-                if name in PIXELS:
-                    images[chosen] = PIXELS[name](part, amount)
-                elif name in SHAPES:
-                    images[chosen] = SHAPES[name](part, amount, fill)
-                else:
-                    images[chosen] = _cutout(part, amount, round_.place[chosen])
+        for operation, magnitude, place in zip(*(part.unbind(1) for part in drawn), strict=True):
+            # Sorted on the CPU: asking a GPU which images have an operation would wait for it.
+            order = operation.argsort(stable=True)
+            counts = operation.bincount(minlength=len(self.names)).tolist()
+            amounts, places = (
+                part[order].to(images.device, non_blocking=True).split(counts)
+                for part in (magnitude, place)
+            )
+            order = order.to(images.device, non_blocking=True)
+            groups = zip(self.names, images[order].split(counts), amounts, places, strict=True)
+            changed = [self._perform(*group, fill) for group in groups if len(group[1])]
+            images = torch.empty_like(images)
+            images[order] = torch.cat(changed)
         return images
+
+    def _perform(
+        self, name: str, images: Tensor, amount: Tensor, place: Tensor, fill: Tensor
+    ) -> Tensor:
+        if name == "Identity":
+            return images
+        if name == "CutoutAbs":
+            return _cutout(images, amount, place)
+        if name in PIXELS:
+            return PIXELS[name](images, amount)
+        return self.shapes[name](images, amount, fill)
 
 
 class AutoAugment(Policy):
-    """One of 25 sub-policies of two operations, each with its probability (Cubuk et al. 2019)."""
+    """One of 25 sub-policies of two operations, each with its probability (Cubuk et al. 2019).
 
-    def __init__(self, chosen: config.AutoAugment) -> None:
+    The variant of the CIFAR-100 set-up (docs/setups.md, section 2), which is not torchvision's:
+    shears are bicubic, rotations turn one way only, translations are not rounded to pixels, and
+    what comes in is grey.
+    """
+
+    shapes: ClassVar = Policy.shapes | {
+        "ShearX": shapes.shear_x_bicubic,
+        "ShearY": shapes.shear_y_bicubic,
+    }
+    SIGNED = (*ENHANCEMENTS, "ShearX", "ShearY", "TranslateX", "TranslateY")
+
+    def __init__(self, chosen: config.AutoAugment, size: int) -> None:
         self.fill = chosen.fill
-        table = TorchvisionAutoAugment(_cifar10_policy()).policies
-        self.names = ["Identity", *sorted({op for pair in table for op, _, _ in pair})]
-        shape = (len(table), 2)
-        self.operation = torch.tensor([[self.names.index(op) for op, _, _ in p] for p in table])
+        table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
+        self.names = ["Identity", *sorted({name for pair in table for name, _, _ in pair})]
+        self.operation = torch.tensor([[self.names.index(name) for name, _, _ in p] for p in table])
         self.p = torch.tensor([[p for _, p, _ in pair] for pair in table])
-        self.bin = torch.tensor([[m or 0 for _, _, m in pair] for pair in table])
-        assert self.operation.shape == self.p.shape == self.bin.shape == shape
+        self.magnitude = torch.tensor(
+            [[_autoaugment_bin(name, m or 0, size) for name, _, m in pair] for pair in table],
+            dtype=torch.double,
+        )
+        self.signed = torch.tensor([name in self.SIGNED for name in self.names])
+        self.centre = _centre(self.names)
 
-    def draw(self, n: int, size: int, generator: torch.Generator) -> list[Draw]:
-        device = generator.device
-        policy = torch.randint(len(self.p), (n,), generator=generator, device=device)
-        table = torch.stack([_autoaugment_bins(name, size) for name in self.names]).to(device)
-        rounds = []
-        for position in range(2):
-            happens = torch.rand(n, generator=generator, device=device)
-            sign = torch.randint(2, (n,), generator=generator, device=device) * 2 - 1
-            operation = self.operation.to(device)[policy, position]
-            amount = table[operation, self.bin.to(device)[policy, position]]
-            signed = _signed(self.names).to(device)[operation]
-            centred = _centred_on_one(self.names).to(device)[operation]
-            magnitude = centred + torch.where(signed, amount * sign, amount)
-            operation = torch.where(happens < self.p.to(device)[policy, position], operation, 0)
-            rounds.append(Draw(operation, magnitude, torch.zeros(n, 2, device=device)))
-        return rounds
+    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """A sub-policy per image; where one of its operations does not happen, Identity."""
+        policy = torch.randint(len(self.p), (n,), generator=generator)
+        happens = torch.rand(n, 2, generator=generator) < self.p[policy]
+        operation = torch.where(happens, self.operation[policy], 0)
+        amount = self.magnitude[policy] * _signs((n, 2), self.signed[operation], generator)
+        return operation, self.centre[operation] + amount, torch.zeros(n, 2, 2)
 
 
 class BlankingRandAugment(Policy):
@@ -136,115 +144,97 @@ class BlankingRandAugment(Policy):
         "TranslateX": (0.0, 100.0),
         "TranslateY": (0.0, 100.0),
     }
-    fill = 0
 
     def __init__(self, chosen: config.RandAugment) -> None:
         self.rounds = chosen.ops
-        self.share = chosen.magnitude / 30
         self.names = list(self.RANGES)
+        share = chosen.magnitude / 30
+        amounts = {name: share * (high - low) + low for name, (low, high) in self.RANGES.items()}
+        amounts["Posterize"] = max(1, int(amounts["Posterize"]))
+        self.magnitude = torch.tensor(list(amounts.values()), dtype=torch.double)
+        self.signed = torch.tensor([name in self.shapes for name in self.names])
 
-    def draw(self, n: int, size: int, generator: torch.Generator) -> list[Draw]:
-        device = generator.device
-        ranges = torch.tensor(list(self.RANGES.values()), device=device)
-        amounts = ranges[:, 0] + self.share * (ranges[:, 1] - ranges[:, 0])
-        amounts[self.names.index("Posterize")] = max(1, int(4 * self.share))
-        moves = torch.tensor([name in SHAPES for name in self.names], device=device)
-        found = []
-        for _ in range(self.rounds):
-            operation = torch.randint(len(self.names), (n,), generator=generator, device=device)
-            sign = torch.randint(2, (n,), generator=generator, device=device) * 2 - 1
-            amount = amounts[operation]
-            place = torch.rand(n, 2, generator=generator, device=device)
-            found.append(
-                Draw(operation, torch.where(moves[operation], amount * sign, amount), place)
-            )
-        return found
+    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Operations with replacement; every one happens."""
+        operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
+        signs = _signs(operation.shape, self.signed[operation], generator)
+        place = torch.rand(n, self.rounds, 2, generator=generator, dtype=torch.double)
+        return operation, self.magnitude[operation] * signs, place
 
 
 class TorchvisionRandAugment(Policy):
     """Torchvision's RandAugment: 14 operations, magnitudes from 31 bins."""
 
-    fill = 0
+    SIGNED = (*ENHANCEMENTS, *Policy.shapes)
 
-    def __init__(self, chosen: config.RandAugment) -> None:
+    def __init__(self, chosen: config.RandAugment, size: int) -> None:
         self.rounds = chosen.ops
-        self.bin = chosen.magnitude
-        self.names = [
-            "Identity",
-            "ShearX",
-            "ShearY",
-            "TranslateX",
-            "TranslateY",
-            "Rotate",
-            "Brightness",
-            "Color",
-            "Contrast",
-            "Sharpness",
-            "Posterize",
-            "Solarize",
-            "AutoContrast",
-            "Equalize",
-        ]
 
-    def draw(self, n: int, size: int, generator: torch.Generator) -> list[Draw]:
-        device, share = generator.device, self.bin / 30
+        def bin_of(most: float) -> float:
+            return float(torch.linspace(0.0, most, 31)[chosen.magnitude])
+
+        # Torchvision moves by whole pixels.
+        move = int(bin_of(150 / 331 * size))
         amounts = {
-            "ShearX": 0.3 * share,
-            "ShearY": 0.3 * share,
-            "TranslateX": 150 / 331 * size * share,
-            "TranslateY": 150 / 331 * size * share,
-            "Rotate": 30 * share,
-            "Posterize": 8 - round(4 * share),
-            "Solarize": 255 - 255 * share,
+            "Identity": 0.0,
+            "ShearX": bin_of(0.3),
+            "ShearY": bin_of(0.3),
+            "TranslateX": move,
+            "TranslateY": move,
+            "Rotate": bin_of(30.0),
+            **dict.fromkeys(ENHANCEMENTS, bin_of(0.9)),
+            "Posterize": 8 - round(chosen.magnitude / 7.5),
+            "Solarize": float(torch.linspace(255.0, 0.0, 31)[chosen.magnitude]),
+            "AutoContrast": 0.0,
+            "Equalize": 0.0,
         }
-        table = torch.tensor([amounts.get(name, 0.9 * share) for name in self.names]).to(device)
-        found = []
-        for _ in range(self.rounds):
-            operation = torch.randint(len(self.names), (n,), generator=generator, device=device)
-            sign = torch.randint(2, (n,), generator=generator, device=device) * 2 - 1
-            amount = table[operation]
-            signed = _signed(self.names).to(device)[operation]
-            centred = _centred_on_one(self.names).to(device)[operation]
-            magnitude = centred + torch.where(signed, amount * sign, amount)
-            found.append(Draw(operation, magnitude, torch.zeros(n, 2, device=device)))
-        return found
+        self.names = list(amounts)
+        self.magnitude = torch.tensor(list(amounts.values()), dtype=torch.double)
+        self.signed = torch.tensor([name in self.SIGNED for name in self.names])
+        self.centre = _centre(self.names)
+
+    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Operations with replacement; every one happens."""
+        operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
+        amount = self.magnitude[operation]
+        amount = amount * _signs(operation.shape, self.signed[operation], generator)
+        return operation, self.centre[operation] + amount, torch.zeros(n, self.rounds, 2)
+
+
+def _autoaugment_bin(name: str, index: int, size: int) -> float:
+    """Magnitude `index` of 0 to 9, from none to most."""
+    match name:
+        case "ShearX" | "ShearY":
+            bins = np.linspace(0, 0.3, 10)
+        case "TranslateX" | "TranslateY":
+            bins = np.linspace(0, 150 / 331, 10) * size
+        case "Rotate":
+            bins = np.linspace(0, 30, 10)
+        case "Posterize":
+            bins = np.linspace(8, 4, 10).round()
+        case "Solarize":
+            bins = np.linspace(256, 0, 10)
+        case _:
+            bins = np.linspace(0, 0.9, 10)
+    return float(bins[index])
+
+
+def _signs(
+    shape: torch.Size | tuple[int, int], signed: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Plus or minus one, as likely, where `signed`; elsewhere one."""
+    signs = torch.randint(2, shape, generator=generator, dtype=torch.double) * 2 - 1
+    return torch.where(signed, signs, 1)
+
+
+def _centre(names: list[str]) -> Tensor:
+    """What the signed magnitude is added to: 1 for enhancements, else 0."""
+    return torch.tensor([float(name in ENHANCEMENTS) for name in names], dtype=torch.double)
 
 
 def _cutout(images: Tensor, side: Tensor, place: Tensor) -> Tensor:
+    """The set-up asks its generator for "32 to 1", so that centres are in (1, 32], not [0, 32)."""
     height, width = images.shape[-2:]
-    fill = torch.tensor(CUTOUT_FILL, dtype=torch.uint8, device=images.device)
-    fill = fill if images.shape[1] == 3 else fill[:1]
-    x, y = place[:, 0] * width, place[:, 1] * height
-    return shapes.cutout(images, float(side[0]), x, y, fill)
-
-
-def _autoaugment_bins(name: str, size: int) -> Tensor:
-    """Ten magnitudes from none to most."""
-    most = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
-    if name in ("TranslateX", "TranslateY"):
-        return torch.linspace(0, 150 / 331, 10) * size
-    if name == "Posterize":
-        return (8 - torch.arange(10) * 4 / 9).round()
-    if name == "Solarize":
-        return torch.linspace(256, 0, 10)
-    return torch.linspace(0, most.get(name, 0.9), 10)
-
-
-def _signed(names: list[str]) -> Tensor:
-    """Operations whose direction is drawn."""
-    return torch.tensor(
-        [n in SHAPES or bool(c) for n, c in zip(names, _centred_on_one(names), strict=True)]
-    )
-
-
-def _centred_on_one(names: list[str]) -> Tensor:
-    """1 for the operations whose factor is one plus or minus the magnitude, else 0."""
-    return torch.tensor(
-        [float(name in ("Brightness", "Color", "Contrast", "Sharpness")) for name in names]
-    )
-
-
-def _cifar10_policy() -> "object":
-    from torchvision.transforms import AutoAugmentPolicy
-
-    return AutoAugmentPolicy.CIFAR10
+    fill = torch.tensor(CUTOUT_FILL[: images.shape[1]], dtype=torch.uint8, device=images.device)
+    x, y = width + (1 - width) * place[:, 0], height + (1 - height) * place[:, 1]
+    return shapes.cutout(images, side, x, y, fill)

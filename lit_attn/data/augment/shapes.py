@@ -1,6 +1,8 @@
-"""Operations that move pixels: flips, crops, Pillow's nearest-neighbour affine maps, rectangles.
+"""Operations that move pixels: flips, crops, Pillow's affine maps, rectangles.
 
-Images are (N, C, H, W), uint8 unless said otherwise; parameters are one per image, (N,).
+Images are (N, C, H, W), uint8 unless said otherwise; parameters are one per image, (N,), and `fill`
+(C,) is what comes in from outside. Shears, translations and rotations equal Pillow's to the last
+bit (tests/test_augment_ops.py), given their parameters in float64.
 """
 
 import math
@@ -18,41 +20,33 @@ def flip(images: Tensor, which: Tensor) -> Tensor:
 def crop(images: Tensor, padding: int, top: Tensor, left: Tensor) -> Tensor:
     """Cut the original size out of the zero-padded image, at rows `top` and columns `left`."""
     n, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    rows = top.view(n, 1) + torch.arange(height, device=images.device)
-    columns = left.view(n, 1) + torch.arange(width, device=images.device)
-    sample = torch.arange(n, device=images.device).view(n, 1, 1)
-    picked = padded.permute(0, 2, 3, 1)[sample, rows.unsqueeze(2), columns.unsqueeze(1)]
-    return picked.permute(0, 3, 1, 2).contiguous()
+    windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(n, device=images.device), :, top, left]
 
 
 def affine(images: Tensor, matrix: Tensor, fill: Tensor) -> Tensor:
     """Output pixel (x, y) takes input pixel floor(matrix (x + 0.5, y + 0.5, 1)), or `fill`.
 
-    `matrix` is (N, 6), Pillow's AFFINE coefficients; `fill` is (C,) uint8. Coordinates are in
-    16-bit fixed point as in Pillow's nearest-neighbour code.
+    `matrix` is (N, 6), Pillow's AFFINE coefficients. Coordinates are in 16-bit fixed point as in
+    Pillow's nearest-neighbour code.
     """
-    n, _, height, width = images.shape
-    fixed = torch.floor(matrix.double() * 65536 + 0.5).long()
-    start = torch.stack(
-        [
-            matrix[:, 2] + matrix[:, 0] * 0.5 + matrix[:, 1] * 0.5,
-            matrix[:, 5] + matrix[:, 3] * 0.5 + matrix[:, 4] * 0.5,
-        ],
-        dim=1,
-    )
-    start = torch.floor(start.double() * 65536 + 0.5).long()
+    n, channels, height, width = images.shape
+    a, b, c, d, e, f = matrix.double().unbind(1)
     x = torch.arange(width, device=images.device).view(1, 1, width)
     y = torch.arange(height, device=images.device).view(1, height, 1)
 
-    def source(origin: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
-        return (origin.view(n, 1, 1) + along_x.view(n, 1, 1) * x + along_y.view(n, 1, 1) * y) >> 16
+    def source(along_x: Tensor, along_y: Tensor, offset: Tensor) -> Tensor:
+        origin = offset + along_x * 0.5 + along_y * 0.5
+        fixed = [
+            torch.floor(part * 65536 + 0.5).long().view(n, 1, 1)
+            for part in (origin, along_x, along_y)
+        ]
+        return (fixed[0] + fixed[1] * x + fixed[2] * y) >> 16
 
-    column = source(start[:, 0], fixed[:, 0], fixed[:, 1])
-    row = source(start[:, 1], fixed[:, 3], fixed[:, 4])
+    column, row = source(a, b, c), source(d, e, f)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-    moved = images.flatten(2).gather(2, index.view(n, 1, -1).expand(-1, images.shape[1], -1))
+    index = row.clamp_(0, height - 1) * width + column.clamp_(0, width - 1)
+    moved = images.flatten(2).gather(2, index.view(n, 1, -1).expand(-1, channels, -1))
     return torch.where(inside.unsqueeze(1), moved.view_as(images), fill.view(1, -1, 1, 1))
 
 
@@ -64,6 +58,31 @@ def shear_x(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
 def shear_y(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
     """y' = y + amount x."""
     return affine(images, _matrix(amount, d=amount), fill)
+
+
+def shear_x_bicubic(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
+    """x' = x + amount y, with Pillow's bicubic interpolation along x."""
+    n, channels, height, width = images.shape
+    x = torch.arange(width, dtype=torch.double, device=images.device).view(1, 1, width) + 0.5
+    y = torch.arange(height, dtype=torch.double, device=images.device).view(1, height, 1) + 0.5
+    source = x + amount.double().view(n, 1, 1) * y
+    inside = ((source >= 0) & (source < width)).unsqueeze(1)
+    left = (source - 0.5).floor()
+    t = (source - 0.5 - left).unsqueeze(1)
+    taps = (left.long().unsqueeze(3) + torch.arange(-1, 3, device=images.device)).clamp_(
+        0, width - 1
+    )
+    index = taps.view(n, 1, height, width * 4).expand(-1, channels, -1, -1)
+    p0, p1, p2, p3 = images.gather(3, index).double().view(n, channels, height, width, 4).unbind(4)
+    # Horner's rule in Pillow's order, so that rounding agrees.
+    cubic = 2 * (p0 - p1) + p2 - p3 + t * (p1 - p0 - p2 + p3)
+    value = p1 + t * (p2 - p0 + t * cubic)
+    return torch.where(inside, value.clamp_(0, 255).to(torch.uint8), fill.view(1, -1, 1, 1))
+
+
+def shear_y_bicubic(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
+    """y' = y + amount x, with Pillow's bicubic interpolation along y."""
+    return shear_x_bicubic(images.transpose(2, 3), amount, fill).transpose(2, 3)
 
 
 def translate_x(images: Tensor, pixels: Tensor, fill: Tensor) -> Tensor:
@@ -86,17 +105,14 @@ def rotate(images: Tensor, degrees: Tensor, fill: Tensor) -> Tensor:
     return affine(images, matrix, fill)
 
 
-def cutout(images: Tensor, side: float, x: Tensor, y: Tensor, fill: Tensor) -> Tensor:
+def cutout(images: Tensor, side: Tensor, x: Tensor, y: Tensor, fill: Tensor) -> Tensor:
     """Fill the square of `side` pixels about (x, y), cut at the image's edges."""
     height, width = images.shape[-2:]
-    left = (x - side / 2).clamp_min(0).floor().view(-1, 1, 1)
-    top = (y - side / 2).clamp_min(0).floor().view(-1, 1, 1)
+    left, top = ((centre - side / 2).clamp_min(0).floor() for centre in (x, y))
     # Pillow's rectangle includes its far corner.
     right, bottom = (left + side).clamp_max(width).floor(), (top + side).clamp_max(height).floor()
-    columns = torch.arange(width, device=images.device).view(1, 1, width)
-    rows = torch.arange(height, device=images.device).view(1, height, 1)
-    covered = (columns >= left) & (columns <= right) & (rows >= top) & (rows <= bottom)
-    return torch.where(covered.unsqueeze(1), fill.view(1, -1, 1, 1), images)
+    box = torch.stack([top, left, bottom - top + 1, right - left + 1], dim=1)
+    return erase(images, box, fill)
 
 
 def erase(images: Tensor, box: Tensor, value: Tensor) -> Tensor:
