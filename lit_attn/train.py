@@ -145,7 +145,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         wall_time=checkpoints.elapsed,
         device=measure.device_name(device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        code=measure.code_hash(),
+        code=measure.CODE,
         data=data.fingerprint(),
         versions=measure.versions(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -179,14 +179,18 @@ def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
     assert torch.isfinite(x.grad).all()
 
 
+# One of each way to compute; compiling takes seconds.
+COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha-all"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled(name: str) -> None:
     torch.compiler.reset()
-    spec = PRESETS[name]
-    layer, x = make(spec).float(), tokens(9).float()
-    compiled = torch.compile(layer)
-    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+    layer, x = make(PRESETS[name]).float(), tokens(9).float()
+    expected = layer(x)
+    error = torch.compile(layer)(x) - expected
+    assert error.norm() < 1e-4 * expected.norm()
 
 
 @pytest.mark.gpu

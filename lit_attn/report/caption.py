@@ -57,7 +57,7 @@ def _compared(summary: pd.DataFrame) -> int:
 def _warnings(study: StudyRecord) -> list[str]:
     """Records that were not made by the same code on the same data do not compare."""
     mixed = [
-        f"{name} differs between cells ({', '.join(found)})"
+        f"{name} differs between cells ({_few(found)})"
         for name, found in (
             ("code", _distinct(result.code for result in study.results)),
             ("data", _distinct(result.data for result in study.results)),
@@ -80,13 +80,17 @@ def _machine(study: StudyRecord) -> list[str]:
     return [
         "FLOPs: forward pass of one sample, multiply-add = 2; step time and memory: medians over "
         "seeds (resident set on a CPU, allocator on a GPU).",
-        f"{', '.join(devices)}; {', '.join(versions)}; code {', '.join(codes)}, "
-        f"data {', '.join(data)}.",
+        f"{', '.join(devices)}; {', '.join(versions)}; code {_few(codes)}, data {_few(data)}.",
     ]
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
     return sorted(set(values))
+
+
+def _few(hashes: list[str]) -> str:
+    """All of up to three, else the first of them and how many there are; per_seed.csv has all."""
+    return ", ".join(hashes) if len(hashes) <= 3 else f"{hashes[0]} and {len(hashes) - 1} others"
 
 
 def _numbers(values: list[int]) -> str:

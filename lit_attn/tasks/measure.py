@@ -38,7 +38,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def code_hash() -> str:
+def _code_hash() -> str:
     """Twelve hexadecimal digits over the package's Python files."""
     digest = hashlib.sha256()
     root = Path(lit_attn.__file__).parent
@@ -51,3 +51,7 @@ def code_hash() -> str:
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+# Taken when this module is imported, with the code that runs: files may change under a long study.
+CODE = _code_hash()
