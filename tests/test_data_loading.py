@@ -146,6 +146,14 @@ def test_evaluation_counts_every_image_once(devices: int) -> None:
     assert torch.equal(found, expected)
 
 
+def test_statistics_are_the_training_images_own() -> None:
+    images = np.random.default_rng(0).integers(256, size=(2100, 3, 4, 5), dtype=np.uint8)
+    images[:, 1] = 77
+    mean, std = loading.statistics(images)
+    assert mean == pytest.approx((images.mean((0, 2, 3)) / 255).tolist())
+    assert std == pytest.approx([images[:, 0].std() / 255, 1, images[:, 2].std() / 255])
+
+
 def test_generators_differ_by_purpose_seed_and_number() -> None:
     seeds = {
         loading.generator(seed, purpose, number).initial_seed()
