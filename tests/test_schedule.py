@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine
+from lit_attn.config.training import Constant, Cosine, LaggedCosine, Trapezoid
 from lit_attn.tasks.schedule import learning_rate
 
 
@@ -34,6 +34,29 @@ def test_vit_small_lags_by_two_epochs() -> None:
 def test_constant_stays() -> None:
     rate = learning_rate(Constant(), 0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
+    """Its `casted` branch: 256 steps up, the last 2,048 of 9,536 down."""
+    rate = learning_rate(Trapezoid(warmup=4, warmdown=32), 1.8e-3, 64, 149)
+    assert rate(0) == pytest.approx(1.8e-3 / 256)
+    assert rate(127) == pytest.approx(0.9e-3)
+    assert rate(255) == rate(256) == rate(5000) == rate(7488) == 1.8e-3
+    assert rate(8512) == pytest.approx(0.9e-3)
+    assert rate(9535) == pytest.approx(1.8e-3 / 2048)
+    assert rate(9536) == rate(10**9) == 0
+
+
+def test_a_trapezoid_without_slopes_is_constant() -> None:
+    rate = learning_rate(Trapezoid(), 0.3, 5, 2)
+    assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_a_trapezoid_longer_than_training_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"schedule: 1\.0 epochs of warm-up and 1\.5 of warm-down"
+    ):
+        learning_rate(Trapezoid(warmup=1, warmdown=1.5), 1e-3, 10, 2)
 
 
 def test_warmup_beyond_training_is_refused() -> None:

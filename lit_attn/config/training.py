@@ -66,6 +66,18 @@ class LaggedCosine(Schedule):
     lag: NonNegativeInt = 2
 
 
+class Trapezoid(Schedule):
+    """Per step: linear up to the peak over `warmup` epochs, constant, linear to 0 over `warmdown`.
+
+    Step s of S has the rate lr min(1, (s + 1) / warm-up steps, (S - s) / warm-down steps), as in
+    modded-nanogpt (docs/setups.md).
+    """
+
+    kind: Literal["trapezoid"] = "trapezoid"
+    warmup: float = Field(0.0, ge=0, description="epochs")
+    warmdown: float = Field(0.0, ge=0, description="epochs, the last ones")
+
+
 class Training(Config):
     """Length and precision of a cell's training; where its device and speed switches stand."""
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine, Schedule
+from lit_attn.config.training import Constant, Cosine, LaggedCosine, Schedule, Trapezoid
 
 Rate = Callable[[int], float]
 
@@ -12,12 +12,14 @@ Rate = Callable[[int], float]
 def learning_rate(schedule: Schedule, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
     """The rate of optimiser step 0, 1, ... as `schedule` says.
 
-    Raises ConfigError where the warm-up is longer than the training.
+    Raises ConfigError where warm-up and warm-down are longer than the training.
     """
     if isinstance(schedule, Constant):
         return lambda step: peak
     if isinstance(schedule, Cosine):
         return _cosine(schedule, peak, steps_per_epoch, epochs)
+    if isinstance(schedule, Trapezoid):
+        return _trapezoid(schedule, peak, steps_per_epoch, epochs)
     assert isinstance(schedule, LaggedCosine)
     return _lagged_cosine(schedule, peak, steps_per_epoch, epochs)
 
@@ -33,6 +35,26 @@ def _cosine(schedule: Cosine, peak: float, steps_per_epoch: int, epochs: int) ->
             return schedule.start + (peak - schedule.start) * step / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
         return schedule.end + (peak - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
+
+    return rate
+
+
+def _trapezoid(schedule: Trapezoid, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    total = epochs * steps_per_epoch
+    up = round(schedule.warmup * steps_per_epoch)
+    down = round(schedule.warmdown * steps_per_epoch)
+    if up + down > total:
+        raise ConfigError(
+            f"schedule: {schedule.warmup} epochs of warm-up and {schedule.warmdown} of warm-down, "
+            f"training has {epochs}"
+        )
+
+    def rate(step: int) -> float:
+        if step < up:
+            return peak * (step + 1) / up
+        if step < total - down:
+            return peak
+        return peak * max(0, total - step) / down if down else peak
 
     return rate
 
