@@ -14,7 +14,7 @@ from lit_attn.config.model import FFN
 from lit_attn.config.segmentation import Segmenter
 from lit_attn.extras import require_mmseg
 from lit_attn.models import segmenter
-from lit_attn.models.budget import count
+from lit_attn.models.budget import count, describe
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
@@ -186,6 +186,28 @@ def test_the_loss_is_the_mean_over_labelled_pixels() -> None:
     logits = nn.functional.interpolate(network(x), (32, 32), mode="bilinear")
     expected = nn.functional.cross_entropy(logits, label[None], ignore_index=255)
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("attention", ["standard", "belief2", "dcmha", "smgk"])
+def test_every_parameter_gets_a_gradient(attention: str) -> None:
+    """Data-parallel training stops at a parameter that a step does not use."""
+    network = small(attention=preset(attention))
+    losses = network.loss(torch.randn(2, 3, 32, 32), [sample_of(torch.randint(5, (32, 32)))] * 2)
+    losses["decode.loss_ce"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_flops_by_hand() -> None:
+    """Every matrix product of one forward pass, multiply-add = 2; the masks are not upsampled."""
+    n, d, w, k = 16, 32, 48, 5
+    model = Segmenter.model_validate(SMALL)
+
+    def block(tokens: int) -> int:
+        return 2 * tokens * d * (4 * d + 2 * w) + 2 * (2 * tokens**2 * d)
+
+    encoder = 2 * n * 3 * 64 * d + 2 * block(n + 1)
+    decoder = 2 * n * d * d + block(n + k) + 2 * (n + k) * d * d + 2 * n * k * d
+    assert describe(model, (3, 32, 32), k).flops == encoder + decoder
 
 
 def test_sliding_windows_are_averaged() -> None:
