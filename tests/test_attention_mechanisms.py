@@ -1,0 +1,214 @@
+"""Mixtures, linear keys, composition and windows: what is particular to each."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_attn.attention import masks, reference
+from lit_attn.attention.chunked import WHOLE_UP_TO
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import (
+    AttentionSpec,
+    Linear,
+    Mixture,
+    QueryKeyCompose,
+    Static,
+    preset,
+)
+
+DIM, HEADS = 16, 2
+
+
+def make(spec: AttentionSpec | str, dim: int = DIM, heads: int = HEADS) -> Attention:
+    torch.manual_seed(0)
+    return attn_layer(spec)(dim, heads).double()
+
+
+def parameters(layer: Attention) -> int:
+    return sum(p.numel() for p in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "extra"), [(1024, 16, 344_064), (384, 6, 48_384), (2560, 32, 1_703_936)]
+)
+def test_composition_has_the_published_parameters(dim: int, heads: int, extra: int) -> None:
+    """4 (d Hid + Hid^2) + 4 d H with Hid = 4 H (docs/setups.md)."""
+    with torch.device("meta"):
+        composed = attn_layer("dcmha")(dim, heads)
+        plain = attn_layer("standard")(dim, heads)
+    hidden = 4 * heads
+    assert 4 * (dim * hidden + hidden**2) + 4 * dim * heads == extra
+    assert parameters(composed) - parameters(plain) == extra
+
+
+def test_talking_heads_add_two_matrices() -> None:
+    assert parameters(make("talking-heads")) - parameters(make("standard")) == 2 * HEADS**2
+
+
+def test_mixtures_have_a_key_projection_or_offsets_and_weights() -> None:
+    plain = parameters(make("standard"))
+    assert parameters(make("mgk")) - plain == DIM * DIM + 2 * HEADS
+    assert parameters(make("smgk")) - plain == 2 * DIM + 2 * HEADS
+    assert parameters(make("mgk-hard")) - plain == DIM * DIM
+    half = attn_layer("mgk")(DIM, HEADS // 2, attn_head_dim=DIM // HEADS)
+    assert half.proj.in_features == DIM // 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        preset("mgk-hard"),
+        preset("dcmha"),
+        preset("talking-heads"),
+        AttentionSpec(similarity=Mixture(variance=(1, 3)), compose=QueryKeyCompose(), window=50),
+    ],
+    ids=["mgk-hard", "dcmha", "talking-heads", "mixture-composed-window"],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_chunks_are_the_whole(spec: AttentionSpec, is_causal: bool) -> None:
+    """Beyond one chunk, value and gradient stay the reference's; the last chunk is a short one."""
+    n = WHOLE_UP_TO + 13
+    layer = make(spec, 8, 2)
+    x = torch.randn(1, n, 8, dtype=torch.double, requires_grad=True)
+    bias = torch.randn(n, n, dtype=torch.double)
+    fast = layer(x, attn_mask=bias, is_causal=is_causal)
+    plain = reference.attention(layer, x, attn_mask=bias, is_causal=is_causal)
+    torch.testing.assert_close(fast, plain)
+    gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out in (fast, plain)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("name", ["mgk-hard", "dcmha", "talking-heads", "mlk"])
+def test_nothing_of_size_n_squared_is_kept(name: str) -> None:
+    """What waits for the backward pass is O(n chunk H), also where logits have to be formed."""
+    n = 1024
+    layer = attn_layer(name)(DIM, HEADS)
+    largest = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(torch.randn(1, n, DIM, requires_grad=True), is_causal=True)
+    assert largest <= n * masks.CHUNK * HEADS
+
+
+def test_windows_skip_the_keys_that_no_query_sees() -> None:
+    causal = masks.Masks(None, True, 256, False)
+    assert causal.visible(slice(512, 640), 2048) == slice(257, 640)
+    both_ways = masks.Masks(None, False, 256, False)
+    assert both_ways.visible(slice(512, 640), 2048) == slice(257, 895)
+    assert masks.Masks(None, False, None, False).visible(slice(0, 128), 300) == slice(0, 300)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_window_counts_the_token_itself(window: int) -> None:
+    """As in the released JAX code: window w sees i - w + 1 .. i."""
+    layer = make(AttentionSpec(window=window))
+    x = torch.randn(1, 9, DIM, dtype=torch.double)
+    out = layer(x, is_causal=True)
+    for i in range(9):
+        alone = layer(x[:, max(0, i - window + 1) : i + 1], is_causal=True)
+        torch.testing.assert_close(out[:, i], alone[:, -1])
+
+
+def test_the_m_step_takes_the_mean_responsibility() -> None:
+    """By brute force over every pair that may attend; the step itself uses the weights before."""
+    layer = make(AttentionSpec(similarity=Mixture(keys=3, prior="m-step"))).train()
+    x = torch.randn(2, 5, DIM, dtype=torch.double)
+    q, keys, _ = reference.project(layer, x, None)
+    before = layer.similarity.prior.clone()
+    out = layer(x, is_causal=True)
+    responsibilities = torch.zeros(HEADS, 3, dtype=torch.double)
+    pairs = 0
+    for b in range(2):
+        for i in range(5):
+            for j in range(i + 1):
+                distance = torch.stack(
+                    [(q[b, :, i] - k[b, :, j]).square().sum(-1) for k in keys], 1
+                )
+                s = -distance / (2 * math.sqrt(DIM / HEADS)) + before[..., 0].T.log()
+                responsibilities += s.softmax(1)
+                pairs += 1
+    torch.testing.assert_close(layer.similarity.prior[..., 0].T, responsibilities / pairs)
+    layer.similarity.prior.copy_(before)
+    torch.testing.assert_close(layer.eval()(x, is_causal=True), out)
+    torch.testing.assert_close(layer.similarity.prior, before)
+
+
+def test_weights_per_position_have_an_end() -> None:
+    layer = make(AttentionSpec(similarity=Mixture(prior_scope="position", positions=6)))
+    layer(torch.randn(1, 6, DIM, dtype=torch.double))
+    with pytest.raises(ValueError, match="7 tokens, but the mixture's weights are for 6 positions"):
+        layer(torch.randn(1, 7, DIM, dtype=torch.double))
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"similarity": "linear", "compose": "static"}, "compose: linear keys never form"),
+        ({"similarity": "linear", "zz": "with"}, "zz: linear keys never form"),
+        ({"similarity": "linear", "window": 4}, "window: linear keys never form"),
+        ({"similarity": {"kind": "linear", "prior": "m-step"}}, "responsibilities need the logits"),
+        ({"similarity": {"kind": "mixture", "variance": [1]}}, "1 given for 2 keys"),
+        (
+            {"similarity": {"kind": "mixture", "kernel": "dot", "variance": [1, 2]}},
+            "the dot kernel has none",
+        ),
+        ({"compose": {"kind": "query", "projection": False, "gate": False}}, "nothing is dynamic"),
+        ({"compose": "queries"}, "did you mean 'query'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(
+    choices: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AttentionSpec.model_validate(choices)
+
+
+def test_groups_compose_among_themselves() -> None:
+    """With as many groups as heads, every head's composition is a number of its own."""
+    spec = AttentionSpec(compose=QueryKeyCompose(groups=2, gate=False))
+    layer = make(spec, 16, 4)
+    a = torch.randn(1, 4, 5, 5, dtype=torch.double)
+    maps = layer.composers["pre"].maps(torch.randn(1, 5, 16, dtype=torch.double))
+    changed = a.clone()
+    changed[:, 2:] += 1
+    one, two = (layer.composers["pre"](x, maps["query"], maps["key"]) for x in (a, changed))
+    torch.testing.assert_close(one[:, :2], two[:, :2])
+    assert not torch.allclose(one[:, 2:], two[:, 2:])
+    with pytest.raises(ValueError, match="3 groups do not divide 4 heads"):
+        make(AttentionSpec(compose=QueryKeyCompose(groups=3)), 16, 4)
+
+
+def test_composition_starts_near_the_heads_as_they_are() -> None:
+    x = torch.randn(2, 7, 64)
+    torch.manual_seed(0)
+    composed = attn_layer("dcmha")(64, 4)
+    plain = attn_layer("standard")(64, 4)
+    plain.load_state_dict({k: v for k, v in composed.state_dict().items() if "compos" not in k})
+    difference = (composed(x) - plain(x)).norm() / plain(x).norm()
+    assert 0 < difference < 0.2
+
+
+def test_static_with_skip_is_beside_the_identity() -> None:
+    layer = make(AttentionSpec(compose=Static(skip=True, place="post")))
+    with torch.no_grad():
+        layer.composers["post"].matrix.zero_()
+    plain = make("standard")
+    plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "compos" not in k})
+    x = torch.randn(2, 7, DIM, dtype=torch.double)
+    torch.testing.assert_close(layer(x), plain(x))
+
+
+def test_linear_keys_remember_in_one_sum() -> None:
+    """A prefix does not depend on what follows, over several chunks."""
+    layer = make(AttentionSpec(similarity=Linear(keys=2)))
+    x = torch.randn(1, 150, DIM, dtype=torch.double)
+    whole = layer(x, is_causal=True)
+    for n in (1, 63, 64, 65, 129):
+        torch.testing.assert_close(layer(x[:, :n], is_causal=True), whole[:, :n])
