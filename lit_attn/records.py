@@ -129,10 +129,22 @@ class MetricRow(NamedTuple):
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Rows of a metrics.csv; a torn last line (a crash while writing) is left out."""
+    """Rows of a metrics.csv, or none without one.
+
+    A crash while writing tears the last line, and what is appended later may go on in it: a line
+    that is not a whole row is left out.
+    """
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     complete = text[: text.rfind("\n") + 1]
-    rows = list(csv.reader(complete.splitlines()))[1:]
-    return [MetricRow(int(r[0]), int(r[1]), r[2], float(r[3])) for r in rows]
+    rows = (_metric_row(fields) for fields in csv.reader(complete.splitlines()))
+    return [row for row in rows if row is not None]
+
+
+def _metric_row(fields: list[str]) -> MetricRow | None:
+    try:
+        step, epoch, name, value = fields
+        return MetricRow(int(step), int(epoch), name, float(value))
+    except ValueError:
+        return None

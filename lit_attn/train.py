@@ -8,16 +8,17 @@ import argparse
 import contextlib
 import datetime
 import logging
+import math
 import os
+import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_attn.config.cell import Cell
-from lit_attn.config.data import Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.errors import Diverged, Preempted
 from lit_attn.records import Metric, MetricRow, Result, read_metrics
@@ -25,8 +26,6 @@ from lit_attn.records import Metric, MetricRow, Result, read_metrics
 if TYPE_CHECKING:
     import lightning as L
     import torch
-
-PRECISIONS: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 NOISE = (
     # Nothing is loaded while training: the data lies on the device in one piece.
@@ -37,13 +36,35 @@ NOISE = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 with a result, 1 diverged, 2 bad configuration, 143 stopped by SIGTERM."""
+    """The command line.
+
+    Exit codes: 0 with a result, 1 diverged, 2 bad configuration, 75 another process runs the cell,
+    143 stopped by SIGTERM.
+    """
     parser = argparse.ArgumentParser(prog="python -m lit_attn.train", description=__doc__)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
-    parser.add_argument("--smoke", action="store_true", help="one step and one evaluation batch")
+    smoke = "one step and one evaluation batch, in CELL_DIR/smoke"
+    parser.add_argument("--smoke", action="store_true", help=smoke)
     options = parser.parse_args(arguments)
+
+    from lit_attn.ablate.folder import result
+    from lit_attn.ablate.lock import Held, hold
+    from lit_attn.ablate.worker import BUSY
+
+    folder: Path = options.cell
     try:
-        run_cell(options.cell, smoke=options.smoke)
+        cell = Cell.read(folder / "config.yaml")
+        if options.smoke:
+            folder = folder / "smoke"
+            cell.write(folder / "config.yaml")
+        elif result(folder, cell.fingerprint) is not None:
+            print(f"{folder}: has a result already")
+            return 0
+        with hold(folder):
+            run_cell(folder, smoke=options.smoke)
+    except Held:
+        print(f"{folder}: another process runs this cell", file=sys.stderr)
+        return BUSY
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -67,52 +88,37 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
 
     import lightning as L
 
-    from lit_attn.data.images import ImageData
-    from lit_attn.models import budget
-    from lit_attn.tasks import measure
+    from lit_attn.tasks import build, measure
     from lit_attn.tasks.checkpoints import Checkpoints
-    from lit_attn.tasks.classification import Classification
     from lit_attn.tasks.recording import MetricsFile, Progress
-    from lit_attn.tasks.schedule import learning_rate
 
-    experiment, training = cell.experiment, cell.experiment.training
-    assert isinstance(experiment.data, Images)
-    shape, classes = experiment.data.image_shape, experiment.data.num_classes
-    model = budget.resolve(experiment.model, cell.match_to, shape, classes)
-    costs = budget.describe(model, shape, classes)
-
-    L.seed_everything(cell.seed, verbose=False)
+    training = cell.experiment.training
     device = _device(training.accelerator)
-    data = ImageData(experiment.data, cell.seed, device)
+    data, task, costs, accumulate = build.build(cell, device)
     total = training.epochs * data.steps_per_epoch
     total = 1 if smoke else min(total, training.max_steps or total)
-    task = Classification(
-        budget.build(model, shape, classes),
-        classes,
-        data.splits,
-        experiment.optimizer,
-        learning_rate(
-            experiment.schedule, experiment.optimizer.lr, data.steps_per_epoch, training.epochs
-        ),
-        experiment.loss.label_smoothing,
-        training.compile,
-    )
     checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every)
+    resume = None if smoke else checkpoints.latest_that_loads()
+    start = 0 if resume is None else checkpoints.step_of(resume)
     metrics = MetricsFile(cell_dir / "metrics.csv")
+    metrics.start(start)
+    tensorboard = _tensorboard(cell_dir, start)
     progress = Progress(cell_dir / "progress.json", total)
     with _without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
             devices=1,
-            precision=PRECISIONS[training.precision],
+            plugins=[_precision(training.precision, device)],
             max_epochs=training.epochs,
             max_steps=total,
-            limit_train_batches=1 if smoke else 1.0,
+            limit_train_batches=accumulate if smoke else 1.0,
             limit_val_batches=1 if smoke else 1.0,
             check_val_every_n_epoch=1 if smoke else training.evaluate_every,
+            accumulate_grad_batches=accumulate,
             gradient_clip_val=training.clip,
-            logger=[metrics, _tensorboard(cell_dir)],
-            callbacks=[progress, checkpoints],
+            logger=[metrics, tensorboard],
+            # In this order a step's time is without the checkpoint before it.
+            callbacks=[checkpoints, progress],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -120,12 +126,12 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
             num_sanity_val_steps=0,
             default_root_dir=cell_dir,
         )
-    resume = None if smoke else checkpoints.latest_that_loads()
-    metrics.start(0 if resume is None else checkpoints.step_of(resume))
-    with _without_noise():
         trainer.fit(task, data, ckpt_path=resume, weights_only=True)
-    if trainer.global_step < total:
-        raise RuntimeError(f"training ended at step {trainer.global_step} of {total}")
+        if trainer.global_step < total:
+            raise RuntimeError(f"training ended at step {trainer.global_step} of {total}")
+        # Where the last epoch is none of every `evaluate_every`, or `max_steps` cut it short.
+        if task.evaluated_at < total:
+            trainer.validate(task, datamodule=data, verbose=False)
 
     chosen = selected(read_metrics(metrics.path), cell.metric)
     result = Result(
@@ -136,7 +142,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         metrics={row.name: row.value for row in chosen},
         selected_epoch=chosen[0].epoch,
         steps=trainer.global_step,
-        epochs=chosen[0].epoch + 1 if smoke else training.epochs,
+        epochs=math.ceil(total / data.steps_per_epoch),
         parameters=costs.parameters,
         flops=costs.flops,
         ffn_width=costs.ffn_width,
@@ -150,8 +156,14 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         versions=measure.versions(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    checkpoints.finish(task.network)
+    chosen_by = {cell.metric.name: result.metrics[cell.metric.name]}
+    settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": costs.ffn_width}
+    settings |= cell.experiment.model_dump(mode="json")
+    tensorboard.log_hyperparams(settings, chosen_by, step=result.steps)
+    tensorboard.finalize("success")
+    checkpoints.keep_weights(task.network)
     result.write(cell_dir / "result.json")
+    checkpoints.clear()
 
 
 def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
@@ -198,20 +210,36 @@ def _device(accelerator: str) -> "torch.device":
     return torch.device(accelerator)
 
 
-def _tensorboard(cell_dir: Path) -> "L.pytorch.loggers.TensorBoardLogger":
+def _precision(chosen: str, device: "torch.device") -> "L.pytorch.plugins.Precision":
+    """Mixed precision on any device: by its name Lightning computes in bf16 for fp16 on a CPU."""
+    from lightning.pytorch.plugins import MixedPrecision, Precision
+
+    if chosen == "fp32":
+        return Precision()
+    return MixedPrecision("bf16-mixed" if chosen == "bf16" else "16-mixed", device.type)
+
+
+def _tensorboard(cell_dir: Path, start: int) -> "L.pytorch.loggers.TensorBoardLogger":
+    """Scalars named after the folder; those that a stopped attempt wrote past `start` are void."""
     from lightning.pytorch.loggers import TensorBoardLogger
 
-    return TensorBoardLogger(cell_dir, name=None, version="", default_hp_metric=False)
+    return TensorBoardLogger(
+        cell_dir, name=None, version="", default_hp_metric=False, purge_step=start + 1
+    )
 
 
 def _keep_temporary_files_inside(cell_dir: Path) -> None:
     """Point TMPDIR below the cell: Lightning's checkpoint writing is atomic only so.
 
     It writes to a temporary file and moves that into place; across file systems a move is a copy,
-    which a kill cuts short.
+    which a kill cuts short. What a killed attempt left there goes. The cache of compiled code stays
+    outside, for all cells to share.
     """
+    outside = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(outside))
     inside = (cell_dir / "tmp").resolve()
-    inside.mkdir(exist_ok=True)
+    shutil.rmtree(inside, ignore_errors=True)
+    inside.mkdir()
     os.environ["TMPDIR"] = str(inside)
     tempfile.tempdir = None
 

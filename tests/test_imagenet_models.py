@@ -8,15 +8,18 @@ from torch import nn
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.rotary import rotate
 from lit_attn.attention.spec import AttentionSpec, Perpendicular, preset
+from lit_attn.config.data import Cifar10, Folder
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
 from lit_attn.config.model import FFN
 from lit_attn.models import imagenet_vit, jit, local_vit
-from lit_attn.models.budget import build, count, describe, resolve
+from lit_attn.models.budget import OF_IMAGES, build, count, describe, resolve
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
 # nothing uses; its published counts hold them.
 UNUSED = 12 * (2 * (6 * 6 + 6) + 3840)
+
+IMAGENET = Folder(name="imagenet", path="imagenet", size=224, classes=1000)
 
 TINY = {"dim": 32, "depth": 2, "heads": 2}
 
@@ -31,7 +34,7 @@ def jit_b(attention: str, width: int) -> JiT:
 
 
 def parameters(model: ImageViT | LocalViT | JiT) -> int:
-    return count(build(model, (3, 224, 224), 1000, "meta"))
+    return count(build(model, IMAGENET, "meta"))
 
 
 def test_deit_small_has_its_published_count_and_is_timms() -> None:
@@ -75,7 +78,7 @@ def test_the_papers_ffn_widths_match_jits_parameters(attention: str, width: int,
 
 @pytest.mark.parametrize(("attention", "width"), [("belief-star", 1792), ("belief2", 1536)])
 def test_matching_finds_the_papers_widths(attention: str, width: int) -> None:
-    matched = resolve(jit_b(attention, 64), jit_b("standard", 2048), (3, 224, 224), 1000)
+    matched = resolve(jit_b(attention, 64), jit_b("standard", 2048), IMAGENET)
     assert matched == jit_b(attention, width)
 
 
@@ -85,11 +88,11 @@ def test_flops_by_hand() -> None:
     tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
     block = 2 * n * d * (4 * d + 3 * w) + 2 * (2 * n * n * d) + 2 * d * 6 * d
     ends = 2 * n * (3 * 64 * b + b * d) + 2 * d * 10
-    assert describe(JiT(**tiny), (3, 32, 32), 10).flops == depth * block + ends
+    assert describe(JiT(**tiny), Cifar10()).flops == depth * block + ends
     tiny["ffn"] = FFN(width=w, activation="hard-swish")
     block = 2 * (n + 1) * d * 4 * d + 2 * (2 * (n + 1) ** 2 * d) + 2 * n * w * (2 * d + 9)
     ends = 2 * n * 3 * 64 * d + 2 * d * 10
-    assert describe(LocalViT(**tiny), (3, 32, 32), 10).flops == depth * block + ends
+    assert describe(LocalViT(**tiny), Cifar10()).flops == depth * block + ends
 
 
 def test_local_ffn_against_a_plain_restatement() -> None:
@@ -141,7 +144,7 @@ def test_positions_go_on_learning_at_every_image_size(
     model: ImageViT | LocalViT, size: int
 ) -> None:
     torch.manual_seed(0)
-    network = build(model, (3, 16, 16), 3)
+    network = OF_IMAGES[type(model)](model, (3, 16, 16), 3)
     network(torch.randn(2, 3, size, size)).sum().backward()
     assert network.pos_embed.shape == (1, 17, 32)
     assert network.pos_embed.grad.abs().min() > 0
@@ -219,6 +222,6 @@ def test_jit_normalises_and_turns_queries_and_keys() -> None:
 def test_patches_must_tile_the_image() -> None:
     for model in (ImageViT(), LocalViT(), JiT()):
         with pytest.raises(ConfigError, match="patches of 16 do not tile images of 32 x 40"):
-            build(model, (3, 32, 40), 10, "meta")
+            OF_IMAGES[type(model)](model, (3, 32, 40), 10, "meta")
     with pytest.raises(ConfigError, match="heads of 4 k, not of 6"):
         jit.axial(2, 2, 6)

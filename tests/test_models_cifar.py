@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.config.data import Cifar10, Cifar100
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.model import FFN, ViT
 from lit_attn.models.budget import count, describe, resolve
@@ -64,7 +65,7 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViT:
     ],
 )
 def test_parameter_counts_to_the_integer(model: ViT, classes: int, parameters: int) -> None:
-    assert describe(model, CIFAR, classes).parameters == parameters
+    assert describe(model, Cifar10() if classes == 10 else Cifar100()).parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -72,15 +73,15 @@ def test_parameter_counts_to_the_integer(model: ViT, classes: int, parameters: i
 )
 def test_matching_finds_the_published_widths(name: str, width: int) -> None:
     start = belief2_vit(name, 7)
-    matched = resolve(start, belief2_vit(), CIFAR, 100)
+    matched = resolve(start, belief2_vit(), Cifar100())
     assert matched == belief2_vit(name, width)
 
 
 def test_matching_refuses_what_cannot_be_matched() -> None:
     with pytest.raises(ConfigError, match="no FFN"):
-        resolve(belief2_vit("belief2", None), belief2_vit(), CIFAR, 100)
+        resolve(belief2_vit("belief2", None), belief2_vit(), Cifar100())
     with pytest.raises(ConfigError, match="already exceed"):
-        resolve(belief2_vit("belief2"), belief2_vit(width=1), CIFAR, 100)
+        resolve(belief2_vit("belief2"), belief2_vit(width=1), Cifar100())
 
 
 def test_flops_by_hand() -> None:
@@ -90,15 +91,15 @@ def test_flops_by_hand() -> None:
     attention = 2 * (2 * n * n * d)
     patches, head = 2 * 64 * 48 * d, 2 * d * 100
     assert (
-        describe(belief2_vit(), CIFAR, 100).flops == depth * (linear + attention) + patches + head
+        describe(belief2_vit(), Cifar100()).flops == depth * (linear + attention) + patches + head
     )
 
 
 def test_belief2_pays_for_z_and_the_second_projection() -> None:
     """Per layer W_Z and W_p cost 2 x 2 n d^2; the logits twice; the padded values are counted."""
     n, d = 65, 192
-    standard = describe(belief2_vit(width=384), CIFAR, 100).flops
-    belief2 = describe(belief2_vit("belief2", 384), CIFAR, 100).flops
+    standard = describe(belief2_vit(width=384), Cifar100()).flops
+    belief2 = describe(belief2_vit("belief2", 384), Cifar100()).flops
     assert belief2 - standard == 9 * (2 * 2 * n * d * d + 2 * 2 * n * n * d)
 
 

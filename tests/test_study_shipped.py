@@ -24,10 +24,8 @@ def parameters(study: str, variant: str) -> int:
 
     found = next(v for v in matrices()[study].variants if v.name == variant)
     data = found.experiment.data
-    model = budget.resolve(
-        found.experiment.model, found.match_to, data.image_shape, data.num_classes
-    )
-    return budget.describe(model, data.image_shape, data.num_classes).parameters
+    model = budget.resolve(found.experiment.model, found.match_to, data)
+    return budget.describe(model, data).parameters
 
 
 def test_digits_alone_is_the_default() -> None:

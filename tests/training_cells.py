@@ -1,9 +1,11 @@
-"""Small cells on the real digits, for the tests of training."""
+"""Small cells for the tests of training: on the real digits, on a text of this repository."""
 
 from pathlib import Path
 from typing import Any
 
 from lit_attn.config.cell import Cell
+
+DOCUMENTS = Path(__file__).parent.parent / "docs"
 
 
 def digits_cell(**changes: Any) -> Cell:
@@ -33,6 +35,41 @@ def digits_cell(**changes: Any) -> Cell:
         experiment[section] = {**experiment[section], **values}
     return Cell.model_validate(
         {"study": "test", "variant": "v", "seed": 0, "experiment": experiment, **top}
+    )
+
+
+def text_cell(**changes: Any) -> Cell:
+    """A language model that trains in about a second; `changes` go over the sections."""
+    experiment: dict[str, Any] = {
+        "task": "language-modelling",
+        "data": {
+            "kind": "text",
+            "name": "design",
+            "train": str(DOCUMENTS / "design.md"),
+            "test": str(DOCUMENTS / "studies.md"),
+            "context": 16,
+            "batch_size": 8,
+            "accumulate": 2,
+            "order": "shuffled",
+            "epoch_steps": 4,
+        },
+        "model": {
+            "kind": "gpt",
+            "dim": 16,
+            "depth": 2,
+            "heads": 2,
+            "ffn": {"width": 16},
+            "dropout": 0.1,
+        },
+        "optimizer": {"kind": "adamw", "lr": 1e-2},
+        "schedule": {"kind": "trapezoid", "warmup": 1, "warmdown": 1},
+        "training": {"epochs": 3, "accelerator": "cpu", "clip": 1.0},
+    }
+    for section, values in changes.items():
+        experiment[section] = {**experiment[section], **values}
+    metric = {"name": "test/loss", "goal": "min", "scale": 1}
+    return Cell.model_validate(
+        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
     )
 
 

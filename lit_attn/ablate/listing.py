@@ -4,7 +4,6 @@ from collections import Counter
 from typing import TextIO
 
 from lit_attn.ablate.plan import Matrix
-from lit_attn.config.data import Images
 
 
 def show(matrices: list[Matrix], params: bool, stream: TextIO) -> None:
@@ -40,10 +39,8 @@ def _show_costs(matrix: Matrix, stream: TextIO) -> None:
     print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width", file=stream)
     for variant in matrix.variants:
         data = variant.experiment.data
-        assert isinstance(data, Images)
-        shape, classes = data.image_shape, data.num_classes
-        model = budget.resolve(variant.experiment.model, variant.match_to, shape, classes)
-        cost = budget.describe(model, shape, classes)
+        model = budget.resolve(variant.experiment.model, variant.match_to, data)
+        cost = budget.describe(model, data)
         ffn = "none" if cost.ffn_width is None else cost.ffn_width
         matched = "  (matched)" if variant.match_to else ""
         print(

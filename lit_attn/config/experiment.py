@@ -1,20 +1,59 @@
 """One experiment: everything a cell needs but the variant and the seed."""
 
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
+
+from pydantic import ValidationInfo, field_validator
 
 from lit_attn.config.base import Config
-from lit_attn.config.data import Data, Loss
-from lit_attn.config.model import Model
+from lit_attn.config.data import Data, Images, Loss
+from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.language import GPT, SequenceClassifier
+from lit_attn.config.model import Model, ViT
+from lit_attn.config.sequence import Labelled
+from lit_attn.config.text import Tokens
 from lit_attn.config.training import Constant, Optimizer, Schedule, Training
+
+Part = TypeVar("Part", Data, Model)
+
+
+class Needs(NamedTuple):
+    """The data and the models that a task is for."""
+
+    data: tuple[type[Data], ...]
+    model: tuple[type[Model], ...]
+
+
+TASKS = {
+    "image-classification": Needs((Images,), (ViT, ImageViT, LocalViT, JiT)),
+    "language-modelling": Needs((Tokens,), (GPT,)),
+    "sequence-classification": Needs((Labelled,), (SequenceClassifier,)),
+}
 
 
 class Experiment(Config):
     """A data set, a model, a recipe: `experiments/*.yaml` hold one each."""
 
-    task: Literal["image-classification"] = "image-classification"
+    task: Literal["image-classification", "language-modelling", "sequence-classification"] = (
+        "image-classification"
+    )
     data: Data
     model: Model
     loss: Loss = Loss()
     optimizer: Optimizer
     schedule: Schedule = Constant()
     training: Training
+
+    @field_validator("data", "model")
+    @classmethod
+    def _of_the_task(cls, part: Part, info: ValidationInfo) -> Part:
+        task = info.data.get("task")
+        if task is None or info.field_name is None:
+            return part
+        classes = getattr(TASKS[task], info.field_name)
+        if not isinstance(part, classes):
+            family = Data.family if isinstance(part, Data) else Model.family
+            kinds = [kind for kind, member in family.items() if issubclass(member, classes)]
+            raise ValueError(
+                f"'{part.kind}' does not go with `task: {task}`; choose from {', '.join(kinds)}"
+            )
+        return part

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lit_attn.config.data import Data, Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.language import GPT, SequenceClassifier
 from lit_attn.config.model import Model, ViT
-from lit_attn.config.segmentation import Segmenter
-from lit_attn.models import imagenet_vit, jit, local_vit, segmenter, vit
+from lit_attn.config.segmentation import Scenery, Segmenter
+from lit_attn.config.sequence import Labelled
+from lit_attn.config.text import Tokens
+from lit_attn.models import gpt, imagenet_vit, jit, local_vit, segmenter, sequence, vit
 
-Shape = tuple[int, int, int]
-
-BUILDERS: dict[type[Model], Callable[..., nn.Module]] = {
+OF_IMAGES: dict[type[Model], Callable[..., nn.Module]] = {
     ViT: vit.build,
     ImageViT: imagenet_vit.build,
     LocalViT: local_vit.build,
@@ -35,24 +37,45 @@ class Budget(NamedTuple):
     ffn_width: int | None
 
 
-def build(
-    model: Model, image_shape: Shape, num_classes: int, device: str | None = None
-) -> nn.Module:
-    """The network of any kind of model for images, initialised except on the meta device."""
-    return BUILDERS[type(model)](model, image_shape, num_classes, device)
+def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
+    """The network of any kind of model for `data`, initialised except on the meta device."""
+    if isinstance(data, Tokens):
+        assert isinstance(model, GPT)
+        return gpt.build(model, data.tokenizer.vocabulary, data.context, device)
+    if isinstance(data, Labelled):
+        assert isinstance(model, SequenceClassifier)
+        return sequence.build(
+            model, data.vocabulary, data.context, data.num_classes, data.pairs, device
+        )
+    assert isinstance(data, Images | Scenery)
+    return OF_IMAGES[type(model)](model, data.image_shape, data.num_classes, device)
 
 
-def describe(model: Model, image_shape: Shape, num_classes: int) -> Budget:
-    """Count the parameters and FLOPs of `model` on images of `image_shape` (C, H, W)."""
-    network = build(model, image_shape, num_classes, device="meta").eval()
+def sample(data: Data) -> tuple[Tensor, ...]:
+    """What a network is called with for one sample of `data`, on the meta device."""
+    if isinstance(data, Tokens):
+        return (torch.empty(1, data.context, dtype=torch.long, device="meta"),)
+    if isinstance(data, Labelled):
+        shape = (1, 2, data.context) if data.pairs else (1, data.context)
+        return (
+            torch.empty(shape, dtype=torch.long, device="meta"),
+            torch.empty(shape, dtype=torch.bool, device="meta"),
+        )
+    assert isinstance(data, Images | Scenery)
+    return (torch.empty(1, *data.image_shape, device="meta"),)
+
+
+def describe(model: Model, data: Data) -> Budget:
+    """Count the parameters and FLOPs of `model` on one sample of `data`."""
+    network = build(model, data, device="meta").eval()
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        network(torch.empty(1, *image_shape, device="meta"))
+        network(*sample(data))
     width = None if model.ffn is None else model.ffn.width
     return Budget(count(network), counter.get_total_flops(), width)
 
 
-def resolve(model: Model, match_to: Model | None, image_shape: Shape, num_classes: int) -> Model:
+def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
     """`model` with the FFN width that brings its parameter count nearest `match_to`'s.
 
     The count is affine in the width, so two builds say where the target lies. Raises ConfigError
@@ -64,7 +87,7 @@ def resolve(model: Model, match_to: Model | None, image_shape: Shape, num_classe
         raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
 
     def parameters(candidate: Model) -> int:
-        return count(build(candidate, image_shape, num_classes, device="meta"))
+        return count(build(candidate, data, device="meta"))
 
     target = parameters(match_to)
     at_one, at_two = (parameters(with_width(model, width)) for width in (1, 2))

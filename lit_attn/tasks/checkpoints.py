@@ -21,11 +21,13 @@ UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.Unpi
 
 
 class Checkpoints(L.Callback):
-    """Saves the whole training state every `interval` seconds, at any step but an epoch's last.
+    """Saves the whole training state every `interval` seconds, always just before a step.
 
-    The newest two are kept: one may be cut short by a crash that a rename does not protect from, a
-    lying disk for instance. SIGTERM saves once more and raises Preempted. Every step's random
-    numbers are seeded from (seed, step), so no generator's state has to be kept.
+    There an epoch's evaluation and its metrics are over and done; between an epoch's last step and
+    its evaluation Lightning would go on with an epoch skipped. The newest two are kept: one may be
+    cut short by a crash that a rename does not protect from, a lying disk for instance. SIGTERM
+    saves once more and raises Preempted. Every step's random numbers are seeded from (seed, step),
+    so no generator's state has to be kept.
     """
 
     def __init__(self, folder: Path, seed: int, interval: float) -> None:
@@ -46,20 +48,15 @@ class Checkpoints(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        torch.manual_seed(hash((self.seed, trainer.global_step, trainer.global_rank)) % 2**63)
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        # Not between an epoch's last step and its evaluation: Lightning goes on from there with an
-        # epoch skipped. What is due waits for the next epoch's first step, or for the end.
-        if not trainer.is_last_batch:
-            self._save_if_due(trainer)
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        if self.stopping or time.monotonic() - self.saved >= self.interval:
+            self._save(trainer)
+        seed = hash((self.seed, trainer.global_step, trainer.global_rank)) % 2**63
+        # Not torch.manual_seed: without a GPU it formats a stack trace for every kind of device.
+        torch.default_generator.manual_seed(seed)
+        if module.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds spent so far, over all attempts."""
@@ -93,21 +90,21 @@ class Checkpoints(L.Callback):
 
     @staticmethod
     def step_of(path: Path) -> int:
-        """The step after which a checkpoint was saved."""
+        """How many steps had been made when a checkpoint was saved."""
         return int(path.stem.removeprefix("step-"))
 
-    def finish(self, network: nn.Module) -> None:
-        """Keep the trained weights in place of the checkpoints: nothing goes on from here."""
+    def keep_weights(self, network: nn.Module) -> None:
+        """Write the trained weights to `weights.pt`."""
         temporary = self.folder / "weights.tmp"
         torch.save(network.state_dict(), temporary)
         temporary.replace(self.folder / "weights.pt")
+
+    def clear(self) -> None:
+        """Remove the checkpoints: with a result written, nothing goes on from them."""
         for path in self.newest_first():
             path.unlink()
 
-    def _save_if_due(self, trainer: L.Trainer) -> None:
-        due = time.monotonic() - self.saved >= self.interval
-        if not (due or self.stopping):
-            return
+    def _save(self, trainer: L.Trainer) -> None:
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         trainer.save_checkpoint(path)
         # Lightning reports success even where nothing could be written.

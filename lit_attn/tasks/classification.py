@@ -1,117 +1,71 @@
-"""Image classification as a LightningModule.
+"""Classification of images and of sequences.
 
-Shapes: images (B, C, H, W) float; targets (B,) class indices or (B, classes) probabilities.
+Shapes: images (B, C, H, W) float; tokens and present (B, n), or (B, 2, n) for pairs of documents;
+targets (B,) class indices or (B, classes) probabilities; logits (B, classes).
 """
 
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
+from lit_attn.config.text import IGNORED
 from lit_attn.config.training import Optimizer
-from lit_attn.errors import Diverged
-from lit_attn.tasks.optim import build_optimizer
+from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import Rate
 
 
-class Classification(L.LightningModule):
-    """Cross-entropy training; top-1, top-5, calibration error and loss of every evaluation split.
+class Classification(Task):
+    """Cross-entropy of images; top-1, top-5, calibration error and loss of every split.
 
-    `splits` names the evaluation loaders in their order ("val", "test"); metrics are logged as
-    `<split>/accuracy` and so on, as fractions.
+    All but the loss are fractions.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        num_classes: int,
         splits: list[str],
         optimizer: Optimizer,
         rate: Rate,
+        num_classes: int,
         label_smoothing: float = 0.0,
-        compiled: bool = False,
     ) -> None:
-        super().__init__()
-        self.network = network
-        self.splits = splits
-        self.optimizer = optimizer
-        self.rate = rate
+        self.num_classes = num_classes
         self.label_smoothing = label_smoothing
-        if compiled:
-            network.compile()
-        self.metrics = nn.ModuleList(_metrics(num_classes) for _ in splits)
-        self.train_loss = MeanMetric()
+        super().__init__(network, splits, optimizer, rate)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, classes)."""
-        logits: Tensor = self.network(images)
-        return logits
+    def metrics_of(self, split: str) -> MetricCollection:
+        top5 = min(5, self.num_classes)
+        return MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(self.num_classes, average="micro"),
+                "top5": MulticlassAccuracy(self.num_classes, average="micro", top_k=top5),
+                "calibration": MulticlassCalibrationError(self.num_classes, n_bins=15),
+                "loss": CrossEntropy(),
+            },
+            compute_groups=False,
+        )
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
-        """The smoothed cross-entropy; Diverged, before any update, where it is not finite."""
-        images, targets = batch
-        loss = F.cross_entropy(self(images), targets, label_smoothing=self.label_smoothing)
-        if not torch.isfinite(loss):
-            raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
-        self.train_loss.update(loss.detach())
-        return loss
+    def loss(self, batch: Any) -> Tensor:
+        *inputs, targets = batch
+        return F.cross_entropy(self.network(*inputs), targets, label_smoothing=self.label_smoothing)
 
-    def on_train_epoch_end(self) -> None:
-        """Record the epoch's mean loss; at every step it would cost more than a small step."""
-        rate = self.rate(self.global_step - 1)
-        self._record({"train/loss": self.train_loss.compute().item(), "train/lr": rate})
-        self.train_loss.reset()
+    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Logits and labels."""
+        *inputs, targets = batch
+        return self.network(*inputs).float(), targets
 
-    def validation_step(
-        self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0
-    ) -> None:
-        """Count one batch of split `splits[dataloader_idx]`."""
-        images, targets = batch
-        logits = self(images).float()
-        self._split_metrics(dataloader_idx).update(logits, targets)
 
-    def on_validation_epoch_end(self) -> None:
-        """Record every split's metrics."""
-        for index, split in enumerate(self.splits):
-            metrics = self._split_metrics(index)
-            self._record({f"{split}/{name}": v.item() for name, v in metrics.compute().items()})
-            metrics.reset()
+class SequenceClassification(Classification):
+    """The same of sequences: batches are tokens, present, labels; rows may have no label."""
 
-    def _record(self, values: dict[str, float]) -> None:
-        # Not through `self.log`: that writes after the hooks in which a checkpoint is saved, so a
-        # cell stopped there would lose the row.
-        for logger in self.loggers:
-            logger.log_metrics({"epoch": self.current_epoch, **values}, step=self.global_step)
-
-    def _split_metrics(self, index: int) -> MetricCollection:
-        metrics = self.metrics[index]
-        assert isinstance(metrics, MetricCollection)
-        return metrics
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimiser; its rate is set at every step from a pure function of the step."""
-        return build_optimizer(self.optimizer, self.network)
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set this step's learning rate."""
-        for group in optimizer.param_groups:
-            group["lr"] = self.rate(self.global_step)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the running mean of the training loss: a metric is not in the state by itself."""
-        checkpoint["train_loss"] = {
-            name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the running mean up again."""
-        for name, value in checkpoint["train_loss"].items():
-            setattr(self.train_loss, name, value.to(self.device))
-        self.train_loss._update_count = 1
+    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
+        logits, labels = super().measured(batch)
+        labelled = labels != IGNORED
+        return logits[labelled], labels[labelled]
 
 
 class CrossEntropy(Metric):
@@ -131,15 +85,3 @@ class CrossEntropy(Metric):
 
     def compute(self) -> Tensor:
         return self.total / self.samples
-
-
-def _metrics(num_classes: int) -> MetricCollection:
-    return MetricCollection(
-        {
-            "accuracy": MulticlassAccuracy(num_classes, average="micro"),
-            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes)),
-            "calibration": MulticlassCalibrationError(num_classes, n_bins=15),
-            "loss": CrossEntropy(),
-        },
-        compute_groups=False,
-    )

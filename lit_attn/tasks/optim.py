@@ -7,10 +7,14 @@ from lit_attn.config.training import Adam, AdamW, Optimizer, SetAdam
 from lit_attn.tasks.set_adam import SETAdam
 
 
-def build_optimizer(chosen: Optimizer, module: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser that `chosen` describes, over the trainable parameters of `module`."""
+def build_optimizer(
+    chosen: Optimizer, module: nn.Module, fused: bool = True
+) -> torch.optim.Optimizer:
+    """The optimiser that `chosen` describes, over the trainable parameters of `module`.
+
+    `fused`: Adam and AdamW as one kernel; Lightning refuses to clip gradients in front of it.
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    fused = all(p.is_cuda for p in parameters)
     if isinstance(chosen, SetAdam):
         return SETAdam(
             parameters, chosen.lr, chosen.betas, chosen.eps, chosen.tau, chosen.weight_decay

@@ -75,7 +75,8 @@ class Progress(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self.started = time.perf_counter()
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self.started = time.perf_counter()
 
     def on_train_batch_end(
         self,
@@ -85,6 +86,8 @@ class Progress(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
         now = time.perf_counter()
         self.step_times.append(now - self.started)
         if now - self.written >= 1 or trainer.global_step == self.total:

@@ -57,6 +57,20 @@ class TextData(SteppedData):
         """One loader for each of `splits`."""
         return [EvaluationLoader(self, split) for split in self.splits]
 
+    def evaluated(self, split: str) -> Stream:
+        """The tokens of `split` that are evaluated on."""
+        limit = self.data.eval_tokens
+        return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
+
+    def bytes_per_token(self) -> dict[str, float]:
+        """Bytes of text for each predicted token, of the splits of which that is known."""
+        found = {name: self.evaluated(name) for name in self.splits}
+        return {
+            name: stream.text_bytes / (len(stream) - 1)
+            for name, stream in found.items()
+            if stream.text_bytes is not None
+        }
+
     def batch(self, step: int) -> Batch:
         """This rank's sequences of training step `step`, the same whenever they are asked for."""
         offsets = self.offsets(step)[self.rank :: self.world]
@@ -92,9 +106,7 @@ class EvaluationLoader:
 
     def __init__(self, data: TextData, split: str) -> None:
         self.data = data
-        limit = data.data.eval_tokens
-        whole = data.streams[split]
-        self.stream = whole if limit is None else whole.head(limit + 1)
+        self.stream = data.evaluated(split)
         self.stride = data.data.eval_stride or data.data.context
         self.windows = 1 + math.ceil(max(0, len(self.stream) - 1 - data.data.context) / self.stride)
 

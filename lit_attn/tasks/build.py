@@ -1,0 +1,74 @@
+"""From a cell to what Lightning trains: the data, the task, and what the model costs."""
+
+from typing import NamedTuple
+
+import lightning as L
+import torch
+
+from lit_attn.config.cell import Cell
+from lit_attn.config.data import Data, Images
+from lit_attn.config.experiment import Experiment
+from lit_attn.config.sequence import Labelled
+from lit_attn.config.text import Tokens
+from lit_attn.data.images import ImageData
+from lit_attn.data.text.labelled import LabelledData
+from lit_attn.data.text.module import TextData
+from lit_attn.models import budget
+from lit_attn.models.gpt import GPT
+from lit_attn.tasks.classification import Classification, SequenceClassification
+from lit_attn.tasks.language import LanguageModelling
+from lit_attn.tasks.module import Task
+from lit_attn.tasks.schedule import learning_rate
+
+AnyData = ImageData | TextData | LabelledData
+
+
+class Parts(NamedTuple):
+    """`accumulate` is the micro-batches of a step."""
+
+    data: AnyData
+    task: Task
+    costs: budget.Budget
+    accumulate: int
+
+
+def build(cell: Cell, device: torch.device) -> Parts:
+    """Everything of a cell that depends on its task. Raises ConfigError for what cannot run."""
+    experiment = cell.experiment
+    model = budget.resolve(experiment.model, cell.match_to, experiment.data)
+    costs = budget.describe(model, experiment.data)
+    L.seed_everything(cell.seed, verbose=False)
+    data = data_module(experiment.data, cell.seed, device)
+    task = _task(experiment.model_copy(update={"model": model}), data)
+    if experiment.training.compile:
+        task.compile_network()
+    accumulate = 1 if isinstance(data, ImageData) else data.accumulate
+    return Parts(data, task, costs, accumulate)
+
+
+def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
+    """The batches and splits of `data`; ConfigError where it cannot be had."""
+    if isinstance(data, Tokens):
+        return TextData(data, seed, device)
+    if isinstance(data, Labelled):
+        return LabelledData(data, seed, device)
+    assert isinstance(data, Images)
+    return ImageData(data, seed, device)
+
+
+def _task(experiment: Experiment, data: AnyData) -> Task:
+    network = budget.build(experiment.model, experiment.data)
+    optimizer, training = experiment.optimizer, experiment.training
+    rate = learning_rate(experiment.schedule, optimizer.lr, data.steps_per_epoch, training.epochs)
+    if isinstance(data, TextData):
+        assert isinstance(network, GPT)
+        return LanguageModelling(network, data.splits, optimizer, rate, data.bytes_per_token())
+    of = SequenceClassification if isinstance(data, LabelledData) else Classification
+    return of(
+        network,
+        data.splits,
+        optimizer,
+        rate,
+        data.data.num_classes,
+        experiment.loss.label_smoothing,
+    )

@@ -1,0 +1,78 @@
+"""Language modelling.
+
+Shapes: inputs and targets (B, n) int64, targets IGNORED where nothing is to be predicted.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_attn.config.text import IGNORED
+from lit_attn.config.training import Optimizer
+from lit_attn.models.gpt import GPT
+from lit_attn.tasks.module import Task
+from lit_attn.tasks.schedule import Rate
+
+
+class LanguageModelling(Task):
+    """Cross-entropy a token; loss, perplexity and bits per byte over all tokens of every split.
+
+    `bytes_per_token` has the splits of which it is known how much text their tokens stand for.
+    """
+
+    network: GPT
+
+    def __init__(
+        self,
+        network: GPT,
+        splits: list[str],
+        optimizer: Optimizer,
+        rate: Rate,
+        bytes_per_token: dict[str, float],
+    ) -> None:
+        self.bytes_per_token = bytes_per_token
+        super().__init__(network, splits, optimizer, rate)
+
+    def metrics_of(self, split: str) -> "TokenLoss":
+        return TokenLoss(self.bytes_per_token.get(split))
+
+    def compile_network(self) -> None:
+        """All but the head, whose adaptive kind chooses its work by the targets."""
+        self.network.trunk.compile()
+
+    def loss(self, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return self.network.nll(inputs, targets).mean()
+
+    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """-log p of every target, and the targets."""
+        inputs, targets = batch
+        return self.network.nll(inputs, targets), targets
+
+
+class TokenLoss(Metric):
+    """Nats a token, perplexity and, where the text's length is known, bits per byte of text."""
+
+    total: Tensor
+    tokens: Tensor
+
+    def __init__(self, bytes_per_token: float | None = None) -> None:
+        super().__init__()
+        self.bytes_per_token = bytes_per_token
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, targets: Tensor) -> None:
+        """Add -log p (B, n), 0 where the target (B, n) is IGNORED."""
+        self.total += nll.sum(dtype=torch.float64)
+        self.tokens += (targets != IGNORED).sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        loss = self.total / self.tokens
+        found = {"loss": loss, "perplexity": loss.exp()}
+        if self.bytes_per_token is not None:
+            found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return found

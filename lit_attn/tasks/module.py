@@ -1,0 +1,119 @@
+"""What every task's LightningModule shares: when it stops, what it records, how it goes on."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+from lit_attn.config.training import Optimizer
+from lit_attn.errors import Diverged
+from lit_attn.tasks.optim import build_optimizer
+from lit_attn.tasks.schedule import Rate
+
+
+class Task(L.LightningModule, ABC):
+    """Trains `network`; evaluates the splits that `splits` names in the order of their loaders.
+
+    Metrics are recorded as `<split>/<name>`, for example `test/loss`. Evaluation is in float32 at
+    every precision.
+    """
+
+    evaluated_at = -1
+    """The step after which the splits were last evaluated."""
+
+    def __init__(
+        self, network: nn.Module, splits: list[str], optimizer: Optimizer, rate: Rate
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.splits = splits
+        self.optimizer = optimizer
+        self.rate = rate
+        self.metrics = nn.ModuleList(self.metrics_of(split) for split in splits)
+        self.train_loss = MeanMetric()
+
+    @abstractmethod
+    def metrics_of(self, split: str) -> Metric | MetricCollection:
+        """What is measured on a split; `compute` gives a scalar for each name, one of them loss."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """What is minimised, of one batch: a scalar."""
+
+    @abstractmethod
+    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What one evaluation batch means to the metrics' `update`."""
+
+    def compile_network(self) -> None:
+        """torch.compile what `loss` and `measured` call."""
+        self.network.compile()
+
+    def training_step(self, batch: Any, batch_index: int) -> Tensor:
+        """The loss; Diverged, before any update, where it is not finite."""
+        loss = self.loss(batch)
+        if not torch.isfinite(loss):
+            raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
+        self.train_loss.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Record the epoch's mean loss; at every step it would cost more than a small step."""
+        rate = self.rate(self.global_step - 1)
+        self._record({"train/loss": self.train_loss.compute().item(), "train/lr": rate})
+        self.train_loss.reset()
+
+    def validation_step(self, batch: Any, batch_index: int, dataloader_idx: int = 0) -> None:
+        """Count one batch of split `splits[dataloader_idx]`."""
+        with torch.autocast(self.device.type, enabled=False):
+            self._metrics(dataloader_idx).update(*self.measured(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Record every split's metrics; Diverged where a loss is not finite."""
+        for index, split in enumerate(self.splits):
+            metrics = self._metrics(index)
+            values = {f"{split}/{name}": v.item() for name, v in metrics.compute().items()}
+            metrics.reset()
+            if not math.isfinite(loss := values[f"{split}/loss"]):
+                raise Diverged(f"{split}/loss is {loss} after step {self.global_step}")
+            self._record(values)
+        self.evaluated_at = self.global_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimiser; its rate is set at every step from a pure function of the step."""
+        clips = self.trainer.gradient_clip_val is not None
+        return build_optimizer(self.optimizer, self.network, fused=not clips)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set this step's learning rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(self.global_step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the running mean of the training loss: a metric is not in the state by itself."""
+        checkpoint["train_loss"] = {
+            name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the running mean up again."""
+        for name, value in checkpoint["train_loss"].items():
+            setattr(self.train_loss, name, value.to(self.device))
+        self.train_loss._update_count = 1
+
+    def _record(self, values: dict[str, float]) -> None:
+        # Not through `self.log`: that writes after the hooks in which a checkpoint is saved, so a
+        # cell stopped there would lose the row.
+        # Not `current_epoch` either: after the last step that is one more.
+        steps = int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches
+        epoch = (self.global_step - 1) // steps
+        for logger in self.loggers:
+            logger.log_metrics({"epoch": epoch, **values}, step=self.global_step)
+
+    def _metrics(self, index: int) -> Metric | MetricCollection:
+        metrics = self.metrics[index]
+        assert isinstance(metrics, Metric | MetricCollection)
+        return metrics

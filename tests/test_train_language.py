@@ -1,0 +1,217 @@
+"""Cells of language models and of sequence classifiers: records, exact resume, bad data."""
+
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from training_cells import DOCUMENTS, folder_of, text_cell
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.cell import Cell
+from lit_attn.config.errors import ConfigError
+from lit_attn.errors import Preempted
+from lit_attn.models import budget
+from lit_attn.records import Result, read_metrics
+from lit_attn.tasks.language import TokenLoss
+from lit_attn.tasks.recording import Progress
+from lit_attn.train import main, run_cell
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
+
+
+def result(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+def trained(cell: Cell, root: Path) -> Path:
+    folder = folder_of(cell, root)
+    run_cell(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(text_cell(), tmp_path_factory.mktemp("whole"))
+
+
+def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
+    record = result(uninterrupted)
+    assert (record.steps, record.epochs, record.selected_epoch) == (12, 3, 2)
+    assert record.parameters == sum(w.numel() for w in weights(uninterrupted).values())
+    # Per token and layer 4 d^2 of attention's matrices and 2 d w of the FFN's; then the logits.
+    linear = 16 * (2 * (4 * 16**2 + 2 * 16 * 16) + 16 * 256)
+    assert record.flops == 2 * linear + 2 * 2 * 2 * 16 * 16 * 16
+    assert record.step_time.count == 12 - 5
+    losses = [
+        row.value for row in read_metrics(uninterrupted / "metrics.csv") if "loss" in row.name
+    ]
+    assert len(losses) == 3 * 3
+    rates = [
+        row.value for row in read_metrics(uninterrupted / "metrics.csv") if row.name == "train/lr"
+    ]
+    assert rates == pytest.approx([1e-2, 1e-2, 1e-2 / 4])
+
+
+def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> None:
+    cell = text_cell()
+    network = budget.build(cell.experiment.model, cell.experiment.data).eval()
+    network.load_state_dict(weights(uninterrupted))
+    text = (DOCUMENTS / "studies.md").read_bytes()
+    ids = torch.tensor(list(text))
+    total = 0.0
+    for start in range(0, len(ids) - 1, 16):
+        window = ids[start : start + 17]
+        logits = network(window[None, :-1])[0]
+        total += F.cross_entropy(logits, window[1:], reduction="sum").item()
+    found = result(uninterrupted).metrics
+    tokens = len(ids) - 1
+    # A document ends with byte 0, which is a token and no text.
+    assert found["test/loss"] == pytest.approx(total / tokens, rel=1e-3)
+    assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]))
+    bits = found["test/loss"] * (tokens + 1) / len(text) / math.log(2)
+    assert found["test/bits_per_byte"] == pytest.approx(bits)
+
+
+def test_tokens_count_alike_however_they_are_batched() -> None:
+    metric = TokenLoss(bytes_per_token=2.0)
+    metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
+    metric.update(torch.tensor([[6.0, 0.0, 0.0]]), torch.tensor([[5, -100, -100]]))
+    found = metric.compute()
+    assert found["loss"] == 3.0
+    assert found["perplexity"] == pytest.approx(math.exp(3))
+    assert found["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
+    metric = TokenLoss()
+    metric.update(torch.ones(1, 1), torch.ones(1, 1))
+    assert metric.compute().keys() == {"loss", "perplexity"}
+
+
+@pytest.mark.parametrize(("micro_batch", "saved"), [(1, 1), (6, 3), (7, 4), (8, 4), (21, 11)])
+def test_resume_is_exact(
+    micro_batch: int,
+    saved: int,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stopped between the micro-batches of a step, between steps, or at an epoch's end."""
+    original, seen = Progress.on_train_batch_end, []
+
+    def stopping(self: Any, *rest: Any) -> None:
+        seen.append(rest)
+        if len(seen) == micro_batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, *rest)
+
+    folder = folder_of(text_cell(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_train_batch_end", stopping)
+        with pytest.raises(Preempted, match=f"saved at step {saved}$"):
+            run_cell(folder)
+    run_cell(folder)
+    whole, resumed = weights(uninterrupted), weights(folder)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    csv = [(path / "metrics.csv").read_text() for path in (uninterrupted, folder)]
+    assert csv[0] == csv[1]
+
+
+def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
+    whole, parts = (
+        trained(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
+        for count in (1, 4)
+    )
+    assert result(whole).steps == result(parts).steps
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(tensor, weights(parts)[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention": PRESETS["belief2"]},
+        {"attention": PRESETS["dcmha"], "positions": "rotary", "weights": "e5m2"},
+        {"attention": PRESETS["mgk"], "head": "adaptive", "cutoffs": [40, 100]},
+    ],
+)
+def test_smoke_is_one_step(model: dict[str, Any], tmp_path: Path) -> None:
+    folder = folder_of(text_cell(model=model), tmp_path)
+    run_cell(folder, smoke=True)
+    assert result(folder).steps == 1
+    assert result(folder).metrics["test/loss"] == pytest.approx(math.log(256), rel=0.3)
+
+
+def test_sequences_are_classified(tmp_path: Path) -> None:
+    sequences = Cell.model_validate(
+        {
+            "study": "t",
+            "variant": "v",
+            "seed": 0,
+            "experiment": {
+                "task": "sequence-classification",
+                "data": {
+                    "kind": "listops",
+                    "context": 40,
+                    "lengths": [5, 40],
+                    "depth": 3,
+                    "train": 64,
+                    "val": 10,
+                    "test": 33,
+                    "batch_size": 16,
+                    "eval_batch_size": 32,
+                },
+                "model": {
+                    "kind": "sequence-classifier",
+                    "dim": 16,
+                    "depth": 1,
+                    "heads": 2,
+                    "ffn": {"width": 16},
+                },
+                "optimizer": {"kind": "adamw", "lr": 1e-3},
+                "training": {"epochs": 1, "accelerator": "cpu"},
+            },
+        }
+    )
+    found = result(trained(sequences, tmp_path)).metrics
+    # 33 samples fill one batch and one row of the next, whose other rows count for nothing.
+    assert found["test/accuracy"] * 33 == pytest.approx(round(found["test/accuracy"] * 33))
+    assert 0 < found["test/loss"] < 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "missing.txt"}, "missing.txt: cannot be read: No such file"),
+        ({"context": 10**6}, "data.context: train has"),
+        ({"kind": "shards", "train": None, "test": None, "folder": "nowhere"}, "nowhere"),
+    ],
+)
+def test_data_that_will_not_do(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = text_cell().model_dump(mode="json")
+    data = {**given["experiment"]["data"], **changes}
+    if data["kind"] == "shards":
+        data = {key: data[key] for key in ("kind", "name", "folder")}
+    given["experiment"]["data"] = data
+    assert main([str(folder_of(Cell.model_validate(given), tmp_path))]) == 2
+    said = capsys.readouterr().err
+    assert re.search(re.escape(message), said)
+    assert said.count("\n") == 1
+
+
+def test_an_id_beyond_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
+    (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))
+    data = {"kind": "shards", "name": "s", "folder": str(tmp_path), "context": 16}
+    given = text_cell().model_dump(mode="json")
+    given["experiment"]["data"] = data
+    folder = folder_of(Cell.model_validate(given), tmp_path)
+    with pytest.raises(ConfigError, match=r"train.bin: token \d+ is 51201, beyond the vocabulary"):
+        run_cell(folder)
