@@ -6,6 +6,8 @@ token, E width of the features, D of the values.
 In the backward pass each chunk is computed again, so nothing of size n x n is kept.
 """
 
+import functools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,8 +33,9 @@ def attend(
 ) -> Tensor:
     """(B, H, n, D) from q (B, H, n, E), k (B, H, M, n, E) and v (B, H, n, D).
 
-    Logits -> log-sum-exp or maximum over M -> composition -> masks -> softmax -> composition ->
-    times v. `maps` holds the composers' maps of all tokens by place and side.
+    Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
+    softmax -> sum over M -> composition -> times v. `maps` holds the composers' maps of all tokens
+    by place and side.
     """
     n = q.shape[-2]
     size = n if n <= WHOLE_UP_TO else CHUNK
@@ -40,17 +43,19 @@ def attend(
     def chunk(rows: slice) -> Tensor:
         columns = masks.visible(rows, n)
         logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k[..., columns, :])
-        seen = masks.chunk(rows, columns, n, q.device)
-        if logits.shape[3] == 1:
-            a = logits.squeeze(3)
-        else:
-            a = logits.amax(3) if hard else logits.logsumexp(3)
-        a = _compose("pre", composers, a, maps, rows, columns)
+        if hard:
+            logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
+        if "pre" in composers:
+            a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+            logits = _compose("pre", composers, a, maps, rows, columns).unsqueeze(3)
         if (bias := masks.bias(rows, columns, n)) is not None:
-            a = a + bias
-        if seen is not None:
-            a = a.masked_fill(~seen, torch.finfo(a.dtype).min)
-        a = a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32)).to(v.dtype)
+            logits = logits + bias.unsqueeze(-2)
+        if (seen := masks.chunk(rows, columns, n, q.device)) is not None:
+            logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
+        # Weights of a token's keys add up, so one softmax over all keys spares their log-sum-exp.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        weights = logits.flatten(3).softmax(-1, dtype=wide).to(v.dtype).view_as(logits)
+        a = weights.squeeze(3) if weights.shape[3] == 1 else weights.sum(3)
         a = _compose("post", composers, a, maps, rows, columns)
         if seen is not None:
             # Composition puts something there again, and a query that sees nothing gets nothing.
@@ -61,6 +66,14 @@ def attend(
     if len(chunks) == 1:
         return chunk(chunks[0])
     return torch.cat([checkpoint(chunk, rows, use_reentrant=False) for rows in chunks], dim=-2)
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    """The larger, whose gradient goes to it alone: `maximum` and `amax` would share it where equal.
+
+    That costs them three times the memory uncompiled and 1.6 times the time compiled.
+    """
+    return torch.where(a > b, a, b)
 
 
 def _compose(

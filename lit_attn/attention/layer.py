@@ -143,7 +143,11 @@ class Attention(nn.Module):
             q, scale = q * self.temperature.exp(), 1.0
         self.similarity.observe(q, k, scale, masks)
         dropout = self.attn_drop if self.training else 0.0
-        if self.composers or self.similarity.hard:
+        # Dropout takes a pair of tokens out with all of its keys. On a CPU, weights of few tokens
+        # are cheaper formed, and added up over the keys, than computed twice.
+        few = q.device.type == "cpu" and q.shape[-2] <= chunked.WHOLE_UP_TO
+        mixed = k.shape[2] > 1 and (few or dropout > 0)
+        if self.composers or self.similarity.hard or mixed:
             maps = all_maps(self.composers, x)
             hard = self.similarity.hard
             return chunked.attend(q, k, v, masks, hard, self.composers, maps, scale, dropout)

@@ -3,17 +3,20 @@
 Shapes: B batch, n tokens, H heads, D head width, M keys for every token.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.similarity import MixedKeys
+from lit_attn.attention.similarity import MixedKeys, wide
 
 # Tokens handled at a time where each sees only those before it.
 CHUNK = 64
 
-# Smallest normaliser that divides; phi is positive, so only rounding goes below it.
+# Smallest sum of similarities that divides: a token that sees nothing gets nothing. Part of the
+# definition: the reference uses the same floor.
 FLOOR = 1e-6
 
 
@@ -23,28 +26,52 @@ class Linear(MixedKeys):
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, masks: Masks) -> Tensor:
         """(B, H, n, D) from q, v (B, H, n, D) and keys (B, H, M, n, D).
 
-        Raises ValueError for a mask that says more than which keys there are.
+        In float32 under autocast too: sums over thousands of tokens leave half precision. Raises
+        ValueError for a mask that says more than which keys there are.
         """
-        k = self._mixed(keys)
-        if masks.attn_mask is not None:
-            k = k.masked_fill(~_present(masks.attn_mask), 0)
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
-        q = F.elu(q) + 1
-        run = causal if masks.is_causal else whole
-        return run(q, k, v, self.part.normalised)
+        with torch.autocast(q.device.type, enabled=False):
+            k = self._mixed(wide(keys))
+            if masks.attn_mask is not None:
+                k = k.masked_fill(~_present(masks.attn_mask), 0)
+            return self._divided(self._phi(wide(q)), k, wide(v), masks.is_causal).to(v.dtype)
+
+    def _phi(self, x: Tensor) -> Tensor:
+        x = F.elu(x) + 1
+        return x / x.sum(-1, keepdim=True) if self.part.features == "sum-to-one" else x
 
     def _mixed(self, keys: Tensor) -> Tensor:
         """sum_r pi_r phi(k_jr), or phi of the mixed key: (B, H, n, D)."""
         log_prior = self.log_prior(keys.shape[-2])
-        prior = (
-            log_prior.exp().unsqueeze(-1).to(keys.dtype)
-            if isinstance(log_prior, Tensor)
-            else (1 / self.part.keys)
-        )
+        prior: Tensor | float = 1 / self.part.keys
+        if isinstance(log_prior, Tensor):
+            prior = log_prior.exp().unsqueeze(-1)
         if self.part.mixing == "before":
-            return F.elu((prior * keys).sum(2)) + 1
-        return (prior * (F.elu(keys) + 1)).sum(2)
+            return self._phi((prior * keys).sum(2))
+        return (prior * self._phi(keys)).sum(2)
+
+    def _divided(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        """The sum over keys, divided by what `divide_by` says."""
+        n, width = q.shape[-2:]
+        out = causal(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
+        if self.part.divide_by == "root-length":
+            if not is_causal:
+                return out / math.sqrt(n)
+            return out / torch.arange(1, n + 1, dtype=q.dtype, device=q.device).sqrt().unsqueeze(-1)
+        seen = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
+        out = out / (q * seen).sum(-1, keepdim=True).clamp_min(FLOOR)
+        return out / math.sqrt(width) if self.part.divide_by == "scaled-sum" else out
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q_i.sum_{j <= i} k_j v_j, chunk by chunk: the chunks before come in as one D x D sum."""
+    n = q.shape[-2]
+    q, k, v = (F.pad(x, (0, 0, 0, -n % CHUNK)).unflatten(-2, (-1, CHUNK)) for x in (q, k, v))
+    sums = k.transpose(-1, -2) @ v
+    before = sums.cumsum(2) - sums
+    out = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
+    return out.flatten(-3, -2)[..., :n, :]
 
 
 def _present(mask: Tensor) -> Tensor:
@@ -52,28 +79,3 @@ def _present(mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
         raise ValueError("linear keys take a boolean mask of present keys only, (B, 1, 1, n)")
     return mask.transpose(-1, -2)
-
-
-def whole(q: Tensor, k: Tensor, v: Tensor, normalised: bool) -> Tensor:
-    """Every token sees every token."""
-    out = q @ (k.transpose(-1, -2) @ v)
-    if normalised:
-        out = out / (q @ k.sum(-2).unsqueeze(-1)).clamp_min(FLOOR)
-    return out
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, normalised: bool) -> Tensor:
-    """Every token sees itself and those before: chunk by chunk, the past as one D x D sum."""
-    n, width = q.shape[-2:]
-    if normalised:
-        # The normaliser is one more value that is 1 everywhere.
-        v = F.pad(v, (0, 1), value=1.0)
-    padding = -n % CHUNK
-    q, k, v = (F.pad(x, (0, 0, 0, padding)).unflatten(-2, (-1, CHUNK)) for x in (q, k, v))
-    sums = k.transpose(-1, -2) @ v
-    before = sums.cumsum(2) - sums
-    out = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
-    out = out.flatten(-3, -2)[..., :n, :]
-    if normalised:
-        out = out[..., :width] / out[..., width:].clamp_min(FLOOR)
-    return out

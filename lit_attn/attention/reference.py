@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from lit_attn.attention import spec
 from lit_attn.attention.compose import EPS
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.linear import FLOOR as LINEAR_FLOOR
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
 
@@ -35,7 +36,7 @@ def attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         seen = seen & attn_mask
     if isinstance(chosen.similarity, spec.Linear):
-        h = linear(layer.similarity, q, keys, v, seen)
+        h = linear(layer.similarity, q, keys, v, seen, is_causal)
         return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
 
     # The learned temperature takes the place of 1 / sqrt(D) in all that is exponentiated.
@@ -136,22 +137,30 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     return stacked.amax(0) if form.part.assignment == "hard" else stacked.logsumexp(0)
 
 
-def linear(form: Any, q: Tensor, keys: list[Tensor], v: Tensor, seen: Tensor) -> Tensor:
+def linear(
+    form: Any, q: Tensor, keys: list[Tensor], v: Tensor, seen: Tensor, is_causal: bool
+) -> Tensor:
     """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
-        return F.elu(t) + 1
+        plain = F.elu(t) + 1
+        whole = plain.sum(-1, keepdim=True)
+        return plain / whole if form.part.features == "sum-to-one" else plain
 
-    n = q.shape[-2]
+    n, width = q.shape[-2:]
     weights = [log_prior(form, r, n).exp().unsqueeze(-1) for r in range(len(keys))]
     if form.part.mixing == "before":
         mixed = phi(torch.stack([w * key for w, key in zip(weights, keys, strict=True)]).sum(0))
     else:
         mixed = torch.stack([w * phi(key) for w, key in zip(weights, keys, strict=True)]).sum(0)
     similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~seen, 0)
-    if form.part.normalised:
-        similarity = similarity / similarity.sum(-1, keepdim=True)
-    return similarity @ v
+    total = similarity.sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
+    if form.part.divide_by == "scaled-sum":
+        total = total * math.sqrt(width)
+    if form.part.divide_by == "root-length":
+        lengths = [i + 1 if is_causal else n for i in range(n)]
+        total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
+    return similarity / total @ v
 
 
 def distance(q: Tensor, k: Tensor) -> Tensor:
@@ -162,7 +171,7 @@ def distance(q: Tensor, k: Tensor) -> Tensor:
 def log_prior(form: Any, r: int, n: int) -> Tensor:
     """log pi_r, broadcastable to (H, n)."""
     if form.part.prior == "fixed" or form.part.keys == 1:
-        return torch.tensor([[1 / form.part.keys]]).double().log()
+        return torch.tensor([[1 / form.part.keys]], dtype=torch.double).log()
     prior = form.prior[..., :n]
     if form.part.prior == "learned":
         return torch.log_softmax(prior, dim=0)[r]

@@ -58,6 +58,7 @@ class Gaussian(Dot):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) = (q.k - |k|^2 / 2 - |q|^2 / 2) / sqrt(D)."""
 
     def features(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        q, keys = as_multiplied(q), as_multiplied(keys)
         ones = torch.ones_like(q[..., :1])
         q_parts, k_parts = [q, ones, ones], [keys, *in_two(-_square(keys) / 2, keys)]
         if self.composed:
@@ -113,7 +114,7 @@ class MixedKeys(Dot):
             raise ValueError(
                 f"{n} tokens, but the mixture's weights are for {self.part.positions} positions"
             )
-        prior = _wide(self.prior[..., :n]).transpose(0, 1)
+        prior = wide(self.prior[..., :n]).transpose(0, 1)
         if self.part.prior == "learned":
             return prior.log_softmax(1)
         return prior.clamp(torch.finfo(prior.dtype).tiny, 1).log()
@@ -133,9 +134,10 @@ class Mixture(MixedKeys):
         self.query_matters = part.kernel == "gaussian" and (composed or len(set(variance)) > 1)
 
     def features(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        q, keys = as_multiplied(q), as_multiplied(keys)
         ones = torch.ones_like(q[..., :1])
         variance = self.variance.view(-1, 1, 1).to(keys.dtype)
-        offset = torch.zeros_like(_wide(keys[..., 0]))
+        offset = torch.zeros_like(wide(keys[..., 0]))
         if not self.hard:
             offset = offset + self.unit * self.log_prior(keys.shape[-2])
         if self.part.kernel == "gaussian":
@@ -151,8 +153,8 @@ class Mixture(MixedKeys):
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
         """The M-step: pi_r becomes the mean responsibility of key r (MGK eq. 8 and below).
 
-        Over the batch, the pairs that may attend, and what shares a pi. The step's own logits are
-        formed with the pi before.
+        Over the batch, the pairs of tokens that `responsibilities` names, and what shares a pi. The
+        step's own logits are formed with the pi before; what no pair speaks for keeps its pi.
         """
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
@@ -160,10 +162,10 @@ class Mixture(MixedKeys):
         taken = counted = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
             logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
-            responsibility = _wide(logits).softmax(3)
+            responsibility = wide(logits).softmax(3)
             seen = masks.chunk(rows, slice(0, n), n, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
-            if seen is not None:
+            if seen is not None and self.part.responsibilities == "attending":
                 weight = weight * seen.unsqueeze(-2)
             taken = taken + (responsibility * weight).sum((0, 2))
             counted = counted + weight.sum((0, 2))
@@ -171,7 +173,16 @@ class Mixture(MixedKeys):
         if shared:
             taken, counted = taken.sum(shared, keepdim=True), counted.sum(shared, keepdim=True)
         mean = (taken / counted.clamp_min(1)).transpose(0, 1)
-        self.prior[..., : mean.shape[-1]] = mean.to(self.prior.dtype)
+        before = self.prior[..., : mean.shape[-1]]
+        before.copy_(torch.where(counted.transpose(0, 1) > 0, mean, wide(before)))
+
+
+def as_multiplied(x: Tensor) -> Tensor:
+    """x in the precision that autocast, where it is on, will take its products in."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
@@ -185,10 +196,10 @@ def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
 
 def _square(x: Tensor) -> Tensor:
     """|x|^2 in float32 or wider, (..., 1)."""
-    return _wide(x).square().sum(-1, keepdim=True)
+    return wide(x).square().sum(-1, keepdim=True)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """x in float32, or in float64 where it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

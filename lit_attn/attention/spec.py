@@ -42,7 +42,9 @@ class MixedKeys(Similarity):
     by a softmax, *clamped* is the released code's (free, clamped to [0, 1]), *m-step* is set at
     every training step to the mean responsibility (Soft-E), *fixed* stays 1 / M. `prior_scope` says
     what has a pi of its own: every head (the paper), the layer (the released LRA code), or every
-    head and key position up to `positions` (the released language model code).
+    head and key position up to `positions` (the released language model code). `responsibilities`
+    are averaged over the pairs of tokens that attend, or over all, future queries included, as the
+    released code does.
 
     `shift_init`: offsets from N(0, 1) (the paper), or the first zero and the others N(0, 1/4) (the
     released code).
@@ -54,7 +56,21 @@ class MixedKeys(Similarity):
     prior: Literal["learned", "clamped", "m-step", "fixed"] = "learned"
     prior_scope: Literal["head", "layer", "position"] = "head"
     positions: int = Field(256, ge=1)
+    responsibilities: Literal["attending", "all"] = "attending"
     shift_init: Literal["normal", "released"] = "normal"
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> "MixedKeys":
+        """A choice without effect would make two cells of one computation."""
+        if self.source == "projected" and self.shift_init != "normal":
+            raise ValueError("shift_init: projected keys have no offsets")
+        if self.prior != "m-step" and self.responsibilities != "attending":
+            raise ValueError("responsibilities: only `prior: m-step` counts them")
+        if self.prior == "fixed" and self.prior_scope != "head":
+            raise ValueError("prior_scope: a fixed prior is the same everywhere")
+        if self.prior_scope != "position" and self.positions != 256:
+            raise ValueError("positions: only `prior_scope: position` has them")
+        return self
 
 
 class Mixture(MixedKeys):
@@ -75,20 +91,28 @@ class Mixture(MixedKeys):
             raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
             raise ValueError("variance: the dot kernel has none")
+        if self.assignment == "hard" and self.prior != "learned":
+            raise ValueError("prior: the largest of the keys' logits is not weighted")
+        if self.assignment == "hard" and self.prior_scope != "head":
+            raise ValueError("prior_scope: the largest of the keys' logits is not weighted")
         return self
 
 
 class Linear(MixedKeys):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4).
 
-    `mixing`: keys are mixed after phi (the paper) or before it (the released LRA code). Without
-    `normalised` the sum over keys is not divided out, as in the released LRA code.
+    `mixing`: keys are mixed after phi (the paper) or before it (the released LRA code).
+    `features`: phi as it is, or divided by its own sum over the head's width (the released language
+    model code). `divide_by`, what the sum over keys is divided by: the similarities' own *sum* (the
+    paper), *scaled-sum*, that times sqrt(D) (the released language model code), or *root-length*,
+    the root of n, where causal of the tokens so far (the released LRA code).
     """
 
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16)
     mixing: Literal["after", "before"] = "after"
-    normalised: bool = True
+    features: Literal["plain", "sum-to-one"] = "plain"
+    divide_by: Literal["sum", "scaled-sum", "root-length"] = "sum"
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Linear":
