@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.spec import AttentionSpec, Split, preset
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.model import FFN
-from lit_attn.config.segmentation import Segmenter
+from lit_attn.config.segmentation import Scenes, Segmenter
 from lit_attn.extras import require_mmseg
 from lit_attn.models import segmenter
 from lit_attn.models.budget import count, describe
@@ -199,7 +199,7 @@ def test_every_parameter_gets_a_gradient(attention: str) -> None:
 
 def test_flops_by_hand() -> None:
     """Every matrix product of one forward pass, multiply-add = 2; the masks are not upsampled."""
-    n, d, w, k = 16, 32, 48, 5
+    n, d, w, k = 16, 32, 48, 13
     model = Segmenter.model_validate(SMALL)
 
     def block(tokens: int) -> int:
@@ -207,7 +207,7 @@ def test_flops_by_hand() -> None:
 
     encoder = 2 * n * 3 * 64 * d + 2 * block(n + 1)
     decoder = 2 * n * d * d + block(n + k) + 2 * (n + k) * d * d + 2 * n * k * d
-    assert describe(model, (3, 32, 32), k).flops == encoder + decoder
+    assert describe(model, Scenes(crop=32)).flops == encoder + decoder
 
 
 def test_sliding_windows_are_averaged() -> None:
