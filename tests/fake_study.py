@@ -13,8 +13,10 @@ from lit_attn.records import (
     Result,
     Spread,
 )
+from lit_attn.report.read import StudyRecord, read_studies
 
 EFFECTS = {"standard": 0.0, "belief": 0.004, "belief2": 0.02}
+EPOCHS = 8
 
 
 def write_study(
@@ -56,8 +58,14 @@ def write_study(
         elif key not in skip:
             accuracy = accuracy_of(variants[cell.variant], cell.seed, cell.variant)
             result(cell, accuracy).write(place / "result.json")
-            (place / "metrics.csv").write_text(curve(accuracy))
+            (place / "metrics.csv").write_text(curve(accuracy, cell.seed))
     return folder
+
+
+def read(root: Path, **study: object) -> StudyRecord:
+    """Write a study (see `write_study`) and read it back."""
+    write_study(root, **study)
+    return read_studies(root)[0]
 
 
 def accuracy_of(effect: float, seed: int, variant: str) -> float:
@@ -68,19 +76,21 @@ def accuracy_of(effect: float, seed: int, variant: str) -> float:
 
 
 def result(cell: PlannedCell, accuracy: float, **changes: object) -> Result:
+    """A cell's result; a variant's cost follows from its place in the plan."""
+    place = int(cell.identity[:2])
     values = {
         "study": "fake",
         "variant": cell.variant,
         "seed": cell.seed,
         "identity": cell.identity,
         "metrics": {"test/accuracy": accuracy, "test/loss": 1 - accuracy},
-        "selected_epoch": 3,
-        "steps": 400,
-        "epochs": 4,
+        "selected_epoch": EPOCHS - 1,
+        "steps": 100 * EPOCHS,
+        "epochs": EPOCHS,
         "parameters": 3_375_076,
-        "flops": 412_345_678,
+        "flops": 412_345_678 + 9_000_000 * place,
         "ffn_width": 384,
-        "step_time": Spread(median=0.0123 + cell.seed * 1e-4, iqr=0.001, count=390),
+        "step_time": Spread(median=0.0123 + 0.001 * place + cell.seed * 1e-4, iqr=0.001, count=390),
         "peak_memory": 812_000_000,
         "wall_time": 61.5,
         "device": "CPU",
@@ -93,6 +103,10 @@ def result(cell: PlannedCell, accuracy: float, **changes: object) -> Result:
     return Result.model_validate(values)
 
 
-def curve(accuracy: float) -> str:
-    rows = [f"{100 * e},{e},test/accuracy,{accuracy - 0.1 / (e + 1)}" for e in range(4)]
+def curve(accuracy: float, seed: int) -> str:
+    """A metrics.csv that ends at `accuracy`."""
+    wobble = 0.01 * np.random.default_rng(seed).normal(size=EPOCHS)
+    left = 1 - np.arange(1, EPOCHS + 1) / EPOCHS
+    values = accuracy - 0.3 * left**2 + wobble * left
+    rows = [f"{100 * e},{e},test/accuracy,{value}" for e, value in enumerate(values)]
     return "\n".join(["step,epoch,name,value", *rows, ""])

@@ -14,7 +14,7 @@ from lit_attn.config.errors import ConfigError
 from lit_attn.records import Metric, PlannedCell, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.table import latex
+from lit_attn.report.latex import latex
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
 
@@ -44,8 +44,8 @@ def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
     assert not table["significant"].any()
     markdown = (folder / "table.md").read_text()
     assert f"**{belief2.mean():.2f} ± {belief2.std():.2f}**" in markdown
-    assert "cannot go below 0.0625 with 5 pairs" in markdown
-    assert "out of reach at this n" in markdown
+    assert "cannot go below 2/2ⁿ (0.0625 at 5 pairs)" in markdown
+    assert "it takes at least 7 pairs" in markdown
     assert "3,375,076" in markdown
 
 
@@ -124,7 +124,7 @@ def test_published_values_stand_beside(tmp_path: Path) -> None:
     markdown = (folder / "table.md").read_text()
     assert "72.01 ± 0.20" in markdown
     assert "| 76.15 |" in markdown
-    assert "Published values: Belief2, Table 2." in markdown
+    assert "Published: Belief2, Table 2, ± as printed there." in markdown
     table = rows(folder)
     difference = table.loc["standard", "published_difference"]
     assert difference == pytest.approx(table.loc["standard", "mean"] - 72.01)
@@ -143,9 +143,7 @@ def test_records_of_other_code_are_called_out(tmp_path: Path) -> None:
     path = next(study.glob("v1/0-*/result.json"))
     path.write_text(path.read_text().replace('"c0de"', '"0ther"'))
     folder = report(tmp_path)
-    assert "ATTENTION: code differs between cells (0ther, c0de)" in (
-        (folder / "table.md").read_text()
-    )
+    assert "Warning: code differs between runs (0ther, c0de)" in (folder / "table.md").read_text()
     assert 'class="alert"' in (folder / "table.html").read_text()
 
 
@@ -211,7 +209,8 @@ def test_latex_compiles(tmp_path: Path) -> None:
 
 def test_latex_text() -> None:
     assert latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
-    assert latex("\N{GREEK SMALL LETTER OMEGA}") == "?"
+    assert latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
+    assert latex("a 中--") == "a U+4E2D-{}-"
     assert latex("\\") == r"\textbackslash{}"
 
 
@@ -223,7 +222,7 @@ def test_a_torn_result_is_no_result(tmp_path: Path) -> None:
 
 
 def test_a_result_with_nan_is_refused() -> None:
-    cell = PlannedCell(variant="v", seed=0, identity="i", path="p")
+    cell = PlannedCell(variant="v", seed=0, identity="00", path="p")
     with pytest.raises(ValueError, match="finite"):
         result(cell, float("nan"))
 

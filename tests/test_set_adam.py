@@ -54,6 +54,27 @@ def test_equal_gradients_double_the_step_of_adam() -> None:
         assert theta.flatten().tolist() == pytest.approx([-2e-3] * theta.numel(), rel=1e-5)
 
 
+def test_every_tensor_has_its_own_scale_and_its_own_count_of_steps() -> None:
+    """Together as alone, also where one has no gradient in some steps."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 3), (5,), ()]
+    together = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    alone = [one.detach().clone().requires_grad_() for one in together]
+    optimizer = SETAdam(together, lr=1e-2)
+    optimizers = [SETAdam([one], lr=1e-2) for one in alone]
+    for step in range(4):
+        for index, (one, other) in enumerate(zip(together, alone, strict=True)):
+            one.grad = torch.randn(one.shape, generator=generator)
+            if index == 1 and step % 2:
+                one.grad = None
+            other.grad = one.grad
+        optimizer.step()
+        for single in optimizers:
+            single.step()
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
 def test_zero_gradients_move_nothing_and_make_no_nan() -> None:
     theta = torch.ones(4).requires_grad_()
     theta.grad = torch.zeros(4)

@@ -300,9 +300,7 @@ def test_exit_codes(
         assert main([str(tmp_path / digits_cell(schedule={"warmup": 9}).folder)]) == 75
 
 
-def test_a_smoke_run_leaves_the_cell_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     with monkeypatch.context() as patch:
         stop_at(patch, 6)

@@ -106,7 +106,7 @@ def parameters(module: nn.Module) -> int:
 
 def agrees(name: str, shape: Shape) -> bool:
     """Whether the fast layer gives the reference's values and gradients, in float64."""
-    layer: Attention = attn_layer(name)(shape.dim, shape.heads).double()
+    layer: Attention = attn_layer(name)(shape.dim, shape.heads).double().eval()
     x = torch.randn(2, min(shape.tokens, 33), shape.dim, dtype=torch.double, requires_grad=True)
     wanted = [x, *layer.parameters()]
     out = layer(x, is_causal=shape.causal)

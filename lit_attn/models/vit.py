@@ -70,14 +70,17 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
     """Fill every parameter as `scheme` says: the published set-ups' "xavier" or "torch", or timm's.
 
     xavier: every matrix Xavier-normal, q, k and v as one matrix; biases zero. torch: PyTorch's own
-    defaults. Both draw the class token and the position embedding from N(0, 1).
+    defaults. Both draw the class token and the position embedding from N(0, 1). What composes heads
+    keeps the initialisation that it was published with.
     """
     if scheme == "timm":
         vit.init_weights("", needs_reset=True)
     else:
         for name in ("cls_token", "pos_embed"):
             nn.init.normal_(vit.get_parameter(name))
-        for module in vit.modules():
+        for name, module in vit.named_modules():
+            if "composers" in name.split("."):
+                continue
             if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
                 module.reset_parameters()
             if scheme == "xavier" and isinstance(module, nn.Linear | nn.Conv2d):

@@ -9,7 +9,7 @@ from lit_attn.report import write_reports
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0, or 2 where there is nothing to report on."""
+    """Exit code 0, or 2 where there is nothing to report on or nowhere to write it."""
     parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
     parser.add_argument("runs", type=Path, help="the folder that a runner wrote")
     parser.add_argument("--study", nargs="+", metavar="NAME", help="only these")
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for folder in write_reports(options.runs, options.out, options.study):
             print(folder / "table.html")
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(options.out / "index.html")

@@ -1,87 +1,136 @@
 """What a table says about itself: everything a reviewer would have to ask."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pandas as pd
 
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.summary import ALPHA
 
-MIXED = "ATTENTION:"
+STAR = "*"
+DAGGER = "†"
 
 
-def caption(study: StudyRecord, summary: pd.DataFrame) -> str:
-    """One paragraph: n, what ± is, which epoch, test, correction, machine, code and data."""
-    plan = study.plan
-    metric = plan.metric
+@dataclass(frozen=True)
+class Caption:
+    """A title, what makes the rows incomparable (if anything), and how to read the columns."""
+
+    title: str
+    warnings: list[str]
+    notes: list[str]
+
+
+def make_caption(study: StudyRecord, summary: pd.DataFrame) -> Caption:
+    """The caption of the table that `summary` becomes."""
+    # A YAML title may span lines.
+    title = " ".join(study.plan.title.split()).rstrip(".") + "."
+    notes = [
+        _value(study),
+        *_comparison(study, summary),
+        *_failures(summary),
+        *_published(study, summary),
+        *_machine(study),
+    ]
+    return Caption(title, _warnings(study), notes)
+
+
+def _value(study: StudyRecord) -> str:
+    metric = study.plan.metric
     epoch = (
         "at the last epoch"
         if metric.selection == "last"
         else "at the epoch that is best on the validation split"
     )
-    sentences = [
-        *_warnings(study),
-        f"{plan.title.rstrip('.')}.",
-        f"{metric.label} ({metric.name}) {epoch}, mean ± sd (ddof 1) over n seeds "
-        f"({_numbers(plan.seeds)}); {'higher' if metric.goal == 'max' else 'lower'} is better, "
-        "bold is the best mean.",
-        f"Difference to {plan.baseline}: mean over the seeds that both have, with the 95 % paired "
-        "t interval.",
+    return (
+        f"{metric.label}: {metric.name} {epoch}, mean ± standard deviation (ddof 1) over the n "
+        f"seeds that finished (planned: {_numbers(study.plan.seeds)}); "
+        f"{'higher' if metric.goal == 'max' else 'lower'} is better; bold: best mean."
+    )
+
+
+def _comparison(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
+    baseline = study.plan.baseline
+    if not study.values(baseline):
+        return [f"The baseline {baseline} has no result, so there is nothing to compare with."]
+    compared = int(summary["p"].notna().sum())
+    if not compared:
+        return []
+    most = int(summary["pairs"].max())
+    notes = [
+        f"Difference: to {baseline}, paired by seed, mean with the 95 % paired t interval.",
+        "p: exact two-sided sign-flip test of the paired differences, which cannot go below "
+        f"2/2ⁿ ({stats.sign_flip_floor(most):.4g} at {_pairs(most)}). "
+        f"p Holm: adjusted for the {_comparisons(compared)} of this table. "
+        f"{STAR}: p Holm ≤ {ALPHA}, better or worse; it takes at least "
+        f"{stats.pairs_for_a_star(compared)} pairs.",
     ]
-    pairs = summary["pairs"].max()
-    if pairs > 0:
-        floor = stats.sign_flip_floor(int(pairs))
-        sentences.append(
-            f"p: two-sided exact sign-flip test, which cannot go below {floor:.4g} with {pairs} "
-            "pairs; p Holm: adjusted over the rows of this table; a star marks p Holm ≤ 0.05"
-            + (", out of reach at this n." if floor * _compared(summary) > 0.05 else ".")
+    if summary["seeds_needed"].notna().any():
+        notes.append(
+            "Seeds needed: pairs for 80 % power of a two-sided paired t test at 0.05 "
+            "(uncorrected), were the observed mean and standard deviation of the difference "
+            "the true ones."
         )
-        sentences.append(
-            "Seeds needed: pairs for 80 % power of a paired t test, were the observed difference "
-            "and its sd the true ones."
-        )
-    if summary["failures"].astype(bool).any():
-        sentences.append(
-            "Cells that are missing or failed are counted in column n and in no average."
-        )
-    if summary["published"].notna().any():
-        sentences.append(f"Published values: {plan.source or 'as given in the study'}.")
-    sentences += _machine(study)
-    return " ".join(sentences)
+    return notes
 
 
-def _compared(summary: pd.DataFrame) -> int:
-    return int(summary["p"].notna().sum())
+def _failures(summary: pd.DataFrame) -> list[str]:
+    if not summary["failures"].astype(bool).any():
+        return []
+    return ["Cells without a result are counted under n (of those planned) and in no average."]
 
 
-def _warnings(study: StudyRecord) -> list[str]:
-    """Records that were not made by the same code on the same data do not compare."""
-    mixed = [
-        f"{name} differs between cells ({_few(found)})"
-        for name, found in (
-            ("code", _distinct(result.code for result in study.results)),
-            ("data", _distinct(result.data for result in study.results)),
-        )
-        if len(found) > 1
-    ]
-    return [f"{MIXED} {' and '.join(mixed)}; the rows do not compare."] if mixed else []
+def _published(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
+    if not summary["published"].notna().any():
+        return []
+    source = " ".join(study.plan.source.split()).rstrip(".")
+    return [f"Published: {source or 'as given in the study'}, ± as printed there."]
 
 
 def _machine(study: StudyRecord) -> list[str]:
-    results = study.results
+    results = study.results()
     if not results:
         return []
     devices = _distinct(result.device for result in results)
-    codes = _distinct(result.code for result in results)
-    data = _distinct(result.data for result in results)
+    peaks = []
+    if any(device == "CPU" for device in devices):
+        peaks.append("the process's largest resident set")
+    if any(device != "CPU" for device in devices):
+        peaks.append("the largest allocation of CUDA's allocator")
     versions = _distinct(
         f"{name} {version}" for result in results for name, version in result.versions.items()
     )
+    code = _few(_distinct(result.code for result in results))
+    data = _few(_distinct(result.data for result in results))
     return [
-        "FLOPs: forward pass of one sample, multiply-add = 2; step time and memory: medians over "
-        "seeds (resident set on a CPU, allocator on a GPU).",
-        f"{', '.join(devices)}; {', '.join(versions)}; code {_few(codes)}, data {_few(data)}.",
+        "FLOPs: forward pass of one sample, multiply-add = 2. Step time: median over the training "
+        f"steps of a run; memory: {' or '.join(peaks)}; both medians over seeds.",
+        f"Device: {', '.join(devices)}. Versions: {', '.join(versions)}. Code {code}, data {data}.",
     ]
+
+
+def _warnings(study: StudyRecord) -> list[str]:
+    """What differs between records that are to be compared."""
+    results = study.results()
+    warnings = []
+    mixed = [
+        f"{name} differs between runs ({_few(found)})"
+        for name, found in (
+            ("code", _distinct(result.code for result in results)),
+            ("data", _distinct(result.data for result in results)),
+        )
+        if len(found) > 1
+    ]
+    if mixed:
+        warnings.append(
+            f"{' and '.join(mixed)}: rows with {DAGGER} do not compare with the baseline."
+        )
+    if len(_distinct(repr(sorted(result.versions.items())) for result in results)) > 1:
+        warnings.append("package versions differ between runs.")
+    if len(_distinct(result.device for result in results)) > 1:
+        warnings.append("devices differ between runs: step time and memory do not compare.")
+    return warnings
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
@@ -96,3 +145,11 @@ def _few(hashes: list[str]) -> str:
 def _numbers(values: list[int]) -> str:
     shown = ", ".join(str(value) for value in values[:8])
     return shown if len(values) <= 8 else f"{shown}, … {values[-1]}"
+
+
+def _pairs(count: int) -> str:
+    return f"{count} pair{'s' * (count != 1)}"
+
+
+def _comparisons(count: int) -> str:
+    return f"{count} comparison{'s' * (count != 1)}"

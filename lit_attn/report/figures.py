@@ -1,166 +1,249 @@
-"""Figures of one study, as SVG and PNG: learning curves, per-seed dots, value against cost.
+"""Figures of one study: learning curves, every seed and its difference, value against cost.
 
 The same records give the same bytes: fixed SVG ids, no dates.
 """
 
+import io
+import itertools
+import math
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_attn.files import write_atomic
+from lit_attn.records import Result
+from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe & Ito's colours, told apart by colour-blind readers; then dashes, then markers repeat them.
+FIGURES = {
+    "seeds": "Left: every seed, and a bar at the mean. Right: every seed's difference to the "
+    "baseline, with the mean and its 95 % paired t interval.",
+    "curves": "Learning curves: mean over the seeds that finished, band of one standard deviation; "
+    "the baseline in grey. The axis leaves out what lies below the first quarter of training.",
+    "cost": "Mean and standard deviation against trainable parameters, FLOPs of a forward pass of "
+    "one sample, and the median time of a training step.",
+}
+
+# Okabe & Ito's colours, told apart by colour-blind readers, and markers that repeat the message.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+GREY = "#8a8a8a"
+
+# Typed by matplotlib as a dictionary of its hundreds of literal keys.
+SETTINGS: Any = {
+    "text.parse_math": False,  # a dollar sign in a name is one
+    "svg.hashsalt": "lit_attn",
+    "svg.fonttype": "path",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+}
+
+# Time in training (epochs or steps) to the values of all seeds.
+Curve = dict[int, list[float]]
+
+WIDTH = 7.2  # inches: the text of a two-column page
 
 
-def write_figures(study: StudyRecord, folder: Path) -> list[str]:
-    """Write every figure that the records can fill; returns their names without suffix."""
-    if not study.results:
-        return []
+def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
+    """Every figure that the records fill, by name and kind ("svg" or "png")."""
+    if not study.results():
+        return {}
     import matplotlib as mpl
 
-    mpl.use("Agg")
-    settings: Any = {
-        "svg.hashsalt": "lit_attn",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    drawn: dict[str, Callable[[StudyRecord], Figure]] = {
-        "curves": _curves,
+    drawn: dict[str, Callable[[StudyRecord], Figure | None]] = {
         "seeds": _seeds,
+        "curves": _curves,
         "cost": _cost,
     }
-    with mpl.rc_context(settings):
-        for name, draw in drawn.items():
-            figure = draw(study)
-            for kind in ("svg", "png"):
-                _save(figure, folder / f"{name}.{kind}", kind)
-            mpl.pyplot.close(figure)
-    return list(drawn)
-
-
-def _save(figure: "Figure", path: Path, kind: str) -> None:
-    import io
-
-    content = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    figure.savefig(content, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
-    write_atomic(path, content.getvalue())
-
-
-def _curves(study: StudyRecord) -> "Figure":
-    """The metric over epochs: mean over seeds, band of one standard deviation."""
-    figure, axes = _figure()
-    metric = study.plan.metric
-    for variant, style in _styles(study):
-        by_epoch: dict[int, list[float]] = defaultdict(list)
-        for cell in study.of(variant):
-            for row in cell.metrics if cell.result is not None else []:
-                if row.name == metric.name:
-                    by_epoch[row.epoch + 1].append(row.value * metric.scale)
-        epochs = sorted(by_epoch)
-        means = [statistics.fmean(by_epoch[e]) for e in epochs]
-        spread = [_sd(by_epoch[e]) for e in epochs]
-        colour, dash, _ = style
-        axes.plot(epochs, means, color=colour, linestyle=dash, linewidth=1.3, label=variant)
-        low = [m - s for m, s in zip(means, spread, strict=True)]
-        high = [m + s for m, s in zip(means, spread, strict=True)]
-        axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(metric.label)
-    _legend(axes)
-    return figure
+    images = {}
+    with mpl.rc_context(), warnings.catch_warnings():
+        # Whatever the user's matplotlibrc says, which would change the bytes.
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        # A name in a script that the font lacks is drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        for name, function in drawn.items():
+            if figure := function(study):
+                for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+                    content = io.BytesIO()
+                    figure.savefig(content, format=kind, dpi=200, metadata=metadata)
+                    images[name, kind] = content.getvalue()
+    return images
 
 
 def _seeds(study: StudyRecord) -> "Figure":
-    """Every seed's value as a dot, a bar at the mean; one seed's dots are joined."""
-    figure, axes = _figure(height=0.34 * len(study.plan.variants) + 0.9)
-    metric = study.plan.metric
+    """Every seed's value, and beside it every seed's difference to the baseline."""
     names = [variant.name for variant in study.plan.variants]
-    joined: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for place, (variant, (colour, _, _)) in enumerate(_styles(study)):
-        values = []
-        for cell in study.of(variant):
-            if cell.result is not None and metric.name in cell.result.metrics:
-                value = cell.result.metrics[metric.name] * metric.scale
-                values.append(value)
-                joined[cell.planned.seed].append((value, place))
-        axes.plot(values, [place] * len(values), "o", color=colour, markersize=4, alpha=0.8)
-        if values:
-            axes.plot([statistics.fmean(values)], [place], "|", color=colour, markersize=16)
-    for points in joined.values():
-        axes.plot(*zip(*points, strict=True), color="#999999", linewidth=0.4, zorder=0)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{metric.label}, one dot per seed, bar at the mean")
+    figure = _figure(0.26 * len(names) + 0.75)
+    left, right = figure.subplots(1, 2, sharey=True)
+    baseline = study.values(study.plan.baseline)
+    for place, name in enumerate(names):
+        own = study.values(name)
+        _dots(left, place, list(own.values()))
+        if own:
+            left.plot(statistics.fmean(own.values()), place, "|", color="black", markersize=13)
+        pairs = [value - baseline[seed] for seed, value in own.items() if seed in baseline]
+        if name == study.plan.baseline or not pairs:
+            continue
+        _dots(right, place, pairs)
+        # Below the dots, which it would hide.
+        if interval := stats.paired_interval(pairs):
+            right.plot(interval[1:], [place + 0.22] * 2, color="black", linewidth=1)
+        right.plot(statistics.fmean(pairs), place + 0.22, "|", color="black", markersize=6)
+    right.axvline(0, color=GREY, linewidth=0.8)
+    left.set_yticks(range(len(names)), [_with_count(study, name) for name in names])
+    left.set_ylim(len(names) - 0.5, -0.5)
+    left.set_xlabel(study.plan.metric.label)
+    right.set_xlabel(f"difference to {study.plan.baseline}")
     return figure
+
+
+def _dots(axes: "Axes", place: int, values: list[float]) -> None:
+    axes.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
+
+
+def _curves(study: StudyRecord) -> "Figure | None":
+    """A panel per variant: the metric over training, the baseline's behind it."""
+    unit, curves = _read_curves(study)
+    baseline = curves[study.plan.baseline]
+    shown = {
+        name: curve
+        for name, curve in curves.items()
+        if len(curve) > 1 and (name != study.plan.baseline or len(curves) == 1)
+    }
+    if not shown:
+        return None
+    columns = min(4, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = _figure(1.35 * lines + 0.55)
+    panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axes, (name, curve) in zip(panels, shown.items(), strict=False):
+        _band(axes, baseline, GREY, "--")
+        _band(axes, curve, COLOURS[0], "-")
+        axes.set_title(name)
+    for above, axes in zip(panels, panels[columns:], strict=False):
+        if not axes.lines:
+            axes.set_visible(False)
+            above.tick_params(labelbottom=True)
+    panels[0].set_ylim(_late_range([*shown.values(), baseline]))
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
+    figure.supxlabel(unit, fontsize=8)
+    figure.supylabel(study.plan.metric.label, fontsize=8)
+    return figure
+
+
+def _read_curves(study: StudyRecord) -> tuple[str, dict[str, Curve]]:
+    """The unit of training, "epoch" or "step", and each variant's finite values at each of it."""
+    rows = {
+        variant.name: [
+            cell.curve(study.plan.metric)
+            for cell in study.of(variant.name)
+            if cell.result is not None
+        ]
+        for variant in study.plan.variants
+    }
+    # A language model may be evaluated many times in one epoch.
+    once = all(
+        len({row.epoch for row in cell}) == len(cell) for cells in rows.values() for cell in cells
+    )
+    curves: dict[str, Curve] = {}
+    for name, cells in rows.items():
+        values = defaultdict(list)
+        for row in itertools.chain.from_iterable(cells):
+            if math.isfinite(row.value):
+                values[row.epoch + 1 if once else row.step].append(row.value)
+        curves[name] = dict(sorted(values.items()))
+    return "epoch" if once else "step", curves
+
+
+def _band(axes: "Axes", curve: Curve, colour: str, dash: str) -> None:
+    means = [statistics.fmean(values) for values in curve.values()]
+    low = [mean - _sd(values) for mean, values in zip(means, curve.values(), strict=True)]
+    high = [mean + _sd(values) for mean, values in zip(means, curve.values(), strict=True)]
+    axes.fill_between(list(curve), low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
+
+
+def _late_range(curves: list[Curve]) -> tuple[float, float]:
+    """The values from the second quarter of training on: where the curves come to differ."""
+    times = sorted({time for curve in curves for time in curve})
+    late = times[0] + (times[-1] - times[0]) / 4
+    ends = [
+        statistics.fmean(values) + sign * _sd(values)
+        for curve in curves
+        for time, values in curve.items()
+        if time >= late
+        for sign in (-1, 1)
+    ]
+    margin = 0.05 * (max(ends) - min(ends)) or 0.5
+    return min(ends) - margin, max(ends) + margin
 
 
 def _cost(study: StudyRecord) -> "Figure":
-    """The mean against FLOPs and against step time."""
-    import matplotlib.pyplot as plt
+    """The mean against parameters, FLOPs and step time."""
+    from matplotlib.ticker import EngFormatter
 
-    figure, both = plt.subplots(1, 2, figsize=(7.2, 3.0), sharey=True, layout="constrained")
-    metric = study.plan.metric
-    for variant, (colour, _, marker) in _styles(study):
-        results = [cell.result for cell in study.of(variant) if cell.result is not None]
-        values = [
-            r.metrics[metric.name] * metric.scale for r in results if metric.name in r.metrics
-        ]
-        if not values:
-            continue
-        costs = (
-            results[0].flops / 1e6,
-            statistics.median(r.step_time.median for r in results) * 1e3,
-        )
-        for axes, cost in zip(both, costs, strict=True):
+    costs: dict[str, Callable[[Result], float]] = {
+        "parameters": lambda result: result.parameters,
+        "FLOPs per sample, forward": lambda result: result.flops,
+        "seconds per training step": lambda result: result.step_time.median,
+    }
+    names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
+    figure = _figure(2.5 + 0.16 * -(-len(names) // 4))
+    panels = figure.subplots(1, len(costs), sharey=True)
+    styles = dict(zip(names, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)), strict=False))
+    for axes, (label, cost) in zip(panels, costs.items(), strict=True):
+        places = []
+        for name in names:
+            values = list(study.values(name).values())
+            colour, marker = styles[name]
+            places.append(statistics.median(cost(result) for result in study.results(name)))
             axes.errorbar(
-                [cost],
-                [statistics.fmean(values)],
-                yerr=[_sd(values)],
+                places[-1],
+                statistics.fmean(values),
+                yerr=_sd(values),
                 fmt=marker,
                 color=colour,
                 markersize=5,
-                linewidth=0.8,
-                label=variant,
+                ecolor=(colour, 0.5),
+                elinewidth=0.8,
+                label=name,
             )
-    both[0].set_xlabel("MFLOPs per sample, forward")
-    both[1].set_xlabel("ms per training step, median")
-    both[0].set_ylabel(f"{metric.label}, mean ± sd")
-    _legend(both[1])
+        # What is equal by design is to look equal: at least five percent on either side.
+        axes.set_xlim(0.95 * min(places), 1.05 * max(places))
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    panels[0].set_ylabel(study.plan.metric.label)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
 
 
-def _figure(height: float = 3.4) -> "tuple[Figure, Axes]":
-    import matplotlib.pyplot as plt
+def _figure(height: float) -> "Figure":
+    """Without pyplot, whose figures and back end are the importing program's own business."""
+    from matplotlib.figure import Figure
 
-    return plt.subplots(figsize=(6.4, height), layout="constrained")
-
-
-def _legend(axes: "Axes") -> None:
-    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _styles(study: StudyRecord) -> list[tuple[str, tuple[str, str, str]]]:
-    """A colour, a dash and a marker for every variant, the same in all figures."""
-    styles = []
-    markers = islice(cycle(MARKERS), len(study.plan.variants))
-    for place, (variant, marker) in enumerate(zip(study.plan.variants, markers, strict=True)):
-        dash = DASHES[place // len(COLOURS) % len(DASHES)]
-        styles.append((variant.name, (COLOURS[place % len(COLOURS)], dash, marker)))
-    return styles
+def _with_count(study: StudyRecord, variant: str) -> str:
+    done, planned = len(study.values(variant)), len(study.of(variant))
+    return variant if done == planned else f"{variant} ({done}/{planned})"
 
 
 def _sd(values: list[float]) -> float:

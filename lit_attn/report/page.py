@@ -1,75 +1,100 @@
 """HTML pages: one per study, and an index of them. No scripts, nothing fetched from elsewhere."""
 
 import html
+import re
+from pathlib import Path
 
-from lit_attn.report.caption import MIXED
+import pandas as pd
+
+from lit_attn.report.caption import Caption
+from lit_attn.report.figures import FIGURES
 from lit_attn.report.read import StudyRecord
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0;
-  --paper: #ffffff; --alert: #b42318; }
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4;
+  --paper: #ffffff; --hover: #f6f8fa; --link: #0550ae; --alert: #b42318; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d;
-  --paper: #0d1117; --alert: #ff7b72; } figure img { background: #fff; border-radius: 4px; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } a { color: inherit; }
-p.links, p.soft { color: var(--soft); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-caption { caption-side: bottom; text-align: left; color: var(--soft); padding-top: .8rem;
-  font-size: .85rem; line-height: 1.45; }
-th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; font-weight: 500; }
-thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink);
-  font-weight: 600; }
-tbody tr:last-child > * { border-bottom: 2px solid var(--ink); }
-tbody tr:hover { background: color-mix(in srgb, var(--line) 35%, transparent); }
+  --paper: #0d1117; --hover: #161b22; --link: #79b8ff; --alert: #ff8a80; } }
+* { box-sizing: border-box; } sup { line-height: 0; }
+td sup { position: absolute; margin-left: .1em; font-size: 1em; line-height: inherit;
+  vertical-align: baseline; }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: var(--ink);
+  background: var(--paper); max-width: 86rem; margin: 2.2rem auto 4rem; padding: 0 1.4rem; }
+h1 { font-size: 1.55rem; line-height: 1.25; margin: 0 0 .3rem; }
+a { color: var(--link); text-decoration: none; } a:hover { text-decoration: underline; }
+.links { color: var(--soft); margin: 0 0 1.4rem; font-size: .9rem; }
 .alert { color: var(--alert); font-weight: 600; }
-figure { margin: 1.6rem 0; } figure img { max-width: 100%; }
-figcaption { color: var(--soft); font-size: .85rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem;
+  min-width: 100%; }
+caption { caption-side: bottom; text-align: left; color: var(--soft); padding-top: .9rem;
+  font-size: .84rem; max-width: 62rem; }
+caption strong { color: var(--ink); }
+th, td { padding: .34rem .5rem; text-align: right; white-space: nowrap; font-weight: 400; }
+th:first-child, .text { text-align: left; }
+thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink);
+  font-weight: 600; white-space: normal; vertical-align: bottom; }
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+tbody tr:last-child > * { border-bottom: 2px solid var(--ink); }
+/* The count, with the cells that failed. */
+table.results td:nth-child(3) { white-space: normal; min-width: 6.5em; }
+tbody tr:hover { background: var(--hover); }
+figure { margin: 2.4rem 0 0; }
+figure img { display: block; width: 100%; max-width: 62rem; height: auto; background: #fff;
+  border-radius: 6px; }
+figcaption { color: var(--soft); font-size: .84rem; margin-top: .5rem; max-width: 62rem; }
 """
 
-FIGURES = {
-    "curves": "Learning curves: mean over seeds, band of one standard deviation.",
-    "seeds": "Every seed: dots of one seed are joined, the bar is the mean.",
-    "cost": "Value against cost: FLOPs of a forward pass, and measured time of a training step.",
-}
+FILES = ("table.csv", "table.md", "table.tex", "per_seed.csv")
 
 
-def study_page(study: StudyRecord, table: str, caption: str, figures: list[str]) -> str:
+def study_page(study: StudyRecord, table: str, caption: Caption, figures: list[str]) -> str:
     """The study's table and figures."""
-    plan = study.plan
-    files = ("table.csv", "table.md", "table.tex", "per_seed.csv")
-    links = " · ".join(f'<a href="{name}">{name}</a>' for name in files)
-    alert = ""
-    if caption.startswith(MIXED):
-        alert = f'<p class="alert">{html.escape(caption.split(".")[0])}.</p>\n'
+    links = " · ".join(f'<a href="{name}">{name}</a>' for name in FILES)
+    alerts = "".join(
+        f'<p class="alert">Warning: {html.escape(warning)}</p>\n' for warning in caption.warnings
+    )
     images = "".join(
-        f'<figure><img src="{name}.svg" alt="{html.escape(FIGURES[name])}">'
-        f"<figcaption>{html.escape(FIGURES[name])}</figcaption></figure>\n"
+        f'<figure><img src="{name}.svg" alt="{html.escape(FIGURES[name])}">\n'
+        f"<figcaption>{html.escape(FIGURES[name])} "
+        f'<a href="{name}.svg">SVG</a> · <a href="{name}.png">PNG</a></figcaption></figure>\n'
         for name in figures
     )
+    title = caption.title.rstrip(".")
     body = (
-        f"<h1>{html.escape(plan.title)}</h1>\n"
-        f'<p class="links"><a href="../index.html">all studies</a> · {links}</p>\n'
-        f'{alert}<div class="wide">\n{table}</div>\n{images}'
+        f"<h1>{html.escape(title)}</h1>\n"
+        f'<p class="links"><a href="../index.html">all studies</a> · '
+        f"{html.escape(study.plan.study)} · {links}</p>\n"
+        f'{alerts}<div class="wide">\n{table}</div>\n{images}'
     )
-    return _document(f"{plan.study}: {plan.title}", body)
+    return _document(title, body)
 
 
-def index_page(studies: list[tuple[str, str, str]]) -> str:
-    """All studies: (folder, title, one line of progress)."""
-    rows = "".join(
-        f'<tr><th><a href="{html.escape(folder)}/table.html">{html.escape(folder)}</a></th>'
-        f"<td>{html.escape(progress)}</td>"
-        f'<td style="text-align:left">{html.escape(title)}</td></tr>\n'
-        for folder, title, progress in studies
-    )
+def index_page(reports: Path) -> str:
+    """All studies that have a page in `reports`, by name; what it says is in their own files."""
+    rows = "".join(_index_row(page.parent) for page in sorted(reports.glob("*/table.html")))
     body = (
-        "<h1>Studies</h1>\n<table>\n<thead><tr><th>study</th><th>cells done</th>"
-        f'<th style="text-align:left">title</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n'
+        '<h1>Studies</h1>\n<div class="wide">\n<table>\n<thead><tr><th scope="col">study</th>'
+        '<th scope="col" class="text">title</th><th scope="col">cells done</th>'
+        '<th scope="col" class="text">best mean</th></tr></thead>\n'
+        f"<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
     )
     return _document("Studies", body)
+
+
+def _index_row(folder: Path) -> str:
+    found = re.search("<title>(.*)</title>", (folder / "table.html").read_text(encoding="utf-8"))
+    title = found[1] if found else ""
+    cells = pd.read_csv(folder / "per_seed.csv")
+    variants = pd.read_csv(folder / "table.csv", dtype={"variant": str})
+    best = ", ".join(variants.loc[variants["best"], "variant"])
+    name = html.escape(folder.name)
+    return (
+        f'<tr><th scope="row"><a href="{name}/table.html">{name}</a></th>'
+        f'<td class="text">{title}</td>'
+        f"<td>{(cells['status'] == 'done').sum()} / {len(cells)}</td>"
+        f'<td class="text">{html.escape(best)}</td></tr>\n'
+    )
 
 
 def _document(title: str, body: str) -> str:

@@ -1,26 +1,38 @@
 """From a folder of runs to one study's records: what was planned beside what is there."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from lit_attn.ablate.folder import attempts, last_exit, result
 from lit_attn.config.errors import ConfigError, nearest
-from lit_attn.records import Exit, MetricRow, Plan, PlannedCell, Result, read_metrics
+from lit_attn.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
 
 
 @dataclass(frozen=True)
 class CellRecord:
-    """A planned cell with its result, or with the failure class of its last attempt.
+    """A planned cell and what its folder holds.
 
-    `status` is "done", a failure class, or "missing".
+    `status` is "done"; or the failure class of the last attempt; or "missing" (never begun),
+    "unfinished" (begun, with no recorded end: running, or cut off), "unreadable" (a result that is
+    torn or of another cell), "without <metric>". Only a cell that is done has a result and a value,
+    which is the study's metric in printed units.
     """
 
     planned: PlannedCell
+    folder: Path
     status: str
-    result: Result | None
-    metrics: list[MetricRow]
+    result: Result | None = None
+    value: float | None = None
+
+    def curve(self, metric: Metric) -> list[MetricRow]:
+        """The logged rows of `metric`, in printed units."""
+        return [
+            row._replace(value=row.value * metric.scale)
+            for row in read_metrics(self.folder / "metrics.csv")
+            if row.name == metric.name
+        ]
 
 
 @dataclass(frozen=True)
@@ -31,13 +43,18 @@ class StudyRecord:
     cells: list[CellRecord]
 
     def of(self, variant: str) -> list[CellRecord]:
-        """The cells of one variant, in the order of its seeds."""
+        """The cells of one variant, in the order of the plan's seeds."""
         return [cell for cell in self.cells if cell.planned.variant == variant]
 
-    @property
-    def results(self) -> list[Result]:
-        """What is there."""
-        return [cell.result for cell in self.cells if cell.result is not None]
+    def results(self, variant: str | None = None) -> list[Result]:
+        """The results of one variant, or of all."""
+        cells = self.cells if variant is None else self.of(variant)
+        return [cell.result for cell in cells if cell.result is not None]
+
+    def values(self, variant: str) -> dict[int, float]:
+        """The study's metric by seed, of the cells that have it."""
+        cells = self.of(variant)
+        return {cell.planned.seed: cell.value for cell in cells if cell.value is not None}
 
 
 def read_studies(runs: Path, names: list[str] | None = None) -> list[StudyRecord]:
@@ -56,34 +73,27 @@ def read_studies(runs: Path, names: list[str] | None = None) -> list[StudyRecord
 
 def _study(path: Path) -> StudyRecord:
     try:
-        plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
+        plan = Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
-    return StudyRecord(plan, [_cell(path.parent, cell) for cell in plan.cells])
+    return StudyRecord(plan, [_cell(path.parent, cell, plan.metric) for cell in plan.cells])
 
 
-def _cell(study: Path, planned: PlannedCell) -> CellRecord:
+def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
     folder = study / planned.path
-    metrics = read_metrics(folder / "metrics.csv")
-    result = _result(folder / "result.json")
-    if result is not None:
-        return CellRecord(planned, "done", result, metrics)
-    return CellRecord(planned, _last_failure(folder) or "missing", None, metrics)
+    found = result(folder, planned.identity)
+    if found is None:
+        return CellRecord(planned, folder, _unsuccessful(folder))
+    if metric.name not in found.metrics:
+        return CellRecord(planned, folder, f"without {metric.name}")
+    value = found.metrics[metric.name] * metric.scale
+    return CellRecord(planned, folder, "done", found, value)
 
 
-def _result(path: Path) -> Result | None:
-    """None for a file that is not there or not a whole result: only a whole one is a success."""
-    try:
-        return Result.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
-        return None
-
-
-def _last_failure(folder: Path) -> str | None:
-    attempts = [p for p in (folder / "attempts").glob("*") if p.name.isdigit()]
-    for attempt in sorted(attempts, key=lambda p: int(p.name), reverse=True):
-        try:
-            return Exit.model_validate(json.loads((attempt / "exit.json").read_text())).failure
-        except (OSError, ValueError):
-            continue
-    return None
+def _unsuccessful(folder: Path) -> str:
+    if (folder / "result.json").exists():
+        return "unreadable"
+    if not (begun := attempts(folder)):
+        return "missing"
+    ended = last_exit(begun[-1])
+    return "unfinished" if ended is None else ended.failure

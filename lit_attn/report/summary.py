@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lit_attn.records import PlannedVariant
+from lit_attn.records import PlannedVariant, Result
 from lit_attn.report import stats
 from lit_attn.report.read import CellRecord, StudyRecord
 
@@ -17,42 +17,26 @@ ALPHA = 0.05
 
 def per_seed(study: StudyRecord) -> pd.DataFrame:
     """Every planned cell with its status and, where it is done, everything that was measured."""
-    rows = []
-    for cell in study.cells:
-        row: dict[str, Any] = {
+    rows = [
+        {
             "variant": cell.planned.variant,
             "seed": cell.planned.seed,
             "status": cell.status,
-            "value": _value(study, cell),
+            "value": cell.value,
+            **({} if cell.result is None else _measured(cell.result)),
+            "identity": cell.planned.identity,
         }
-        if cell.result is not None:
-            result = cell.result
-            row |= {
-                "selected_epoch": result.selected_epoch,
-                "steps": result.steps,
-                "parameters": result.parameters,
-                "flops": result.flops,
-                "ffn_width": result.ffn_width,
-                "step_time": result.step_time.median,
-                "peak_memory": result.peak_memory,
-                "wall_time": result.wall_time,
-                "attempts": result.attempts,
-                "device": result.device,
-                "code": result.code,
-                "data": result.data,
-                **{f"metric {name}": value for name, value in sorted(result.metrics.items())},
-            }
-        rows.append({**row, "identity": cell.planned.identity})
-    integers = ["selected_epoch", "steps", "parameters", "flops", "ffn_width", "peak_memory"]
+        for cell in study.cells
+    ]
+    integers = ["selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width"]
+    integers += ["peak_memory", "attempts"]
     frame = pd.DataFrame(rows)
-    present = {name: "Int64" for name in [*integers, "attempts"] if name in frame}
-    return frame.astype(present)
+    return frame.astype({name: "Int64" for name in integers if name in frame})
 
 
 def per_variant(study: StudyRecord) -> pd.DataFrame:
     """One row per variant in the plan's order: value, difference to the baseline, cost."""
-    baseline = _values(study, study.plan.baseline)
-    rows = [_row(study, variant, baseline) for variant in study.plan.variants]
+    rows = [_row(study, variant) for variant in study.plan.variants]
     compared = [row for row in rows if row["p"] is not None]
     for row, adjusted in zip(compared, stats.holm([r["p"] for r in compared]), strict=True):
         row["p_holm"] = adjusted
@@ -69,24 +53,43 @@ def per_variant(study: StudyRecord) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(integers, "Int64")).astype(dict.fromkeys(numbers, "Float64"))
 
 
-def _row(study: StudyRecord, variant: PlannedVariant, baseline: dict[int, float]) -> dict[str, Any]:
-    cells = study.of(variant.name)
-    values = _values(study, variant.name)
-    own = list(values.values())
-    differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
-    if variant.name == study.plan.baseline:
-        differences = []
+def _measured(result: Result) -> dict[str, Any]:
+    return {
+        "selected_epoch": result.selected_epoch,
+        "steps": result.steps,
+        "epochs": result.epochs,
+        "parameters": result.parameters,
+        "flops": result.flops,
+        "ffn_width": result.ffn_width,
+        "step_time": result.step_time.median,
+        "step_time_iqr": result.step_time.iqr,
+        "peak_memory": result.peak_memory,
+        "wall_time": result.wall_time,
+        "attempts": result.attempts,
+        "device": result.device,
+        "code": result.code,
+        "data": result.data,
+        "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
+        **{f"metric {name}": value for name, value in sorted(result.metrics.items())},
+    }
+
+
+def _row(study: StudyRecord, variant: PlannedVariant) -> dict[str, Any]:
+    cells, results = study.of(variant.name), study.results(variant.name)
+    own = study.values(variant.name)
+    baseline = {} if variant.name == study.plan.baseline else study.values(study.plan.baseline)
+    differences = [value - baseline[seed] for seed, value in own.items() if seed in baseline]
     interval = stats.paired_interval(differences)
-    mean = statistics.fmean(own) if own else None
-    published = variant.published
-    results = [cell.result for cell in cells if cell.result is not None]
+    mean = statistics.fmean(own.values()) if own else None
+    published, published_sd = variant.published or (None, None)
     return {
         "variant": variant.name,
         "n": len(own),
         "planned": len(cells),
         "failures": _failures(cells),
         "mean": mean,
-        "sd": statistics.stdev(own) if len(own) > 1 else None,
+        "sd": statistics.stdev(own.values()) if len(own) > 1 else None,
+        "best": False,
         "pairs": len(differences),
         "difference": statistics.fmean(differences) if differences else None,
         "low": interval.low if interval else None,
@@ -95,31 +98,33 @@ def _row(study: StudyRecord, variant: PlannedVariant, baseline: dict[int, float]
         "p_floor": stats.sign_flip_floor(len(differences)) if differences else None,
         "p_holm": None,
         "significant": False,
-        "best": False,
         "seeds_needed": stats.seeds_needed(differences),
-        "published": published[0] if published else None,
-        "published_sd": published[1] if published else None,
-        "published_difference": mean - published[0] if published and mean is not None else None,
-        "parameters": results[0].parameters if results else None,
-        "flops": results[0].flops if results else None,
+        "published": published,
+        "published_sd": published_sd,
+        "published_difference": _difference(mean, published),
+        "parameters": _median_integer([r.parameters for r in results]),
+        "flops": _median_integer([r.flops for r in results]),
         "step_time": statistics.median(r.step_time.median for r in results) if results else None,
-        "peak_memory": int(statistics.median(r.peak_memory for r in results)) if results else None,
+        "peak_memory": _median_integer([r.peak_memory for r in results]),
+        "mixed": _mixed(study, variant.name),
     }
 
 
-def _values(study: StudyRecord, variant: str) -> dict[int, float]:
-    values = {cell.planned.seed: _value(study, cell) for cell in study.of(variant)}
-    return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _value(study: StudyRecord, cell: CellRecord) -> float | None:
-    metric = study.plan.metric
-    if cell.result is None or metric.name not in cell.result.metrics:
-        return None
-    return cell.result.metrics[metric.name] * metric.scale
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 def _failures(cells: list[CellRecord]) -> str:
-    """ "1 diverged, 2 missing", or nothing."""
+    """The cells without a value, as in "1 diverged, 2 missing", or nothing."""
     bad = [cell.status for cell in cells if cell.status != "done"]
     return ", ".join(f"{bad.count(status)} {status}" for status in sorted(set(bad)))
+
+
+def _mixed(study: StudyRecord, variant: str) -> bool:
+    """Whether the variant's records and the baseline's are of more than one code or data."""
+    results = study.results(variant) + study.results(study.plan.baseline)
+    return len({(result.code, result.data) for result in results}) > 1
+
+
+def _median_integer(values: list[int]) -> int | None:
+    return int(statistics.median(values)) if values else None

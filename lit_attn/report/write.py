@@ -3,42 +3,50 @@
 from pathlib import Path
 
 from lit_attn.files import write_atomic
-from lit_attn.report.caption import caption
-from lit_attn.report.figures import write_figures
+from lit_attn.report.caption import make_caption
+from lit_attn.report.figures import FIGURES, draw
+from lit_attn.report.formats import to_html, to_latex, to_markdown
 from lit_attn.report.page import index_page, study_page
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.summary import per_seed, per_variant
-from lit_attn.report.table import make_table, to_html, to_latex, to_markdown
+from lit_attn.report.table import make_table
 
 
 def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -> list[Path]:
     """Write reports/<study>/ for each study in `runs` (or those named) and reports/index.html.
 
-    Returns the folders. Raises ConfigError where there is no such study.
+    The index lists every study in `reports`. Returns the folders that were written. Raises
+    ConfigError where `runs` has no such study, or a plan in it cannot be read.
     """
     written = [_write(study, reports) for study in read_studies(runs, studies)]
-    listed = []
-    for study in read_studies(runs):
-        if (reports / study.plan.study / "table.html").exists():
-            progress = f"{len(study.results)} / {len(study.cells)}"
-            listed.append((study.plan.study, study.plan.title, progress))
-    write_atomic(reports / "index.html", index_page(listed))
+    write_atomic(reports / "index.html", index_page(reports))
     return written
+
+
+def table_files(study: StudyRecord, figures: list[str]) -> dict[str, str]:
+    """Everything but the figures: file name to content; the page shows `figures`."""
+    summary = per_variant(study)
+    table = make_table(summary, study.plan.metric, make_caption(study, summary))
+    return {
+        "table.csv": summary.to_csv(index=False, lineterminator="\n"),
+        "per_seed.csv": per_seed(study).to_csv(index=False, lineterminator="\n"),
+        "table.md": to_markdown(table),
+        "table.tex": to_latex(table, study.plan.study),
+        "table.html": study_page(study, to_html(table), table.caption, figures),
+    }
 
 
 def _write(study: StudyRecord, reports: Path) -> Path:
     folder = reports / study.plan.study
-    summary = per_variant(study)
-    words = caption(study, summary)
-    table = make_table(summary, study.plan.metric, words)
-    figures = write_figures(study, folder)
-    files = {
-        "table.csv": summary.to_csv(index=False),
-        "per_seed.csv": per_seed(study).to_csv(index=False),
-        "table.md": to_markdown(table),
-        "table.tex": to_latex(table, study.plan.study),
-        "table.html": study_page(study, to_html(table), words, figures),
-    }
-    for name, content in files.items():
+    images = draw(study)
+    for name in FIGURES:
+        for kind in ("svg", "png"):
+            if (name, kind) in images:
+                write_atomic(folder / f"{name}.{kind}", images[name, kind])
+            else:
+                # What records of before filled, and these no longer do.
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    shown = [name for name in FIGURES if (name, "svg") in images]
+    for name, content in table_files(study, shown).items():
         write_atomic(folder / name, content)
     return folder

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # Keeps 0 / 0 out of the down-scaling of a tensor whose gradients were all zero.
-GUARD = 1e-20
+GUARD = 1e-300
 
 
 class SETAdam(torch.optim.Optimizer):
@@ -54,33 +54,57 @@ class SETAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._update(parameters, [p.grad for p in parameters], group)
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        wide = torch.promote_types(parameter.dtype, torch.float32)
+    def _update(
+        self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
+    ) -> None:
+        """One update of tensors on one device, all at once: a GPU would wait for single ones."""
+        beta1, beta2 = group["betas"]
+        states = [self._state(parameter) for parameter in parameters]
+        m, v = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        gradients = [g.to(mean.dtype) for g, mean in zip(gradients, m, strict=True)]
+        if group["weight_decay"]:
+            wide = [p.to(mean.dtype) for p, mean in zip(parameters, m, strict=True)]
+            gradients = list(torch._foreach_add(gradients, wide, alpha=group["weight_decay"]))
+        torch._foreach_lerp_(m, gradients, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, gradients, gradients, value=1 - beta2)
+
+        w = torch._foreach_mul(v, self._scales(v, [1 - beta2 ** s["step"] for s in states]))
+        torch._foreach_add_(w, group["eps"])
+        torch._foreach_sqrt_(w)
+        smallest = torch.stack([one.amin() for one in w])
+        torch._foreach_sub_(w, list((group["tau"] * smallest).unbind()))
+        moves = torch._foreach_div(m, w)
+        torch._foreach_mul_(moves, [-group["lr"] / (1 - beta1 ** s["step"]) for s in states])
+        narrow = [move.to(p.dtype) for p, move in zip(parameters, moves, strict=True)]
+        torch._foreach_add_(parameters, narrow)
+
+    def _state(self, parameter: Tensor) -> dict[str, Any]:
+        """The parameter's moments and its count of steps, this one included."""
         state = self.state[parameter]
         if not state:
+            wide = torch.promote_types(parameter.dtype, torch.float32)
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=wide)
         state["step"] += 1
-        beta1, beta2 = group["betas"]
-        gradient = gradient.to(wide)
-        if group["weight_decay"]:
-            gradient = gradient.add(parameter.to(wide), alpha=group["weight_decay"])
-        m = state["exp_avg"].lerp_(gradient, 1 - beta1)
-        v = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        return state
 
-        # Squares of v underflow in float32 from gradients of about 1e-10; v relative to its largest
-        # entry does not, and cos^2 does not see the scale.
-        relative = v / v.max().clamp_min(GUARD)
-        squares = relative.square().sum().clamp_min(GUARD)
-        cos_squared = relative.sum().square() / (v.numel() * squares)
-        w = (v * cos_squared / (1 - beta2 ** state["step"]) + group["eps"]).sqrt_()
-        w -= group["tau"] * w.min()
-        parameter.add_(
-            (m / w).to(parameter.dtype), alpha=-group["lr"] / (1 - beta1 ** state["step"])
+    @staticmethod
+    def _scales(v: list[Tensor], corrections: list[float]) -> list[Tensor]:
+        """cos^2 of every tensor's angle to 1, over its bias correction; 0 for one of zeros.
+
+        Sums in float64: in float32 squares of v vanish from gradients of about 1e-10.
+        """
+        total, length = (
+            torch.stack(torch._foreach_norm(v, order, dtype=torch.float64)) for order in (1, 2)
         )
+        divisors = [one.numel() * by for one, by in zip(v, corrections, strict=True)]
+        cosines = (total / length.clamp_min(GUARD)).square()
+        scales = cosines / torch.tensor(divisors, dtype=torch.float64, device=cosines.device)
+        return list(scales.to(v[0].dtype).unbind())
