@@ -162,3 +162,9 @@ def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
     exact = reference.attention(layer, x)
     got = layer.to("cuda", dtype)(x.to("cuda", dtype)).cpu().double()
     assert (got - exact).norm() / exact.norm() < 30 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_meta_device_counts_without_computing(name: str) -> None:
+    layer = make(PRESETS[name]).float().to("meta")
+    assert layer(torch.empty(2, 9, DIM, device="meta")).shape == (2, 9, DIM)

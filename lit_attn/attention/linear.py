@@ -3,6 +3,7 @@
 Shapes: B batch, n tokens, H heads, D head width, M keys for every token.
 """
 
+import contextlib
 import math
 
 import torch
@@ -31,7 +32,7 @@ class Linear(MixedKeys):
         """
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
-        with torch.autocast(q.device.type, enabled=False):
+        with _without_autocast(q.device):
             k = self._mixed(wide(keys))
             if masks.attn_mask is not None:
                 k = k.masked_fill(~_present(masks.attn_mask), 0)
@@ -79,3 +80,10 @@ def _present(mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
         raise ValueError("linear keys take a boolean mask of present keys only, (B, 1, 1, n)")
     return mask.transpose(-1, -2)
+
+
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    # Models are counted on the meta device, which knows no autocast.
+    if device.type == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)

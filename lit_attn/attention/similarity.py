@@ -180,7 +180,8 @@ class Mixture(MixedKeys):
 def as_multiplied(x: Tensor) -> Tensor:
     """x in the precision that autocast, where it is on, will take its products in."""
     kind = x.device.type
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+    # Models are counted on the meta device, which knows no autocast.
+    if x.dtype == torch.float32 and kind != "meta" and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
     return x
 
