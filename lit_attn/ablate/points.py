@@ -38,8 +38,8 @@ class Point:
 
 
 def points(source: StudySource) -> list[Point]:
-    """Named cells, then the product, then what is included; ConfigError for any mistake."""
-    found = [*_cells(source), *_product(source), *_included(source)]
+    """The product, then what is included, then named cells; ConfigError for any mistake."""
+    found = [*_product(source), *_included(source), *_cells(source)]
     if not found:
         raise source.error((), "needs variants: `cells:` or `axes:`")
     seen: dict[str, Where] = {}
