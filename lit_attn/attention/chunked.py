@@ -1,7 +1,8 @@
 """Attention that has to form its logits, by chunks of queries: O(n chunk H) memory.
 
-Shapes: B batch, n tokens, H heads, c queries of a chunk, m keys that they can see, M keys for every
-token, E width of the features, D of the values.
+Shapes: B batch, n queries, n' tokens with keys (n, and those cached before them), H heads, c
+queries of a chunk, m keys that they can see, M keys for every token, E width of the features, D of
+the values.
 
 In the backward pass each chunk is computed again, so nothing of size n x n is kept.
 """
@@ -31,26 +32,26 @@ def attend(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """(B, H, n, D) from q (B, H, n, E), k (B, H, M, n, E) and v (B, H, n, D).
+    """(B, H, n, D) from q (B, H, n, E), k (B, H, M, n', E) and v (B, H, n', D).
 
     Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
     softmax -> sum over M -> composition -> times v. `maps` holds the composers' maps of all tokens
     by place and side.
     """
-    n = q.shape[-2]
-    size = n if n <= WHOLE_UP_TO else CHUNK
+    n, keys = q.shape[-2], k.shape[-2]
+    size = n if keys <= WHOLE_UP_TO else CHUNK
 
     def chunk(rows: slice) -> Tensor:
-        columns = masks.visible(rows, n)
+        columns = masks.visible(rows, keys)
         logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k[..., columns, :])
         if hard:
             logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
         if "pre" in composers:
             a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
             logits = _compose("pre", composers, a, maps, rows, columns).unsqueeze(3)
-        if (bias := masks.bias(rows, columns, n)) is not None:
+        if (bias := masks.bias(rows, columns, keys)) is not None:
             logits = logits + bias.unsqueeze(-2)
-        if (seen := masks.chunk(rows, columns, n, q.device)) is not None:
+        if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
             logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
         # Weights of a token's keys add up, so one softmax over all keys spares their log-sum-exp.
         wide = torch.promote_types(logits.dtype, torch.float32)

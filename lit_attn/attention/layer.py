@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention import chunked, spec
-from lit_attn.attention.compose import all_maps, make_composers
+from lit_attn.attention.cache import Cache, KeyValues, RunningSums
+from lit_attn.attention.compose import Maps, all_maps, make_composers
 from lit_attn.attention.linear import Linear
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.residual import RESIDUALS
@@ -104,39 +105,75 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """(B, n, d) -> (B, n, d).
 
         `attn_mask` is what scaled-dot-product attention takes, broadcastable to (B, H, n, n):
         boolean (True may attend) or additive. `rotary` turns every head's q and k by position.
+
+        With a `cache` (from `new_cache`), x is what follows the tokens already in it, and is added
+        to it. Raises ValueError where that has no meaning: with a mask, not causal, in training.
         """
-        q, keys, v = self.project(x, rotary)
         masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention)
+        if cache is not None:
+            if not is_causal or attn_mask is not None or self.training:
+                raise ValueError("a cache is for causal attention without a mask, after eval()")
+            masks = masks._replace(offset=cache.kept)
+        q, keys, v = self.project(x, rotary)
+        own = self._shared(v, 2)
+        values = own.transpose(1, 2)
         if isinstance(self.similarity, Linear):
-            heads = self.similarity.attend(q, keys, v.transpose(1, 2), masks)
+            assert cache is None or isinstance(cache, RunningSums)
+            keys = self._shared(keys, 1)
+            heads = self.similarity.attend(q, keys, values, masks, cache)
         else:
-            heads = self._softmax(x, q, keys, v.transpose(1, 2), masks)
-        return self.proj_drop(self.residual(heads.transpose(1, 2), v, self.proj))
+            assert cache is None or isinstance(cache, KeyValues)
+            if cache is not None:
+                keys = cache.extend("keys", keys)
+                values = self._shared(cache.extend("values", v.transpose(1, 2)), 1)
+            heads = self._softmax(x, q, self._shared(keys, 1), values, masks, cache)
+        if cache is not None:
+            cache.advance(x.shape[1])
+        return self.proj_drop(self.residual(heads.transpose(1, 2), own, self.proj))
+
+    def new_cache(self) -> Cache:
+        """An empty cache, for decoding one batch of sequences."""
+        if isinstance(self.similarity, Linear):
+            return RunningSums()
+        return KeyValues(self.spec.window)
 
     def project(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, n, D), all keys (B, H, M, n, D) and v (B, n, H, D), shared ones repeated."""
-        groups = self.num_heads // self.key_heads
+        """q (B, H, n, D), all keys (B, H', M, n, D) and v (B, n, H', D) of H' key heads."""
         parts = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         q, k, v = parts.split([self.num_heads, self.key_heads, self.key_heads], dim=-2)
         q = self.q_norm(q).transpose(1, 2)
         keys = self.k_norm(self.similarity.keys(x, k)).permute(0, 3, 2, 1, 4)
         if rotary is not None:
             q, keys = rotate(q, rotary), rotate(keys, rotary)
-        if groups > 1:
-            keys, v = keys.repeat_interleave(groups, 1), v.repeat_interleave(groups, 2)
         return q, keys, v
 
-    def _softmax(self, x: Tensor, q: Tensor, keys: Tensor, v: Tensor, masks: Masks) -> Tensor:
+    def _shared(self, x: Tensor, axis: int) -> Tensor:
+        """x of key heads, repeated for the heads that share them."""
+        groups = self.num_heads // self.key_heads
+        return x.repeat_interleave(groups, axis) if groups > 1 else x
+
+    def _softmax(
+        self,
+        x: Tensor,
+        q: Tensor,
+        keys: Tensor,
+        v: Tensor,
+        masks: Masks,
+        cache: KeyValues | None,
+    ) -> Tensor:
         """The heads' sums (B, H, n, D): one call on all keys where that is what they are."""
-        q, k = self.similarity.features(q, keys)
+        q, k = self.similarity.features(q, keys, 0 if cache is None else cache.first)
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             q = torch.cat([q, z], -1)
+            if cache is not None:
+                z = cache.extend("z", z)
             k = torch.cat([k, z.unsqueeze(2).expand(*k.shape[:-1], -1)], -1)
         scale = self.head_dim**-0.5
         if self.temperature is not None:
@@ -148,10 +185,19 @@ class Attention(nn.Module):
         few = q.device.type == "cpu" and q.shape[-2] <= chunked.WHOLE_UP_TO
         mixed = k.shape[2] > 1 and (few or dropout > 0)
         if self.composers or self.similarity.hard or mixed:
-            maps = all_maps(self.composers, x)
+            maps = self._maps(x, cache)
             hard = self.similarity.hard
             return chunked.attend(q, k, v, masks, hard, self.composers, maps, scale, dropout)
         return one_call(q, k, v, masks, scale, dropout)
+
+    def _maps(self, x: Tensor, cache: KeyValues | None) -> dict[str, dict[str, Maps]]:
+        """The composers' maps: of x as queries and, as keys, of what is cached too."""
+        maps = all_maps(self.composers, x)
+        if cache is not None:
+            for place, sides in maps.items():
+                if "key" in sides:
+                    sides["key"] = cache.extend_maps(place, sides["key"])
+        return maps
 
     def copy_projection(self) -> None:
         """Start W_p as a copy of W where the split part says `init: copy` (Proposition 1).
@@ -191,11 +237,14 @@ def attn_layer(
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
     """softmax(scale q k^T) v over all M n keys: q (B, H, n, E), k (B, H, M, n, E), v (B, H, n, D).
 
-    Everything is padded with zeros to one width, a multiple of 8: flash attention wants both.
+    There are fewer queries where the keys of earlier tokens are cached. Everything is padded with
+    zeros to one width, a multiple of 8: flash attention wants both.
     """
-    (n, wide), width, m = q.shape[-2:], v.shape[-1], k.shape[2]
-    plain = m == 1 and masks.window is None and not masks.without_self
-    mask = masks.attn_mask if plain else masks.whole(n, q.device)
+    (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
+    # To one new token nothing that is cached is hidden.
+    alone = masks.offset > 0 and queries == 1 and not masks.without_self
+    plain = m == 1 and not masks.offset and masks.window is None and not masks.without_self
+    mask = masks.attn_mask if plain or alone else masks.whole(n, q.device)
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
     full = wide if wide == width else wide + -wide % 8

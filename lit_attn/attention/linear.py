@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_attn.attention.cache import RunningSums
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.similarity import MixedKeys, wide
 
@@ -24,27 +25,33 @@ FLOOR = 1e-6
 class Linear(MixedKeys):
     """Attention as a running sum of phi(k_j) v_j; there are no logits."""
 
-    def attend(self, q: Tensor, keys: Tensor, v: Tensor, masks: Masks) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, v: Tensor, masks: Masks, past: RunningSums | None = None
+    ) -> Tensor:
         """(B, H, n, D) from q, v (B, H, n, D) and keys (B, H, M, n, D).
 
-        In float32 under autocast too: sums over thousands of tokens leave half precision. Raises
-        ValueError for a mask that says more than which keys there are.
+        `past` holds the sums of the tokens before, and afterwards of these too. In float32 under
+        autocast too: sums over thousands of tokens leave half precision. Raises ValueError for a
+        mask that says more than which keys there are.
         """
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
         with _without_autocast(q.device):
-            k = self._mixed(wide(keys))
+            k = self._mixed(wide(keys), 0 if past is None else past.seen)
             if masks.attn_mask is not None:
                 k = k.masked_fill(~_present(masks.attn_mask), 0)
-            return self._divided(self._phi(wide(q)), k, wide(v), masks.is_causal).to(v.dtype)
+            out = self._divided(self._phi(wide(q)), k, wide(v), masks.is_causal, past)
+            if past is not None:
+                past.add(k, wide(v))
+            return out.to(v.dtype)
 
     def _phi(self, x: Tensor) -> Tensor:
         x = F.elu(x) + 1
         return x / x.sum(-1, keepdim=True) if self.part.features == "sum-to-one" else x
 
-    def _mixed(self, keys: Tensor) -> Tensor:
-        """sum_r pi_r phi(k_jr), or phi of the mixed key: (B, H, n, D)."""
-        log_prior = self.log_prior(keys.shape[-2])
+    def _mixed(self, keys: Tensor, first: int) -> Tensor:
+        """sum_r pi_r phi(k_jr), or phi of the mixed key: (B, H, n, D), from position `first` on."""
+        log_prior = self.log_prior(keys.shape[-2], first)
         prior: Tensor | float = 1 / self.part.keys
         if isinstance(log_prior, Tensor):
             prior = log_prior.exp().unsqueeze(-1)
@@ -52,15 +59,23 @@ class Linear(MixedKeys):
             return self._phi((prior * keys).sum(2))
         return (prior * self._phi(keys)).sum(2)
 
-    def _divided(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    def _divided(
+        self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, past: RunningSums | None
+    ) -> Tensor:
         """The sum over keys, divided by what `divide_by` says."""
         n, width = q.shape[-2:]
         out = causal(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
+        before = 0 if past is None else past.seen
+        if past is not None and past.products is not None:
+            out = out + q @ past.products
         if self.part.divide_by == "root-length":
             if not is_causal:
                 return out / math.sqrt(n)
-            return out / torch.arange(1, n + 1, dtype=q.dtype, device=q.device).sqrt().unsqueeze(-1)
+            lengths = torch.arange(before + 1, before + n + 1, dtype=q.dtype, device=q.device)
+            return out / lengths.sqrt().unsqueeze(-1)
         seen = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
+        if past is not None and past.keys is not None:
+            seen = seen + past.keys
         out = out / (q * seen).sum(-1, keepdim=True).clamp_min(FLOOR)
         return out / math.sqrt(width) if self.part.divide_by == "scaled-sum" else out
 
@@ -68,7 +83,9 @@ class Linear(MixedKeys):
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q_i.sum_{j <= i} k_j v_j, chunk by chunk: the chunks before come in as one D x D sum."""
     n = q.shape[-2]
-    q, k, v = (F.pad(x, (0, 0, 0, -n % CHUNK)).unflatten(-2, (-1, CHUNK)) for x in (q, k, v))
+    # A token decoded alone is a chunk of its own.
+    size = CHUNK if n > 1 else 1
+    q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, k, v))
     sums = k.transpose(-1, -2) @ v
     before = sums.cumsum(2) - sums
     out = q @ before + (q @ k.transpose(-1, -2)).tril() @ v

@@ -1,6 +1,6 @@
 """Who may attend to whom, as a whole or for a chunk of queries.
 
-Shapes: B batch, n tokens, H heads, c queries of a chunk, m keys that they can see.
+Shapes: B batch, n keys, H heads, c queries of a chunk, m keys that they can see.
 """
 
 from typing import NamedTuple
@@ -13,16 +13,22 @@ CHUNK = 128
 
 
 class Masks(NamedTuple):
-    """Who may attend to whom; `attn_mask` as scaled-dot-product attention takes it."""
+    """Who may attend to whom; `attn_mask` as scaled-dot-product attention takes it.
+
+    `offset` keys stand before the first query's own: 0 but where the keys of earlier tokens are
+    cached. There are n - offset queries.
+    """
 
     attn_mask: Tensor | None
     is_causal: bool
     window: int | None
     without_self: bool
+    offset: int = 0
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
         """True where a query of `rows` may see a key of `columns`; broadcasts to (B, H, c, m)."""
-        i = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+        first, last = rows.start + self.offset, rows.stop + self.offset
+        i = torch.arange(first, last, device=device).unsqueeze(1)
         j = torch.arange(columns.start, columns.stop, device=device)
         seen = None
         if self.is_causal:
@@ -45,15 +51,16 @@ class Masks(NamedTuple):
 
     def visible(self, rows: slice, n: int) -> slice:
         """The keys that some query of `rows` can see: nothing outside is computed."""
-        start = 0 if self.window is None else max(0, rows.start - self.window + 1)
-        stop = n if self.window is None else min(n, rows.stop + self.window - 1)
-        return slice(start, min(stop, rows.stop) if self.is_causal else stop)
+        first, last = rows.start + self.offset, rows.stop + self.offset
+        start = 0 if self.window is None else max(0, first - self.window + 1)
+        stop = n if self.window is None else min(n, last + self.window - 1)
+        return slice(start, min(stop, last) if self.is_causal else stop)
 
     def whole(self, n: int, device: torch.device) -> Tensor | None:
-        """The mask of one call, (..., n, n), boolean or additive; None where all see all."""
-        everything = slice(0, n)
-        seen = self.chunk(everything, everything, n, device)
-        bias = self.bias(everything, everything, n)
+        """The mask of one call, (..., n - offset, n), boolean or additive; None: all see all."""
+        rows, columns = slice(0, n - self.offset), slice(0, n)
+        seen = self.chunk(rows, columns, n, device)
+        bias = self.bias(rows, columns, n)
         if bias is None or seen is None:
             return seen if bias is None else bias
         return bias.masked_fill(~seen, float("-inf"))

@@ -46,8 +46,11 @@ class Dot(nn.Module):
         """All keys (B, n, M, key heads, D), from x (B, n, d) and the first (B, n, key heads, D)."""
         return k.unsqueeze(2)
 
-    def features(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """q' and k' from q (B, H, n, D) and keys (B, H, M, n, D)."""
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """q' and k' from q (B, H, n, D) and keys (B, H, M, n', D), from position `first` on.
+
+        There are more keys than queries where those of earlier tokens are cached.
+        """
         return q, keys
 
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
@@ -57,7 +60,7 @@ class Dot(nn.Module):
 class Gaussian(Dot):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) = (q.k - |k|^2 / 2 - |q|^2 / 2) / sqrt(D)."""
 
-    def features(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         q, keys = as_multiplied(q), as_multiplied(keys)
         ones = torch.ones_like(q[..., :1])
         q_parts, k_parts = [q, ones, ones], [keys, *in_two(-_square(keys) / 2, keys)]
@@ -106,15 +109,22 @@ class MixedKeys(Dot):
         more = self.more(x).unflatten(-1, (self.part.keys - 1, *k.shape[-2:]))
         return torch.cat([k.unsqueeze(2), more], 2)
 
-    def log_prior(self, n: int) -> Tensor | float:
-        """log pi_r, broadcastable to (H, M, n); ValueError beyond the positions that have one."""
+    def log_prior(self, n: int, first: int = 0) -> Tensor | float:
+        """log pi_r of n keys from position `first` on, broadcastable to (H, M, n).
+
+        Raises ValueError beyond the positions that have one.
+        """
         if not hasattr(self, "prior"):
             return -math.log(self.part.keys)
-        if self.part.prior_scope == "position" and n > self.part.positions:
-            raise ValueError(
-                f"{n} tokens, but the mixture's weights are for {self.part.positions} positions"
-            )
-        prior = wide(self.prior[..., :n]).transpose(0, 1)
+        prior: Tensor = self.prior
+        if self.part.prior_scope == "position":
+            if first + n > self.part.positions:
+                raise ValueError(
+                    f"{first + n} tokens, but the mixture's weights are for {self.part.positions} "
+                    "positions"
+                )
+            prior = prior[..., first : first + n]
+        prior = wide(prior).transpose(0, 1)
         if self.part.prior == "learned":
             return prior.log_softmax(1)
         return prior.clamp(torch.finfo(prior.dtype).tiny, 1).log()
@@ -133,13 +143,13 @@ class Mixture(MixedKeys):
         # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
         self.query_matters = part.kernel == "gaussian" and (composed or len(set(variance)) > 1)
 
-    def features(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         q, keys = as_multiplied(q), as_multiplied(keys)
         ones = torch.ones_like(q[..., :1])
         variance = self.variance.view(-1, 1, 1).to(keys.dtype)
         offset = torch.zeros_like(wide(keys[..., 0]))
         if not self.hard:
-            offset = offset + self.unit * self.log_prior(keys.shape[-2])
+            offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
         if self.part.kernel == "gaussian":
             offset = offset - _square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
             keys = keys / variance
