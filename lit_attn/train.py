@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NOISE = (
     # Nothing is loaded while training: the data lies on the device in one piece.
     ".*does not have many workers",
+    # Said on every machine with SLURM's commands.
+    ".*`srun` command is available",
     # Lightning's own use of a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )

@@ -4,6 +4,7 @@ Run as a script, it is `python -m lit_attn.ablate` with these cells and without 
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +39,21 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             _wait(folder.parents[1] / "go")
         case "hang":
             _hang(folder)
+        case "stuck":
+            _stuck(folder)
+        case "stuckonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            _stuck(folder)
+        case "killedonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+            bytearray(2**34)
+        case "full":
+            (folder / "ballast").write_bytes(bytes(2**20))
+        case "brief":
+            time.sleep(0.05)
         case "orphan":
             # A child of the cell's own that outlives it, unless the runner sees to it.
             child = subprocess.Popen(["sleep", "1000"])
@@ -76,6 +92,15 @@ def _wait(path: Path) -> None:
         time.sleep(0.02)
 
 
+def _stuck(folder: Path) -> None:
+    """Makes no step, and does not answer SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "progress.json").write_text('{"step": 3, "total": 10}')
+    child = subprocess.Popen(["sleep", "1000"])
+    (folder / "child.pid").write_text(str(child.pid))
+    child.wait()
+
+
 def _hang(folder: Path) -> None:
     """Runs until SIGTERM, which it obeys, or until it is killed where the folder says so."""
 
@@ -93,7 +118,10 @@ def _hang(folder: Path) -> None:
 
 def _main() -> int:
     import lit_attn.report
+    from lit_attn.ablate import runner
     from lit_attn.ablate.__main__ import main
+
+    runner.BACKOFF = 0.05
 
     def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
         for study in studies:

@@ -85,6 +85,13 @@ def test_limit_and_out(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("ok"))
+    (tmp_path / "taken").touch()
+    code, output = call(tmp_path, "--out", "taken")
+    assert (code, output) == (2, "--out taken: cannot be written: Not a directory\n")
+
+
 def test_smoke_keeps_apart(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok"))
     assert call(tmp_path, "--smoke")[0] == 0
@@ -131,6 +138,8 @@ def test_set_changes_every_variant(
         (["--seeds", "a"], "--seeds a: needs a count, as 5, or seeds, as 0,50,100"),
         (["--seeds", ","], "--seeds ,: needs a count, as 5, or seeds, as 0,50,100"),
         (["--jobs", "0"], "--jobs: needs a number from 1"),
+        (["--stall", "0"], "--stall: needs a number of minutes above 0"),
+        (["--time", "nan"], "--time: needs a number of minutes above 0"),
         (["--params"], "--params: goes with --dry-run"),
     ],
 )  # fmt: skip

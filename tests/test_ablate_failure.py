@@ -35,6 +35,8 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (-15, "", "killed", "ended by SIGTERM"),
     (143, "", "killed", "ended by SIGTERM"),
     (-1, "", "killed", "ended by SIGHUP"),
+    (255, "step 12", "killed", "ended with the server that it was forked from"),
+    (255, "ValueError: other", "error", "ValueError: other"),
     (-24, "", "timed-out", "ended by SIGXCPU"),
     (1, "TimeoutError: no step for 600 s", "timed-out", "TimeoutError"),
     (-11, "", "error", "ended by SIGSEGV"),

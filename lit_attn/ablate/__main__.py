@@ -1,6 +1,7 @@
 """Run the studies of an ablations.yaml: `python -m lit_attn.ablate ablations.yaml`."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -45,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="default: runs, or runs/smoke")
     add("--reports", type=Path, metavar="DIR", help="default: reports, or runs/smoke/reports")
     add("--smoke", action="store_true", help="one tiny step of every cell, in a folder of its own")
+    add("--stall", type=float, metavar="MINUTES", default=30, help="end a cell without a step")
+    add("--time", type=float, metavar="MINUTES", default=math.inf, help="end a longer attempt")
     add("--retry", action="store_true", help="run again what has diverged")
     return made
 
@@ -73,6 +76,9 @@ def _matrices(options: argparse.Namespace) -> list[Matrix]:
     for name in ("jobs", "limit"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ConfigError(f"--{name}: needs a number from 1")
+    for name in ("stall", "time"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"--{name}: needs a number of minutes above 0")
     if options.params and not options.dry_run:
         raise ConfigError("--params: goes with --dry-run")
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
@@ -114,11 +120,14 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     # Not at the top: a dry run has no use for processes, locks and displays.
     from lit_attn.ablate.display import make_display
     from lit_attn.ablate.launch import Launcher, make_slots
-    from lit_attn.ablate.runner import Runner
+    from lit_attn.ablate.runner import Limits, Runner
     from lit_attn.report import write_reports
 
-    for matrix in matrices:
-        matrix.plan(options.smoke).write(matrix.folder / "plan.json")
+    try:
+        for matrix in matrices:
+            matrix.plan(options.smoke).write(matrix.folder / "plan.json")
+    except OSError as error:
+        raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
     diverged = [job for job, found in states if found == "diverged" and not options.retry]
     missing = [job for job, found in states if found != "done" and job not in diverged]
@@ -129,7 +138,8 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if diverged:
         print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
 
-    runner = Runner(Launcher(target, options.smoke), slots, make_display(sys.stdout))
+    limits = Limits(stall=60 * options.stall, time=60 * options.time)
+    runner = Runner(Launcher(target, options.smoke), slots, make_display(sys.stdout), limits)
     summary = runner.run(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by

@@ -23,6 +23,8 @@ NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded",
 # A process told to go, whether by us, a scheduler or the kernel's out-of-memory killer.
 TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
+LOST = 255
+"""What multiprocessing reports of a process whose fork server is gone, and the process with it."""
 
 
 def classify(returncode: int, tail: str) -> FailureClass:
@@ -35,8 +37,10 @@ def classify(returncode: int, tail: str) -> FailureClass:
         return "killed"
     line = _exception(tail)
     if line is None:
+        if returncode == LOST or (returncode == 0 and "SIGTERM" in tail):
+            return "killed"
         if returncode == 0:
-            return "killed" if "SIGTERM" in tail else "error"
+            return "error"
         line = tail
     name = match[1] if (match := EXCEPTION.match(line)) else ""
     if name == "Diverged":
@@ -59,6 +63,8 @@ def reason(returncode: int, tail: str) -> str:
         return line
     if received is not None:
         return f"ended by {received.name}"
+    if returncode == LOST:
+        return "ended with the server that it was forked from"
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     said = f"; its log ends: {last}" if last else ""
     return f"exit code {returncode} without a result{said}"

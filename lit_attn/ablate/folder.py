@@ -81,3 +81,11 @@ def progress(folder: Path) -> Progress | None:
         return Progress(int(said["step"]), int(said["total"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def progress_time(folder: Path) -> int:
+    """When a cell last told of its progress, by its disk's clock in nanoseconds; 0 if never."""
+    try:
+        return (folder / "progress.json").stat().st_mtime_ns
+    except OSError:
+        return 0

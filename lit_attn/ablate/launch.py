@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.ablate import worker
+from lit_attn.ablate import folder, worker
 from lit_attn.ablate.plan import Job
 
 # What a training cell imports, loaded once by the server that all cells are forked from.
@@ -61,7 +61,30 @@ class Running:
         self.job = job
         self.slot = slot
         self.process = process
-        self.started = time.monotonic()
+        self.started = self.stepped = time.monotonic()
+        self.said = folder.progress_time(job.folder)
+        self.kill_at: float | None = None
+        self.overdue = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.monotonic() - self.started
+
+    def idle(self) -> float:
+        """Seconds since it last told of a step, or since its start.
+
+        By this machine's clock: a network disk's may differ.
+        """
+        if (said := folder.progress_time(self.job.folder)) != self.said:
+            self.said, self.stepped = said, time.monotonic()
+        return time.monotonic() - self.stepped
+
+    def stop(self, number: signal.Signals, grace: float, overdue: str = "") -> None:
+        """Tell it to go, and note when to kill it; `overdue` says which limit it has passed."""
+        self.kill_at = time.monotonic() + grace
+        self.overdue = overdue
+        self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
         """To the whole group: a cell's own children go with it."""

@@ -82,13 +82,13 @@ def hold(folder: Path) -> Iterator[None]:
 def _create(path: Path, content: str) -> bool:
     """Whether the lock could be made. It appears whole: written aside, then linked to its name."""
     aside = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
-    aside.write_text(content)
     try:
+        aside.write_text(content)
         os.link(aside, path)
     except FileExistsError:
         return False
     finally:
-        aside.unlink()
+        aside.unlink(missing_ok=True)
     return True
 
 
@@ -123,7 +123,8 @@ def _live(descriptor: int) -> Holder | None:
 
 def _beat(path: Path, done: threading.Event) -> None:
     while not done.wait(HEARTBEAT):
-        with contextlib.suppress(FileNotFoundError):
+        # A network disk that is away for a moment must not end the heartbeat for good.
+        with contextlib.suppress(OSError):
             os.utime(path)
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import datetime
+import math
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate import failure, folder
@@ -21,6 +23,10 @@ TICK = 0.25
 """Seconds between looks at cells that other runners hold, and between updates of the display."""
 GRACE = 15.0
 """Seconds that a cell told to stop has for its last checkpoint."""
+RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
+"""How often a run tries a cell again, by how it failed last; what is not here would fail again."""
+BACKOFF = 10.0
+"""Seconds before a cell's first retry; each further one waits twice as long."""
 STOP = 2
 """The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
 
@@ -47,19 +53,31 @@ class Summary:
         return [outcome for outcome in self.outcomes if outcome.failure is not None]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that an attempt at a cell may go without a step, and that it may take in all."""
+
+    stall: float = 1800.0
+    time: float = math.inf
+
+
 class Runner:
     """SIGINT drains: what runs is finished, nothing is started. A second one, or SIGTERM, stops:
     cells are told to save and go, and are killed after a grace period or at a third."""
 
-    def __init__(self, launcher: Launcher, slots: list[Slot], display: Display) -> None:
+    def __init__(
+        self, launcher: Launcher, slots: list[Slot], display: Display, limits: Limits | None = None
+    ) -> None:
         self.launcher = launcher
         self.free = deque(slots)
         self.display = display
+        self.limits = limits or Limits()
         self.queue: deque[Job] = deque()
+        self.tries: Counter[tuple[Path, FailureClass]] = Counter()
+        self.resting: list[tuple[float, Job]] = []
         self.running: dict[int, Running] = {}
         self.summary = Summary()
         self.urgency = 0
-        self.deadline: float | None = None
 
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Run `jobs` in order; cells that another runner holds are waited for at the end."""
@@ -68,10 +86,12 @@ class Runner:
         with self._signals():
             self.display.open()
             try:
-                while self.running or (self.queue and not self.urgency):
+                while self.running or ((self.queue or self.resting) and not self.urgency):
                     if not self.urgency:
+                        self._wake()
                         self._start()
                     self._collect()
+                    self._watch()
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
@@ -79,6 +99,12 @@ class Runner:
                     cell.signal(signal.SIGKILL)
                 self.display.close()
         return self.summary
+
+    def _wake(self) -> None:
+        """Put the cells whose rest is over back into the queue."""
+        now = time.monotonic()
+        self.queue.extend(job for until, job in self.resting if until <= now)
+        self.resting = [(until, job) for until, job in self.resting if until > now]
 
     def _start(self) -> None:
         """Fill the free slots, passing over cells that another runner holds."""
@@ -106,8 +132,8 @@ class Runner:
 
     def _collect(self) -> None:
         """Wait a moment for cells to end, and record those that have."""
-        if self.queue and not self.running:
-            # Another runner holds what is left.
+        if not self.running and (self.queue or self.resting):
+            # Another runner holds what is left, or it rests before a retry.
             time.sleep(TICK)
         for sentinel in wait(list(self.running), timeout=TICK if self.running else 0):
             assert isinstance(sentinel, int)
@@ -119,9 +145,20 @@ class Runner:
             else:
                 self._finish(self._outcome(cell, code))
 
+    def _watch(self) -> None:
+        """Give up cells that make no step, and end those that have had their time."""
+        for cell in self.running.values():
+            if cell.kill_at is not None:
+                continue
+            if cell.idle() > self.limits.stall:
+                # The worker's fault handler answers with where every thread stands, in the log.
+                cell.stop(signal.SIGABRT, GRACE, f"no step for {self.limits.stall:.0f} s")
+            elif cell.seconds > self.limits.time:
+                cell.stop(signal.SIGTERM, GRACE, f"took longer than {self.limits.time:.0f} s")
+
     def _outcome(self, cell: Running, code: int) -> Outcome:
         """The cell's end, recorded in its last attempt where there is no result."""
-        job, seconds = cell.job, time.monotonic() - cell.started
+        job, seconds = cell.job, cell.seconds
         if folder.result(job.folder, job.identity) is not None:
             return Outcome(job, seconds)
         begun = folder.attempts(job.folder)
@@ -129,19 +166,26 @@ class Runner:
         attempt = begun[-1] if begun and folder.last_exit(begun[-1]) is None else None
         log = "" if attempt is None else folder.tail(attempt)
         ended = Exit(
-            failure=failure.classify(code, log),
+            failure="timed-out" if cell.overdue else failure.classify(code, log),
             returncode=code,
-            message=failure.reason(code, log),
+            message=cell.overdue or failure.reason(code, log),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        with contextlib.suppress(OSError):
-            # A full or vanished disk fails the cell, not the rest of the run.
+        try:
             ended.write((attempt or folder.new_attempt(job.folder)) / "exit.json")
+        except OSError as error:
+            # What keeps this record from being written has kept the log from saying so.
+            reason = f"{type(error).__name__}: {error}"
+            return Outcome(job, seconds, failure.classify(code, reason), reason)
         return Outcome(job, seconds, ended.failure, ended.message)
 
     def _finish(self, outcome: Outcome) -> None:
-        self.summary.outcomes.append(outcome)
         name, why = outcome.job.name, f"{outcome.failure}: {outcome.message}"
+        if (rest := self._rest(outcome)) is not None:
+            self.resting.append((time.monotonic() + rest, outcome.job))
+            self.display.say(f"retry    {name}  in {rest:.0f} s, after {why}")
+            return
+        self.summary.outcomes.append(outcome)
         if outcome.failure is None:
             self.display.say(f"done     {name}  {outcome.seconds:.1f} s")
         elif self.urgency >= STOP:
@@ -149,17 +193,23 @@ class Runner:
         else:
             self.display.say(f"FAILED   {name}  {why}  ({outcome.job.folder})")
 
+    def _rest(self, outcome: Outcome) -> float | None:
+        """Seconds until the cell is tried again; None where it is not."""
+        if outcome.failure is None or self.urgency or outcome.seconds > self.limits.time:
+            return None
+        key = (outcome.job.folder, outcome.failure)
+        self.tries[key] += 1
+        if self.tries[key] > RETRIES.get(outcome.failure, 0):
+            return None
+        return BACKOFF * 2.0 ** (self.tries[key] - 1)
+
     def _enforce(self) -> None:
-        """Carry out what signals have asked for."""
-        if self.urgency < STOP or not self.running:
-            return
+        """Carry out what signals and limits have asked for."""
         now = time.monotonic()
-        if self.deadline is None:
-            self.deadline = now + GRACE
-            for cell in self.running.values():
-                cell.signal(signal.SIGTERM)
-        elif self.urgency > STOP or now > self.deadline:
-            for cell in self.running.values():
+        for cell in self.running.values():
+            if self.urgency >= STOP and cell.kill_at is None:
+                cell.stop(signal.SIGTERM, GRACE)
+            elif self.urgency > STOP or (cell.kill_at is not None and now > cell.kill_at):
                 cell.signal(signal.SIGKILL)
 
     @contextlib.contextmanager
@@ -189,14 +239,14 @@ class Runner:
 
     def _snapshot(self) -> Snapshot:
         cells = [
-            (cell.job.name, time.monotonic() - cell.started, folder.progress(cell.job.folder))
+            (cell.job.name, cell.seconds, folder.progress(cell.job.folder))
             for cell in self.running.values()
         ]
         ended, failed = len(self.summary.outcomes), len(self.summary.failed)
         return Snapshot(
             done=ended - failed,
             failed=failed,
-            waiting=0 if self.urgency else len(self.queue),
+            waiting=0 if self.urgency else len(self.queue) + len(self.resting),
             running=cells,
             durations=[o.seconds for o in self.summary.outcomes if o.failure is None and o.seconds],
             slots=len(self.free) + len(self.running),

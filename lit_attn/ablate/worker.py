@@ -3,6 +3,7 @@
 It holds the cell's lock, writes its output to `attempts/<k>/log.txt`, and calls the target.
 """
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -32,6 +33,8 @@ def run(folder: Path, identity: str, target: str, smoke: bool, gpu: str | None) 
             if result(folder, identity) is not None:
                 return
             _redirect(new_attempt(folder) / "log.txt")
+            # A crash in native code, and a runner that gives up a hang, leave every thread's stack.
+            faulthandler.enable()
             if gpu is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             module, _, function = target.partition(":")

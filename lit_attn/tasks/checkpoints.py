@@ -1,5 +1,6 @@
 """Checkpoints from which a cell goes on as if it had never stopped."""
 
+import io
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from lit_attn.errors import Preempted
+from lit_attn.files import write_atomic
 
 KEEP = 2
 
@@ -95,9 +97,10 @@ class Checkpoints(L.Callback):
 
     def keep_weights(self, network: nn.Module) -> None:
         """Write the trained weights to `weights.pt`."""
-        temporary = self.folder / "weights.tmp"
-        torch.save(network.state_dict(), temporary)
-        temporary.replace(self.folder / "weights.pt")
+        # Not to the file at once: there torch.save hides that a disk is full.
+        content = io.BytesIO()
+        torch.save(network.state_dict(), content)
+        write_atomic(self.folder / "weights.pt", content.getvalue())
 
     def clear(self) -> None:
         """Remove the checkpoints: with a result written, nothing goes on from them."""

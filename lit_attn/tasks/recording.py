@@ -63,7 +63,11 @@ class MetricsFile(Logger):
 
 
 class Progress(L.Callback):
-    """Writes {"step", "total"} to `progress.json`, at most once a second, and times the steps."""
+    """Writes {"step", "total"} to `progress.json`, at most once a second, and times the steps.
+
+    Every batch of an evaluation counts as a sign of life too: the runner gives up a cell whose file
+    stays as it is (lit_attn.ablate.runner.Limits).
+    """
 
     def __init__(self, path: Path, total: int) -> None:
         self.path = path
@@ -88,8 +92,22 @@ class Progress(L.Callback):
     ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
+        self.step_times.append(time.perf_counter() - self.started)
+        self._tell(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._tell(trainer)
+
+    def _tell(self, trainer: L.Trainer) -> None:
         now = time.perf_counter()
-        self.step_times.append(now - self.started)
         if now - self.written >= 1 or trainer.global_step == self.total:
             self.written = now
             # No fsync: the display reads it, nothing depends on it.
