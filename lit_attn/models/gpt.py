@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention.cache import Cache
 from lit_attn.config import language
 from lit_attn.config.text import IGNORED
 from lit_attn.models.adaptive import AdaptiveSoftmax
@@ -32,12 +33,18 @@ class GPT(nn.Module):
         elif model.head == "adaptive":
             self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits, which are log-probabilities where the head is adaptive."""
-        hidden = self.trunk(tokens)
+    def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
+        """Logits, which are log-probabilities where the head is adaptive.
+
+        With `caches` (from `trunk.new_caches`), `tokens` are what follows those already in them.
+        """
+        return self.logits(self.trunk(tokens, caches=caches))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The same of what the trunk returns, (B, n, d) -> (B, n, V)."""
         if isinstance(self.head, AdaptiveSoftmax):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
-            return flat.unflatten(0, tokens.shape)
+            return flat.unflatten(0, hidden.shape[:2])
         if self.head is not None:
             logits: Tensor = self.head(hidden)
             return logits

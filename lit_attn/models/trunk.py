@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lit_attn.attention import spec
+from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.config.language import TokenTransformer
@@ -87,9 +89,14 @@ class Block(nn.Module):
             quantise(self)
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None, is_causal: bool, rotary: Rotary | None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        rotary: Rotary | None,
+        cache: Cache | None = None,
     ) -> Tensor:
-        attended = self.attn(self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary)
+        attended = self.attn(self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary, cache)
         x = x + self.attention_scale * attended
         if not self.pre:
             x = self.norm1(x)
@@ -124,14 +131,39 @@ class Trunk(nn.Module):
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+    def new_caches(self) -> list[Cache]:
+        """An empty cache for every block, to decode one batch of sequences with.
+
+        Raises ValueError where tokens attend to later ones: each would change all before it.
+        """
+        if not self.is_causal:
+            raise ValueError("a bidirectional model cannot be decoded token by token")
+        return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that the model has learned positions for; None where it learned none."""
+        limits = [] if self.positions is None else [self.context]
+        part = self.model.attention.similarity
+        if isinstance(part, spec.MixedKeys) and part.prior_scope == "position":
+            limits.append(part.positions)
+        return min(limits, default=None)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        present: Tensor | None = None,
+        caches: list[Cache] | None = None,
+    ) -> Tensor:
         """`present` (B, n) is False where a token is padding, which no token then attends to.
 
-        Raises ValueError for more tokens than there are learned positions.
+        With `caches` (from `new_caches`), `tokens` are what follows those already in them. Raises
+        ValueError for more tokens than there are learned positions.
         """
-        n, device = tokens.shape[1], tokens.device
+        before = 0 if caches is None else caches[0].seen
+        n, device = before + tokens.shape[1], tokens.device
         x = self.tokens(tokens) * self.embedding_scale
-        positions = torch.arange(n, device=device)
+        positions = torch.arange(before, n, device=device)
         turn = None
         if self.positions is not None:
             if n > self.context:
@@ -145,8 +177,9 @@ class Trunk(nn.Module):
             turn = rotary(positions, self.model.width_of_heads, self.model.rotary_base)
         x = self.dropout(x)
         padding = None if present is None else present[:, None, None, :]
-        for block in self.blocks:
-            x = block(x, padding, self.is_causal, turn)
+        for number, block in enumerate(self.blocks):
+            cache = None if caches is None else caches[number]
+            x = block(x, padding, self.is_causal, turn, cache)
         return self.norm(x)
 
 

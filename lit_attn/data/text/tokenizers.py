@@ -24,13 +24,17 @@ GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 class Encoder(Protocol):
-    """`dtype` holds every id."""
+    """`dtype` holds every id; `end` is the one that ends a document, where one does."""
 
     vocabulary: int
     dtype: type[np.unsignedinteger]
+    end: int | None
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         """Ids of each document, its end included."""
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a document that has only begun."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; what is no text (half a character, an end) is shown as best it can."""
@@ -41,9 +45,13 @@ class ByteEncoder:
 
     vocabulary = 256
     dtype = np.uint8
+    end: int | None = 0
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         return [np.frombuffer(text.encode() + b"\0", np.uint8) for text in documents]
+
+    def prompt(self, text: str) -> list[int]:
+        return list(text.encode())
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -61,11 +69,14 @@ class Gpt2Encoder:
 
     def __init__(self, folder: Path | None) -> None:
         self.encoding = gpt2_encoding(folder)
-        self.end = self.encoding.eot_token
+        self.end: int | None = self.encoding.eot_token
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         found = self.encoding.encode_ordinary_batch(documents)
         return [np.asarray([*ids, self.end], dtype=self.dtype) for ids in found]
+
+    def prompt(self, text: str) -> list[int]:
+        return self.encoding.encode_ordinary(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.encoding.decode(list(ids))
@@ -78,6 +89,7 @@ class WordEncoder:
     """
 
     dtype = np.uint32
+    end: int | None = None
 
     def __init__(self, words: list[str]) -> None:
         """`words` in the order of their ids."""
@@ -103,6 +115,14 @@ class WordEncoder:
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         return [np.asarray(self._document(text), dtype=self.dtype) for text in documents]
+
+    def prompt(self, text: str) -> list[int]:
+        """The last line goes on unless `text` ends it. Raises ConfigError for an unknown word."""
+        words = list(_words(text))
+        if unknown := [word for word in words if word not in self.ids]:
+            known = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
+            raise ConfigError(f"'{unknown[0]}' is none of the {self.vocabulary:,} words{known}")
+        return [self.ids[word] for word in (words if text.endswith("\n") else words[:-1])]
 
     def decode(self, ids: Iterable[int]) -> str:
         words = (self.words[number] for number in ids)

@@ -1,0 +1,206 @@
+"""`python -m lit_attn.generate`: a tiny trained model speaks; what will not do is one line."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_cells import digits_cell, folder_of, text_cell
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.cell import Cell
+from lit_attn.config.errors import ConfigError
+from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
+from lit_attn.generate import main, pieces, trained
+from lit_attn.train import run_cell
+
+WORDS = "the cat sat on the mat\nthe dog ate the <unk>\n"
+
+
+def run_of(cell: Cell, root: Path) -> Path:
+    folder = folder_of(cell, root)
+    run_cell(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bytes, learned positions, context 16."""
+    return run_of(text_cell(), tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def rotary_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cell = text_cell(model={"positions": "rotary", "attention": PRESETS["dcmha"]})
+    return run_of(cell, tmp_path_factory.mktemp("rotary"))
+
+
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("words")
+    (root / "train.txt").write_text(WORDS * 40)
+    words = {"kind": "words", "size": 9}
+    data = {"train": str(root / "train.txt"), "test": None, "tokenizer": words}
+    given = text_cell(data=data).model_dump(mode="json")
+    given["metric"]["name"] = "val/loss"
+    return run_of(Cell.model_validate(given), root)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_greedy_is_what_the_whole_context_says(
+    rotary_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Past the trained context of 16 too."""
+    prompt = "The shape"
+    text = said(capsys, rotary_run, "--prompt", prompt, "--temperature", "0", "--tokens", "30")
+    network = trained(rotary_run, Cell.read(rotary_run / "config.yaml"))
+    device = network.trunk.tokens.weight.device
+    ids = list(prompt.encode())
+    for _ in range(30):
+        with torch.no_grad():
+            ids.append(int(network(torch.tensor([ids], device=device))[0, -1].argmax()))
+        if ids[-1] == 0:
+            break
+    assert text == ByteEncoder().decode(i for i in ids if i) + "\n"
+    assert len(ids) > len(prompt) + 5
+
+
+def test_equal_seeds_give_equal_texts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [run, "--prompt", "def", "--tokens", "13"]
+    first, again, other = (said(capsys, *arguments, "--seed", seed) for seed in ("5", "5", "6"))
+    assert first == again != other
+    assert first.startswith("def")
+    assert said(capsys, *arguments, "--top-k", "1") == said(
+        capsys, *arguments, "--temperature", "0"
+    )
+
+
+def test_as_many_tokens_as_there_are_positions(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 positions: a prompt of 10, 6 tokens more, and one that needs no position of its own."""
+    message = refused(capsys, run, "--prompt", "0123456789", "--tokens", "8")
+    assert message == (
+        "--tokens: 8 after a prompt of 10 are more than the 16 positions this model learned; "
+        "at most 7\n"
+    )
+    said(capsys, run, "--prompt", "0123456789", "--tokens", "7")
+    said(capsys, run, "--prompt", "0123456789")
+    said(capsys, run, "--prompt", "x" * 16)
+    message = refused(capsys, run, "--prompt", "x" * 17)
+    assert message == ("--prompt: has 17 tokens, more than the 16 positions this model learned\n")
+
+
+def test_words(words_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, words_run, "--prompt", "the  cat", "--tokens", "8")
+    assert text.startswith("the cat ")
+    known = {*WORDS.split(), END_OF_LINE}
+    assert set(text.split()) <= known
+    message = refused(capsys, words_run, "--prompt", "the zebra")
+    assert message == "--prompt: 'zebra' is none of the 9 words; write <unk> for it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "--prompt: is empty"),
+        (["--prompt", "\udcff"], "--prompt: is not UTF-8"),
+        (["--prompt", "a", "--tokens", "0"], "--tokens: 0 is less than 1"),
+        (["--prompt", "a", "--top-k", "0"], "--top-k: 0 is less than 1"),
+        (["--prompt", "a", "--temperature", "-1"], "--temperature: -1.0 is not 0 or a positive"),
+        (["--prompt", "a", "--temperature", "nan"], "--temperature: nan is not 0 or a positive"),
+    ],
+)
+def test_options_that_will_not_do(
+    run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, run, *arguments)
+
+
+def test_a_blank_prompt_has_no_word(words_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--prompt: is empty" in refused(capsys, words_run, "--prompt", "   ")
+
+
+def test_runs_that_will_not_do(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = refused(capsys, tmp_path / "nowhere", "--prompt", "a")
+    assert nowhere == f"{tmp_path}/nowhere/config.yaml: cannot be read: No such file or directory\n"
+    images = folder_of(digits_cell(), tmp_path)
+    assert "its task is image-classification" in refused(capsys, images, "--prompt", "a")
+    unfinished = folder_of(text_cell(), tmp_path / "unfinished")
+    message = refused(capsys, unfinished, "--prompt", "a")
+    assert message == (
+        f"{unfinished}/checkpoints/weights.pt: is missing; a cell leaves its weights there when it "
+        "finishes\n"
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "list", "code"])
+def test_weights_that_will_not_do(
+    run: Path, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "weights.pt"
+    contents: dict[str, Any] = {"other": {"a": torch.zeros(2)}, "list": [1], "code": Path("x")}
+    if damage in contents:
+        torch.save(contents[damage], path)
+    else:
+        path.write_bytes(path.read_bytes()[: 1000 if damage == "cut" else 0])
+    message = refused(capsys, tmp_path / "run", "--prompt", "a")
+    assert message.startswith(f"{path}: are not the weights of this cell (")
+
+
+def test_a_character_waits_for_all_of_its_bytes() -> None:
+    """And bytes that are no text are shown at the end, or where text goes on."""
+    given = "añ\N{EURO SIGN}b".encode()
+    assert [p for p in pieces(ByteEncoder(), list(b"a"), given[1:]) if p] == [
+        "a",
+        "ñ",
+        "\N{EURO SIGN}",
+        "b",
+    ]
+    broken = "".join(pieces(ByteEncoder(), list(b"a"), [0xC3, 0x62, 0xE2]))
+    assert broken == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
+
+
+def test_the_text_ends_with_the_document() -> None:
+    assert "".join(pieces(ByteEncoder(), list(b"a"), [98, 0, 99])) == "ab"
+
+
+def test_a_prompt_of_words_ends_its_line_only_where_it_says_so() -> None:
+    encoder = WordEncoder(["a", "b", END_OF_LINE, UNKNOWN])
+    assert encoder.prompt("a b") == [0, 1]
+    assert encoder.prompt("a b\n") == [0, 1, 2]
+    assert encoder.prompt("a\nb") == [0, 2, 1]
+    assert encoder.prompt("a <unk>") == [0, 3]
+    assert encoder.prompt("") == []
+    with pytest.raises(ConfigError, match=r"'c' is none of the 1 words$"):
+        WordEncoder(["a"]).prompt("a c")
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys, lit_attn.generate as g\n"
+        "try: g.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--top-k" in done.stdout
