@@ -6,6 +6,7 @@ from pydantic import ValidationInfo, field_validator
 
 from lit_attn.config.base import Config
 from lit_attn.config.data import Data, Images, Loss
+from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
 from lit_attn.config.language import GPT, SequenceClassifier
 from lit_attn.config.model import Model, ViT
@@ -24,7 +25,7 @@ class Needs(NamedTuple):
 
 
 TASKS = {
-    "image-classification": Needs((Images,), (ViT, ImageViT, LocalViT, JiT)),
+    "image-classification": Needs((Images, ClassFolders), (ViT, ImageViT, LocalViT, JiT)),
     "language-modelling": Needs((Tokens,), (GPT,)),
     "sequence-classification": Needs((Labelled,), (SequenceClassifier,)),
 }

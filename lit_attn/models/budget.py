@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.config.data import Data, Images
 from lit_attn.config.errors import ConfigError
+from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
 from lit_attn.config.language import GPT, SequenceClassifier
 from lit_attn.config.model import Model, ViT
@@ -47,7 +48,7 @@ def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
         return sequence.build(
             model, data.vocabulary, data.context, data.num_classes, data.pairs, device
         )
-    assert isinstance(data, Images | Scenery)
+    assert isinstance(data, Images | ClassFolders | Scenery)
     return OF_IMAGES[type(model)](model, data.image_shape, data.num_classes, device)
 
 
@@ -61,7 +62,7 @@ def sample(data: Data) -> tuple[Tensor, ...]:
             torch.empty(shape, dtype=torch.long, device="meta"),
             torch.empty(shape, dtype=torch.bool, device="meta"),
         )
-    assert isinstance(data, Images | Scenery)
+    assert isinstance(data, Images | ClassFolders | Scenery)
     return (torch.empty(1, *data.image_shape, device="meta"),)
 
 

@@ -8,8 +8,10 @@ import torch
 from lit_attn.config.cell import Cell
 from lit_attn.config.data import Data, Images
 from lit_attn.config.experiment import Experiment
+from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.sequence import Labelled
 from lit_attn.config.text import Tokens
+from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.data.images import ImageData
 from lit_attn.data.text.labelled import LabelledData
 from lit_attn.data.text.module import TextData
@@ -20,7 +22,7 @@ from lit_attn.tasks.language import LanguageModelling
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import learning_rate
 
-AnyData = ImageData | TextData | LabelledData
+AnyData = ImageData | ImageFolderData | TextData | LabelledData
 
 
 class Parts(NamedTuple):
@@ -42,7 +44,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     task = _task(experiment.model_copy(update={"model": model}), data)
     if experiment.training.compile:
         task.compile_network()
-    accumulate = 1 if isinstance(data, ImageData) else data.accumulate
+    accumulate = data.accumulate if isinstance(data, TextData | LabelledData) else 1
     return Parts(data, task, costs, accumulate)
 
 
@@ -52,6 +54,8 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
         return TextData(data, seed, device)
     if isinstance(data, Labelled):
         return LabelledData(data, seed, device)
+    if isinstance(data, ClassFolders):
+        return ImageFolderData(data, seed)
     assert isinstance(data, Images)
     return ImageData(data, seed, device)
 
