@@ -99,6 +99,7 @@ class Result(Record):
     flops: int = Field(description="forward pass of one sample, multiply-add = 2")
     ffn_width: int | None = Field(description="hidden width after matching; null without an FFN")
     step_time: Spread
+    evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
     peak_memory: int = Field(description="bytes: CUDA allocator on a GPU, resident set on a CPU")
     wall_time: FiniteFloat = Field(description="seconds over all attempts that led here")
     device: str

@@ -149,6 +149,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         flops=costs.flops,
         ffn_width=costs.ffn_width,
         step_time=measure.step_time(progress.step_times),
+        evaluation_time=measure.evaluation_time(progress.evaluation_times),
         peak_memory=measure.peak_memory(device),
         wall_time=checkpoints.elapsed,
         device=measure.device_name(device),

@@ -11,7 +11,7 @@ import pytest
 from fake_study import EFFECTS, accuracy_of, result, write_study
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.records import Metric, PlannedCell, read_metrics
+from lit_attn.records import Metric, PlannedCell, Result, Spread, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.latex import latex
@@ -115,6 +115,23 @@ def test_identical_values_have_no_spread(tmp_path: Path) -> None:
         path.write_text(text[:start] + '"test/accuracy": 0.5' + text[text.index(",", start) :])
     table = rows(report(tmp_path))
     assert table.loc["b", ["difference", "low", "high", "p"]].tolist() == [0, 0, 0, 1]
+
+
+def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
+    """Records of before it was do not have it, and their table has no column for it."""
+    study = write_study(tmp_path / "runs", seeds=3)
+    assert "evaluation" not in (report(tmp_path) / "table.md").read_text()
+    for seed, cell in enumerate(sorted(study.glob("v1/*/result.json"))):
+        old = Result.model_validate_json(cell.read_text())
+        assert old.evaluation_time is None
+        time = Spread(median=37.0 + seed, iqr=0.1, count=9)
+        old.model_copy(update={"evaluation_time": time}).write(cell)
+    text = (report(tmp_path) / "table.md").read_text()
+    assert "| evaluation (s) |" in text
+    assert text.count(" 38.00 |") == 1
+    assert "evaluation: the same over a run's evaluations" in text
+    assert rows(tmp_path / "reports" / "fake").loc["belief", "evaluation_time"] == 38
+    assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
 
 
 def test_published_values_stand_beside(tmp_path: Path) -> None:

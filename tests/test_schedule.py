@@ -3,6 +3,8 @@
 import math
 
 import pytest
+import torch
+from timm.scheduler import CosineLRScheduler
 
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.training import Constant, Cosine, LaggedCosine, Trapezoid
@@ -62,3 +64,22 @@ def test_a_trapezoid_longer_than_training_is_refused() -> None:
 def test_warmup_beyond_training_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
         learning_rate(Cosine(warmup=3), 1e-3, 10, 2)
+
+
+def test_deits_schedule_is_timms_stepped_after_the_epoch() -> None:
+    """BeliefFormer's ImageNet: `step(epoch)` at an epoch's end sets the rate of the next."""
+    schedule = LaggedCosine(lag=1, end=1e-5)
+    rate = learning_rate(schedule, 1.25e-4, 20_018, 300)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.25e-4)
+    timms = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5)
+    for epoch in range(300):
+        expected = pytest.approx(optimizer.param_groups[0]["lr"])
+        assert rate(20_018 * epoch) == rate(20_018 * epoch + 20_017) == expected
+        timms.step(epoch)
+
+
+def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
+    rate = learning_rate(Cosine(warmup=7.9936, end=1e-4), 1e-3, 1251, 300)
+    assert rate(9_999) == pytest.approx(0.9999e-3)
+    assert rate(10_000) == 1e-3
+    assert rate(300 * 1251) == pytest.approx(1e-4)

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from lit_attn.config.base import Config
 from lit_attn.config.data import Data, Images, Loss
@@ -58,3 +58,10 @@ class Experiment(Config):
                 f"'{part.kind}' does not go with `task: {task}`; choose from {', '.join(kinds)}"
             )
         return part
+
+    @model_validator(mode="after")
+    def _of_every_size(self) -> "Experiment":
+        grows = isinstance(self.data, ClassFolders) and self.data.sizes
+        if grows and not isinstance(self.model, ImageViT | LocalViT):
+            raise ValueError(f"data.sizes: the positions of '{self.model.kind}' are of one size")
+        return self

@@ -42,11 +42,14 @@ class LocalViT(Transformer):
 
     The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
     code also builds, and counts, 3,924 parameters a layer that nothing uses; they are left out.
+    `positions: fixed` is what it does where images grow: every change of size makes new positions
+    that its optimiser, built before, never sees.
     """
 
     activations = ("hard-swish",)
 
     kind: Literal["local-vit"] = "local-vit"
+    positions: Literal["learned", "fixed"] = "learned"
     ffn: FFN | None = FFN(width=1536, activation="hard-swish")
     drop_path: float = Field(0.1, ge=0, lt=1)
 

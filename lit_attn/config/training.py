@@ -23,11 +23,15 @@ class Adam(Optimizer):
 
 
 class AdamW(Optimizer):
-    """AdamW (Loshchilov & Hutter 2019); `decay: matrices` spares tensors of fewer than 2 axes."""
+    """AdamW (Loshchilov & Hutter 2019).
+
+    `decay: matrices` spares tensors of fewer than 2 axes, `decay: weights` the positions and the
+    class token of a vision transformer too, as timm does.
+    """
 
     kind: Literal["adamw"] = "adamw"
     eps: PositiveFloat = 1e-8
-    decay: Literal["all", "matrices"] = "all"
+    decay: Literal["all", "matrices", "weights"] = "all"
 
 
 class SetAdam(Optimizer):
@@ -56,14 +60,15 @@ class Cosine(Schedule):
 
 
 class LaggedCosine(Schedule):
-    """Per epoch e: lr (1 + cos(pi (e - lag) / epochs)) / 2, never past the start of the curve.
+    """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, epoch 0 the peak.
 
-    The ViT-small CIFAR set-up steps its cosine with epoch - 1 after the epoch, so the rate lags by
-    two epochs (setups in docs/setups.md).
+    A set-up that steps its schedule with `epoch` after the epoch lags by one, as DeiT's does; that
+    of ViT-small on CIFAR steps with epoch - 1, and lags by two (setups in docs/setups.md).
     """
 
     kind: Literal["lagged-cosine"] = "lagged-cosine"
     lag: NonNegativeInt = 2
+    end: float = Field(0.0, ge=0, description="learning rate at the end of the curve")
 
 
 class Trapezoid(Schedule):
@@ -86,6 +91,9 @@ class Training(Config):
     clip: PositiveFloat | None = Field(None, description="gradient norm")
     max_steps: PositiveInt | None = Field(None, description="stop after this many steps")
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of an average of the weights, evaluated beside them"
+    )
     compile: bool = outside_identity(False, "torch.compile the model")
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "where to train")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")

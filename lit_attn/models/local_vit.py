@@ -43,6 +43,8 @@ def build(
     vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)
     if not vit.get_parameter("pos_embed").is_meta:
         initialise(vit)
+    if model.positions == "fixed":
+        vit.get_parameter("pos_embed").requires_grad_(False)
     return vit
 
 

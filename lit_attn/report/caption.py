@@ -103,9 +103,13 @@ def _machine(study: StudyRecord) -> list[str]:
     )
     code = _few(_distinct(result.code for result in results))
     data = _few(_distinct(result.data for result in results))
+    evaluations = ""
+    if any(result.evaluation_time for result in results):
+        evaluations = "evaluation: the same over a run's evaluations of all splits, reading the "
+        evaluations += "data included, in float32; "
     return [
         "FLOPs: forward pass of one sample, multiply-add = 2. Step time: median over the training "
-        f"steps of a run; memory: {' or '.join(peaks)}; both medians over seeds.",
+        f"steps of a run; {evaluations}memory: {' or '.join(peaks)}; medians over seeds.",
         f"Device: {', '.join(devices)}. Versions: {', '.join(versions)}. Code {code}, data {data}.",
     ]
 

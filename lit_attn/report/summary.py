@@ -49,7 +49,7 @@ def per_variant(study: StudyRecord) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     integers = ["n", "planned", "pairs", "seeds_needed", "parameters", "flops", "peak_memory"]
     numbers = ["mean", "sd", "difference", "low", "high", "p", "p_floor", "p_holm", "step_time"]
-    numbers += ["published", "published_sd", "published_difference"]
+    numbers += ["evaluation_time", "published", "published_sd", "published_difference"]
     return frame.astype(dict.fromkeys(integers, "Int64")).astype(dict.fromkeys(numbers, "Float64"))
 
 
@@ -63,6 +63,7 @@ def _measured(result: Result) -> dict[str, Any]:
         "ffn_width": result.ffn_width,
         "step_time": result.step_time.median,
         "step_time_iqr": result.step_time.iqr,
+        "evaluation_time": result.evaluation_time and result.evaluation_time.median,
         "peak_memory": result.peak_memory,
         "wall_time": result.wall_time,
         "attempts": result.attempts,
@@ -82,6 +83,7 @@ def _row(study: StudyRecord, variant: PlannedVariant) -> dict[str, Any]:
     interval = stats.paired_interval(differences)
     mean = statistics.fmean(own.values()) if own else None
     published, published_sd = variant.published or (None, None)
+    evaluations = [r.evaluation_time.median for r in results if r.evaluation_time is not None]
     return {
         "variant": variant.name,
         "n": len(own),
@@ -105,6 +107,7 @@ def _row(study: StudyRecord, variant: PlannedVariant) -> dict[str, Any]:
         "parameters": _median_integer([r.parameters for r in results]),
         "flops": _median_integer([r.flops for r in results]),
         "step_time": statistics.median(r.step_time.median for r in results) if results else None,
+        "evaluation_time": statistics.median(evaluations) if evaluations else None,
         "peak_memory": _median_integer([r.peak_memory for r in results]),
         "mixed": _mixed(study, variant.name),
     }

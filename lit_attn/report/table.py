@@ -58,6 +58,7 @@ def make_table(summary: pd.DataFrame, metric: Metric, caption: Caption) -> Table
         "parameters": [_number(row["parameters"], ",d") for row in rows],
         f"{flops.prefix}FLOPs": [_number(row["flops"], ",.2f", flops.size) for row in rows],
         "ms / step": [_number(row["step_time"], ",.1f", 1e-3) for row in rows],
+        "evaluation (s)": [_number(row["evaluation_time"], ",.2f") for row in rows],
         f"memory ({memory.prefix}B)": [
             _number(row["peak_memory"], memory.form, memory.size) for row in rows
         ],

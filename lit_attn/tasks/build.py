@@ -42,6 +42,8 @@ def build(cell: Cell, device: torch.device) -> Parts:
     L.seed_everything(cell.seed, verbose=False)
     data = data_module(experiment.data, cell.seed, device)
     task = _task(experiment.model_copy(update={"model": model}), data)
+    if experiment.training.ema is not None:
+        task.average_weights(experiment.training.ema)
     if experiment.training.compile:
         task.compile_network()
     accumulate = data.accumulate if isinstance(data, TextData | LabelledData) else 1

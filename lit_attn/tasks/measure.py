@@ -19,7 +19,15 @@ WARM_UP = 5
 
 def step_time(seconds: list[float]) -> Spread:
     """Median and interquartile range of the step times after the first few."""
-    counted = seconds[WARM_UP:] or seconds
+    return _spread(seconds[WARM_UP:] or seconds)
+
+
+def evaluation_time(seconds: list[float]) -> Spread | None:
+    """The same of the evaluations after the first; None where there was none."""
+    return _spread(seconds[1:] or seconds) if seconds else None
+
+
+def _spread(counted: list[float]) -> Spread:
     if len(counted) < 2:
         return Spread(median=counted[0] if counted else 0.0, iqr=0.0, count=len(counted))
     low, median, high = statistics.quantiles(counted, n=4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
@@ -18,8 +19,8 @@ from lit_attn.tasks.schedule import Rate
 class Task(L.LightningModule, ABC):
     """Trains `network`; evaluates the splits that `splits` names in the order of their loaders.
 
-    Metrics are recorded as `<split>/<name>`, for example `test/loss`. Evaluation is in float32 at
-    every precision.
+    Metrics are recorded as `<split>/<name>`, for example `test/loss`, and with the average of the
+    weights as `<split>/ema-<name>`. Evaluation is in float32 at every precision.
     """
 
     evaluated_at = -1
@@ -35,6 +36,7 @@ class Task(L.LightningModule, ABC):
         self.rate = rate
         self.metrics = nn.ModuleList(self.metrics_of(split) for split in splits)
         self.train_loss = MeanMetric()
+        self.average: ModelEmaV3 | None = None
 
     @abstractmethod
     def metrics_of(self, split: str) -> Metric | MetricCollection:
@@ -48,6 +50,12 @@ class Task(L.LightningModule, ABC):
     def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What one evaluation batch means to the metrics' `update`."""
 
+    def average_weights(self, decay: float) -> None:
+        """Keep an exponential moving average of the weights, one update a step; evaluate it too."""
+        # Lightning puts all modules into evaluation and back, and warns of those already there.
+        self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
+        self.metrics.extend(self.metrics_of(split) for split in self.splits)
+
     def compile_network(self) -> None:
         """torch.compile what `loss` and `measured` call."""
         self.network.compile()
@@ -60,6 +68,11 @@ class Task(L.LightningModule, ABC):
         self.train_loss.update(loss.detach())
         return loss
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
+        """Average the weights after a step."""
+        if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
+            self.average.update(self.network)
+
     def on_train_epoch_end(self) -> None:
         """Record the epoch's mean loss; at every step it would cost more than a small step."""
         rate = self.rate(self.global_step - 1)
@@ -70,15 +83,21 @@ class Task(L.LightningModule, ABC):
         """Count one batch of split `splits[dataloader_idx]`."""
         with torch.autocast(self.device.type, enabled=False):
             self._metrics(dataloader_idx).update(*self.measured(batch))
+            if self.average is not None:
+                trained, self.network = self.network, self.average.module
+                averaged = self.measured(batch)
+                self.network = trained
+                self._metrics(len(self.splits) + dataloader_idx).update(*averaged)
 
     def on_validation_epoch_end(self) -> None:
         """Record every split's metrics; Diverged where a loss is not finite."""
-        for index, split in enumerate(self.splits):
+        averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
+        for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
             metrics = self._metrics(index)
-            values = {f"{split}/{name}": v.item() for name, v in metrics.compute().items()}
+            values = {f"{prefix}{name}": v.item() for name, v in metrics.compute().items()}
             metrics.reset()
-            if not math.isfinite(loss := values[f"{split}/loss"]):
-                raise Diverged(f"{split}/loss is {loss} after step {self.global_step}")
+            if not math.isfinite(loss := values[f"{prefix}loss"]):
+                raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
         self.evaluated_at = self.global_step
 

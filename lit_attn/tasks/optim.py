@@ -1,6 +1,8 @@
 """From an optimiser's configuration to the optimiser."""
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
+from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from lit_attn.config.training import Adam, AdamW, Optimizer, SetAdam
@@ -24,6 +26,10 @@ def build_optimizer(
             parameters, chosen.lr, chosen.betas, chosen.eps, chosen.weight_decay, fused=fused
         )
     assert isinstance(chosen, AdamW)
+    if chosen.decay == "weights":
+        named = module.no_weight_decay() if isinstance(module, VisionTransformer) else ()
+        groups = param_groups_weight_decay(module, chosen.weight_decay, no_weight_decay_list=named)
+        return torch.optim.AdamW(groups, chosen.lr, chosen.betas, chosen.eps, fused=fused)
     matrices = [p for p in parameters if p.ndim >= 2]
     others = [p for p in parameters if p.ndim < 2]
     spared = 0.0 if chosen.decay == "matrices" else chosen.weight_decay

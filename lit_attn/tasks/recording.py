@@ -63,16 +63,18 @@ class MetricsFile(Logger):
 
 
 class Progress(L.Callback):
-    """Writes {"step", "total"} to `progress.json`, at most once a second, and times the steps.
+    """Writes {"step", "total"} to `progress.json`, at most once a second.
 
-    Every batch of an evaluation counts as a sign of life too: the runner gives up a cell whose file
-    stays as it is (lit_attn.ablate.runner.Limits).
+    Times the steps, and the evaluations of all splits with their reading, in seconds. Every batch
+    of an evaluation counts as a sign of life too: the runner gives up a cell whose file stays as it
+    is (lit_attn.ablate.runner.Limits).
     """
 
     def __init__(self, path: Path, total: int) -> None:
         self.path = path
         self.total = total
         self.step_times: list[float] = []
+        self.evaluation_times: list[float] = []
         self.started = 0.0
         self.written = 0.0
 
@@ -105,6 +107,13 @@ class Progress(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         self._tell(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.started = time.perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        # The metrics have been taken off the device by now: there is nothing left to wait for.
+        self.evaluation_times.append(time.perf_counter() - self.started)
 
     def _tell(self, trainer: L.Trainer) -> None:
         now = time.perf_counter()

@@ -66,6 +66,7 @@ def _lagged_cosine(schedule: LaggedCosine, peak: float, steps_per_epoch: int, ep
         # where the cosine is symmetric.
         if epoch == 0:
             return peak
-        return peak * (1 + math.cos(math.pi * (epoch - schedule.lag) / epochs)) / 2
+        share = (1 + math.cos(math.pi * (epoch - schedule.lag) / epochs)) / 2
+        return schedule.end + (peak - schedule.end) * share
 
     return rate
