@@ -3,6 +3,8 @@
 import copy
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import yaml
 from digit_folders import experiment, write
 from training_cells import folder_of
 
-from lit_attn.ablate.__main__ import main
 from lit_attn.config.cell import Cell
 from lit_attn.config.imagenet import LocalViT
 from lit_attn.config.training import AdamW
@@ -177,7 +178,10 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     }
     (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
     places = ["--out", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
-    assert main([str(tmp_path / "ablations.yaml"), *places, "--jobs", "1"]) == 0
+    command = [sys.executable, "-m", "lit_attn.ablate", str(tmp_path / "ablations.yaml")]
+    # Cells run in this process have pointed TMPDIR into their folders, too deep for a socket.
+    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    subprocess.run([*command, *places, "--jobs", "1"], check=True, env=environment)
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
