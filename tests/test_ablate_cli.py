@@ -1,5 +1,6 @@
 """`python -m lit_attn.ablate`: what it lists, what it runs, what it answers."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,22 @@ def test_plain_lines_share_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     display.update(snapshot)
     display.close()
     assert capsys.readouterr().out == "done a\ndone b  [2 done, 0 running, 1 failed, 1 waiting]\n"
+
+
+def test_what_is_said_while_printing_is_not_lost() -> None:
+    """As by a signal handler, the moment that a reader has the line before."""
+    display = Lines(sys.stdout)
+
+    class Answering(io.StringIO):
+        def flush(self) -> None:
+            if "first" in self.getvalue() and "second" not in self.getvalue():
+                display.ask("second")
+
+    display.stream = stream = Answering()
+    display.ask("first")
+    display.close()
+    display.close()
+    assert stream.getvalue() == "first\nsecond\n"
 
 
 def test_live_table(tmp_path: Path) -> None:

@@ -244,6 +244,21 @@ def test_sigterm_stops_at_once(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_lets_cells_save(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As `timeout` and a closed terminal do it: the server that cells are forked from stays."""
+    studies.write(tmp_path, names("hang"))
+    with cli(tmp_path, "--jobs", "1") as process:
+        until(lambda: hanging(tmp_path))
+        os.killpg(process.pid, number)
+        assert process.wait(TIMEOUT) == 128 + number
+    ended = folder.last_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
+    assert ended is not None
+    assert ended.message == "lit_attn.errors.Preempted: stopped by SIGTERM"
+
+
 def test_a_killed_runner_takes_its_cells_with_it(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "2") as process:

@@ -110,9 +110,10 @@ class Lines:
 
     def _flush(self, counts: str) -> None:
         """What happened at once shares one count, behind the last of it."""
-        if self.pending:
-            print("\n".join(self.pending) + counts, file=self.stream, flush=True)
-            self.pending = []
+        # Taken before it is printed: a signal during the printing may have more to say.
+        said, self.pending = self.pending, []
+        if said:
+            print("\n".join(said) + counts, file=self.stream, flush=True)
             self.last = time.monotonic()
 
 
@@ -145,10 +146,10 @@ class Live:
         self.pending.append(text)
 
     def _scroll(self) -> None:
-        for text in self.pending:
+        said, self.pending = self.pending, []
+        for text in said:
             style = "red" if text.startswith("FAILED") else ""
             self.console.print(text, style=style, markup=False, highlight=False)
-        self.pending = []
 
 
 def make_display(stream: TextIO = sys.stdout) -> Display:

@@ -25,9 +25,10 @@ def run(folder: Path, identity: str, target: str, smoke: bool, gpu: str | None) 
     # Ctrl-C goes to the terminal's group, and a cell finishes when the runner drains.
     os.setsid()
     # Not at the top: importing it would tie whoever imports this module to its parent.
-    from lit_attn.ablate.tether import die_with_parent
+    from lit_attn.ablate.tether import answer_signals, die_with_parent
 
     die_with_parent()
+    answer_signals()
     try:
         with hold(folder):
             if result(folder, identity) is not None:
