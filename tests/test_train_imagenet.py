@@ -16,8 +16,11 @@ import yaml
 from digit_folders import experiment, write
 from training_cells import folder_of
 
+from lit_attn.ablate.plan import expand
 from lit_attn.config.cell import Cell
 from lit_attn.config.imagenet import LocalViT
+from lit_attn.config.source import Mapping, Where
+from lit_attn.config.study import read_studies
 from lit_attn.config.training import AdamW
 from lit_attn.errors import Preempted
 from lit_attn.models import local_vit
@@ -26,6 +29,8 @@ from lit_attn.tasks.module import Task
 from lit_attn.tasks.optim import build_optimizer
 from lit_attn.tasks.recording import Progress
 from lit_attn.train import run_cell
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +190,32 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("study", ["beliefformer-imagenet", "belief2-imagenet", "dcmha-imagenet"])
+def test_every_variant_of_the_shipped_studies_trains(
+    study: str, folders: Path, tmp_path: Path
+) -> None:
+    """One layer of the published width, one step on small images and one evaluation."""
+    changes = Mapping(Where("test"))
+    settings = {
+        "data.path": str(folders),
+        "data.classes": 4,
+        "data.size": 32,
+        "data.batch_size": 4,
+        "data.eval_batch_size": 4,
+        "data.workers": 0,
+        "model.depth": 1,
+        "training.epochs": 8,
+        "training.accelerator": "cpu",
+        "optimizer.lr": 1e-3,
+    }
+    for key, value in settings.items():
+        changes.put(key, value, changes.at)
+    source = read_studies(ROOT / "ablations.yaml")[study]
+    for job in expand(source, tmp_path, changes).jobs:
+        job.cell.write(job.folder / "config.yaml")
+        run_cell(job.folder, smoke=True)
+        result = Result.model_validate_json((job.folder / "result.json").read_text())
+        assert 0 <= result.metrics["test/accuracy"] <= 1
+        assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
