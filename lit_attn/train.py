@@ -165,6 +165,8 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     tensorboard.log_hyperparams(settings, chosen_by, step=result.steps)
     tensorboard.finalize("success")
     checkpoints.keep_weights(task.network)
+    if task.average is not None:
+        checkpoints.keep_weights(task.average.module, "ema.pt")
     result.write(cell_dir / "result.json")
     checkpoints.clear()
 

@@ -128,6 +128,8 @@ def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
             expected = 0.5 * expected + 0.5 * step[name]
         torch.testing.assert_close(value, expected)
     assert not any(p.requires_grad for p in average.parameters())
+    written = torch.load(next(tmp_path.glob("**/ema.pt")), weights_only=True)
+    assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
 
 
 def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Path) -> None:

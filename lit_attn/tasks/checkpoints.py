@@ -95,12 +95,12 @@ class Checkpoints(L.Callback):
         """How many steps had been made when a checkpoint was saved."""
         return int(path.stem.removeprefix("step-"))
 
-    def keep_weights(self, network: nn.Module) -> None:
-        """Write the trained weights to `weights.pt`."""
+    def keep_weights(self, network: nn.Module, name: str = "weights.pt") -> None:
+        """Write the trained weights to `weights.pt`, or by another name."""
         # Not to the file at once: there torch.save hides that a disk is full.
         content = io.BytesIO()
         torch.save(network.state_dict(), content)
-        write_atomic(self.folder / "weights.pt", content.getvalue())
+        write_atomic(self.folder / name, content.getvalue())
 
     def clear(self) -> None:
         """Remove the checkpoints: with a result written, nothing goes on from them."""
