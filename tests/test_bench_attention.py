@@ -1,86 +1,208 @@
-"""The benchmark: matched blocks, honest ratios, and no number where parity fails."""
+"""The attention benchmark: matched blocks, honest ratios, and no number where parity fails."""
 
+import csv
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from lit_attn.attention import residual, spec
-from lit_attn.bench import attention
+from lit_attn.attention import residual
+from lit_attn.attention.spec import PRESETS
+from lit_attn.bench import attention, blocks, materialised
 from lit_attn.bench.__main__ import main
-from lit_attn.bench.timing import interleaved, peak_memory
 
-SHAPE = attention.Shape(batch=2, tokens=9, dim=24, heads=3)
-
-
-def test_interleaved_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drift that hits both candidates alike leaves their ratio alone."""
-    clock = {"now": 0.0, "slow": 1.0}
-    monkeypatch.setattr(time, "perf_counter", lambda: clock["now"])
-
-    def takes(seconds: float) -> None:
-        clock["now"] += seconds * clock["slow"]
-
-    def base() -> None:
-        clock["slow"] *= 1.5
-        takes(1)
-
-    timings = interleaved({"base": base, "double": lambda: takes(2)}, "base", 7, "cpu")
-    assert timings["double"].ratio == pytest.approx(2)
-    assert timings["double"].ratio_iqr == pytest.approx(0)
-    assert timings["base"].iqr > 0
+SHAPE = blocks.Shape(batch=2, tokens=9, dim=24, heads=4)
+SMALL = [
+    "--batch",
+    "2",
+    "--tokens",
+    "9",
+    "--dim",
+    "24",
+    "--heads",
+    "4",
+    "--modes",
+    "eager",
+    "--rounds",
+    "2",
+]
+NAMES = [*PRESETS, "mgk/half-heads", "smgk/half-heads"]
+STRAIGHT = [name for name in blocks.with_materialised(NAMES) if name.endswith("materialised")]
 
 
-def test_peak_memory_counts_what_lives_at_once() -> None:
-    def one_after_the_other() -> None:
-        for _ in range(3):
-            torch.ones(100_000)
-
-    def together() -> None:
-        _ = [torch.ones(100_000) for _ in range(3)]
-
-    one, three = peak_memory(one_after_the_other, "cpu"), peak_memory(together, "cpu")
-    assert one == pytest.approx(400_000, rel=0.01)
-    assert three == pytest.approx(1_200_000, rel=0.01)
-
-
-@pytest.mark.parametrize("name", spec.PRESETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_blocks_have_matched_parameters(name: str) -> None:
-    shape = attention.Shape()
-    target = attention.parameters(attention.block(None, shape, shape.ratio * shape.dim))
-    width = attention.matched_width(name, shape, target)
-    matched = attention.parameters(attention.block(name, shape, width))
+    shape = blocks.Shape()
+    target = blocks.parameters(blocks.block(blocks.BASELINE, shape, shape.ratio * shape.dim))
+    width = blocks.matched_width(name, shape, target)
+    matched = blocks.parameters(blocks.block(name, shape, width))
     assert abs(matched - target) <= (2 * shape.dim + 1) / 2
 
 
+def test_half_the_heads_keep_their_width() -> None:
+    whole, half = (blocks.layer(name, SHAPE) for name in ("mgk", "mgk/half-heads"))
+    assert (whole.num_heads, half.num_heads) == (4, 2)
+    assert whole.head_dim == half.head_dim == 6
+
+
+def test_what_has_a_form_of_its_own_stands_beside_its_materialised_form() -> None:
+    bases = {name.removesuffix("/materialised") for name in STRAIGHT}
+    assert set(NAMES) - bases == {
+        "standard",
+        "belief",
+        "belief-star",
+        "xsa",
+        "attentionx",
+        "belief2",
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [*STRAIGHT, "belief2/materialised", "mgk/half-heads"])
+def test_materialised_forms_agree_with_the_reference(name: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    assert blocks.agrees(name, SHAPE._replace(causal=causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["mgk-soft-e", "smgk-soft-e"])
+def test_the_materialised_m_step_is_the_layers(name: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    fast = blocks.layer(name, SHAPE).train()
+    plain = blocks.layer(name + "/materialised", SHAPE).train()
+    plain.load_state_dict(fast.state_dict())
+    x = torch.randn(3, 9, 24)
+    torch.testing.assert_close(plain(x, is_causal=causal), fast(x, is_causal=causal))
+    torch.testing.assert_close(plain.similarity.prior, fast.similarity.prior)
+    assert not torch.allclose(fast.similarity.prior, torch.tensor(0.5))
+
+
+def test_materialised_forms_take_no_mask() -> None:
+    with pytest.raises(ValueError, match="no mask and no cache"):
+        blocks.layer("mgk/materialised", SHAPE)(torch.randn(2, 9, 24), torch.zeros(9, 9))
+
+
 def test_rows_hold_ratios_and_memory() -> None:
-    rows = attention.run(["belief"], SHAPE, ["eager"], "cpu", torch.float32, rounds=2)
-    assert [row.name for row in rows] == [attention.BASELINE, "belief"]
-    assert rows[0].timing is not None
-    assert rows[0].timing.ratio == 1
-    assert rows[0].memory_ratio == 1
-    assert rows[1].parameters == rows[0].parameters
+    rows = attention.run(["belief", "mgk"], SHAPE, ["eager"], "cpu", torch.float32, rounds=2)
+    baseline, belief, mgk, straight = rows
+    assert [row.name for row in rows[2:]] == ["mgk", "mgk/materialised"]
+    assert baseline.ratio == (1, 0)
+    assert baseline.peak_ratio == 1
+    assert belief.parameters == baseline.parameters
+    assert belief.beside is None
+    assert mgk.peak_beside == pytest.approx(mgk.peak / straight.peak)
+    assert mgk.beside is not None
+
+
+def test_every_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All share timm's forward: past dynamo's limit of 8 graphs the rest would run uncompiled."""
+    count = 0
+
+    def counting(module: torch.nn.Module, **options: object) -> object:
+        def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+            nonlocal count
+            count += 1
+            return graph.forward
+
+        return compile_(module, backend=backend, **options)
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", counting)
+    names = list(PRESETS)[:7]
+    rows = attention.run(names, SHAPE, ["compiled"], "cpu", torch.float32, rounds=2)
+    assert len(rows) == count > 8
 
 
 def test_no_number_where_parity_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     right = residual.projected
     monkeypatch.setattr(residual, "projected", lambda *a: right(*a) * 1.01)
-    arguments = "attention --presets standard belief --batch 2 --tokens 9 --dim 24 --heads 3"
-    code = main([*arguments.split(), "--modes", "eager", "--rounds", "2"])
+    arguments = ["attention", "--presets", "standard", "belief", *SMALL, "--out", str(tmp_path)]
+    assert main(arguments) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert code == 1
     assert "no number" in next(line for line in lines if "| belief " in line)
     assert "no number" not in next(line for line in lines if "| standard " in line)
+    with (tmp_path / "attention-cpu-9.csv").open() as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert rows["belief"]["seconds"] == ""
+    assert float(rows["standard"]["seconds"]) > 0
 
 
-def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_materialised_form_gets_no_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = materialised.softmax_logits
+    monkeypatch.setattr(materialised, "softmax_logits", lambda *a: right(*a) * 1.01)
+    assert main(["attention", "--presets", "mgk", *SMALL]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "no number" in next(line for line in lines if "| mgk/materialised " in line)
+    assert "no number" not in next(line for line in lines if "| mgk | " in line)
+
+
+def test_a_table_for_every_length_with_its_conditions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["attention", "--presets", "talking-heads", *SMALL, "--clock", "cpu", "--causal"]
+    assert main([*arguments, "--tokens", "5", "7", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for tokens in (5, 7):
+        text = (tmp_path / f"attention-cpu-{tokens}-causal.md").read_text()
+        assert text in printed
+        assert f"{tokens} tokens, causal" in text
+        for said in ("load average", f"torch {torch.__version__}", "CPU time", "thread"):
+            assert said in text
+        with (tmp_path / f"attention-cpu-{tokens}-causal.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [row["name"] for row in rows] == [
+            blocks.BASELINE,
+            "talking-heads",
+            "talking-heads/materialised",
+        ]
+        assert all(row["torch"] == torch.__version__ for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("attention --presets beleif", "did you mean 'belief'?"),
+        (
+            "attention --presets mgk/half-heads --heads 3",
+            "3 heads have no half",
+        ),
+        ("attention --modes egaer", "did you mean 'eager'?"),
+        ("attention --rounds 1", "a spread needs at least 2"),
+        ("attention --presets mgk --dim 10 --heads 3", "3 heads do not divide a width of 10"),
+        ("memory --presets mgk/half-heads", "is not a preset"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["attention", "--presets", "beleif"])
-    assert "did you mean 'belief'?" in capsys.readouterr().err
+        main(arguments.split())
+    assert message in capsys.readouterr().err
+
+
+def test_no_gpu_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        main(["memory", "--device", "cuda"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["attention", "--device", "cuda", "--presets", "belief2", "mgk", "dcmha"]
+    assert main([*arguments, "--rounds", "3", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "attention-cuda-65.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["mode"] for row in rows} == {"eager", "compiled"}
+    assert all(float(row["seconds"]) > 0 and int(row["peak"]) > 0 for row in rows)
 
 
 def test_help_imports_no_torch() -> None:

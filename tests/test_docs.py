@@ -13,7 +13,7 @@ sys.path.insert(0, {tests!r})
 import attention_cases
 import torch
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.bench.attention import Shape, agrees
+from lit_attn.bench.blocks import Shape, agrees
 from test_attention_conformance import assert_same, make, tokens
 
 found = [s for s in attention_cases.all_specs() if s.residual.kind == "reflected"]

@@ -2,77 +2,63 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
+# What a CPU's seconds are: those that pass, or those that this process computes for. The second
+# leaves out what other programs on the machine take; it adds up the threads.
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
-class Timing(NamedTuple):
-    """Seconds of one call, and the ratio to the baseline within the same round."""
+
+class Spread(NamedTuple):
+    """The middle of several measurements, and their interquartile range."""
 
     median: float
     iqr: float
-    ratio: float
-    ratio_iqr: float
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], baseline: str, rounds: int, device: str
-) -> dict[str, Timing]:
-    """Time each candidate once per round, in turn; two rounds of warm-up are not counted.
+    candidates: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: str = "wall"
+) -> dict[str, list[float]]:
+    """Seconds of each candidate in each round; a round runs every candidate once, in turn.
 
-    The ratio is the median over rounds of (candidate / baseline in that round).
+    Two rounds of warm-up are not counted. On a GPU the seconds are those between two events on its
+    own stream, whatever `clock` says.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(rounds + 2):
         for name, call in candidates.items():
-            elapsed = _once(call, device)
+            elapsed = once(call, device, clock)
             if round_ >= 2:
                 seconds[name].append(elapsed)
-    timings = {}
-    for name, own in seconds.items():
-        ratios = [a / b for a, b in zip(own, seconds[baseline], strict=True)]
-        timings[name] = Timing(
-            statistics.median(own), _iqr(own), statistics.median(ratios), _iqr(ratios)
-        )
-    return timings
+    return seconds
 
 
-def peak_memory(call: Callable[[], object], device: str) -> int:
-    """Bytes that `call` allocates at most beyond what stood before it."""
+def spread(values: Iterable[float]) -> Spread:
+    """Median and interquartile range of at least two values."""
+    found = list(values)
+    low, _, high = statistics.quantiles(found, n=4)
+    return Spread(statistics.median(found), high - low)
+
+
+def ratios(own: Iterable[float], other: Iterable[float]) -> Spread:
+    """own / other within each round: what hits both of a round alike cancels."""
+    return spread(a / b for a, b in zip(own, other, strict=True))
+
+
+def once(call: Callable[[], object], device: str, clock: str = "wall") -> float:
+    """Seconds of one call."""
     if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+        begun.record()
         call()
-    assert profile.profiler is not None
-    results = profile.profiler.kineto_results
-    assert results is not None
-    events = results.events()
-    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    now = peak = 0
-    for _, change in sorted(changes):
-        now += change
-        peak = max(peak, now)
-    return peak
-
-
-def _once(call: Callable[[], object], device: str) -> float:
-    if device == "cuda":
+        ended.record()
         torch.cuda.synchronize()
-    start = time.perf_counter()
+        return begun.elapsed_time(ended) / 1e3
+    now = CLOCKS[clock]
+    start = now()
     call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _iqr(values: list[float]) -> float:
-    low, _, high = statistics.quantiles(values, n=4)
-    return high - low
+    return now() - start

@@ -1,0 +1,129 @@
+"""What attention layers keep and take as tokens grow: counted bytes, no clock."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_attn.attention.chunked import WHOLE_UP_TO
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture, NoCompose
+from lit_attn.bench import blocks, memory
+from lit_attn.bench.__main__ import main
+from lit_attn.bench.footprint import Footprint, footprint
+
+DIM, HEADS = 24, 3
+
+
+def forms_logits(spec: AttentionSpec) -> bool:
+    hard = isinstance(spec.similarity, Mixture) and spec.similarity.assignment == "hard"
+    return hard or not isinstance(spec.compose, NoCompose)
+
+
+CHUNKED = [name for name, spec in PRESETS.items() if forms_logits(spec)]
+LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, Linear)]
+OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
+
+
+def taken(name: str, tokens: int, causal: bool = False) -> Footprint:
+    torch.manual_seed(0)
+    layer = blocks.layer(name, blocks.Shape(1, tokens, DIM, HEADS))
+    return footprint(blocks.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
+
+
+def logits(tokens: int) -> int:
+    """Bytes of one n x n x H tensor."""
+    return 4 * HEADS * tokens**2
+
+
+def saved_bytes(name: str, tokens: int, causal: bool) -> int:
+    """Bytes of the tensors that autograd saves for the backward pass, each storage once."""
+    shape = blocks.Shape(1, tokens, DIM, HEADS, causal=causal)
+    layer, x = blocks.layer(name, shape), torch.randn(1, tokens, DIM)
+    storages = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = layer(x, is_causal=causal)
+    out.sum().backward()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_leave_nothing_of_n_by_n_by_heads(name: str, causal: bool) -> None:
+    """What is saved is a small part of one such tensor, and at twice the tokens twice as much."""
+    n = 1024
+    assert n > 2 * WHOLE_UP_TO
+    saved = saved_bytes(name, n, causal)
+    assert saved < 0.2 * logits(n)
+    assert saved < 2.05 * saved_bytes(name, n // 2, causal)
+
+
+@pytest.mark.parametrize("name", ["smgk-hard", "talking-heads", "dcmha-gate"])
+def test_the_peak_of_chunks_grows_with_n(name: str) -> None:
+    half, whole = taken(name, 512), taken(name, 1024)
+    assert whole.peak < 2.1 * half.peak
+    assert whole.held < 2.1 * half.held
+    assert whole.held < 0.2 * logits(1024)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_keys_grow_with_n(name: str, causal: bool) -> None:
+    half, whole = taken(name, 1024, causal), taken(name, 2048, causal)
+    assert 1.8 * half.peak < whole.peak < 2.1 * half.peak
+    assert whole.peak < 0.3 * logits(2048)
+    assert saved_bytes(name, 2048, causal) < 2.05 * saved_bytes(name, 1024, causal)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_call_holds_no_logits(name: str) -> None:
+    half, whole = taken(name, 512), taken(name, 1024)
+    assert whole.held < 2.1 * half.held
+    assert whole.peak < logits(1024)
+
+
+def test_the_check_sees_kept_logits() -> None:
+    """The materialised form fails what the fast one passes."""
+    kept = "talking-heads/materialised"
+    assert saved_bytes(kept, 1024, False) > logits(1024)
+    assert taken(kept, 1024).held > logits(1024)
+
+
+@pytest.mark.parametrize("name", ["mgk", "mgk-hard", "talking-heads", "dcmha", "linear"])
+def test_from_512_tokens_on_less_memory_than_materialised(name: str) -> None:
+    shape = blocks.Shape(2, 512, 48, 3)
+    x = torch.randn(2, 512, 48)
+    fast, plain = (
+        footprint(blocks.Step(blocks.block(which, shape, 96), x, False), "cpu").peak
+        for which in (name, name + "/materialised")
+    )
+    assert fast < plain
+
+
+def test_growth_is_told_as_a_power(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = "memory --presets linear --tokens 256 512 1024 --dim 24 --heads 3 --rounds 2"
+    assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "memory-cpu.md").read_text()
+    assert text in capsys.readouterr().out
+    with (tmp_path / "memory-cpu.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["causal"], row["tokens"]) for row in rows] == [
+        (causal, tokens) for causal in ("False", "True") for tokens in ("256", "512", "1024")
+    ]
+    assert rows[0]["peak_power"] == ""
+    assert float(rows[2]["peak_power"]) == pytest.approx(1, abs=0.05)
+    assert int(rows[2]["whole"]) == 4 * 3 * 1024**2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
+def test_memory_on_a_gpu(name: str) -> None:
+    shapes = [blocks.Shape(1, n, 384, 6) for n in (4096, 8192)]
+    half, whole = (memory.measure(name, s, "cuda", torch.bfloat16, rounds=2) for s in shapes)
+    assert whole.peak < 2.2 * half.peak
+    assert whole.peak < whole.whole
