@@ -96,7 +96,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
 
     training = cell.experiment.training
     device = _device(training.accelerator)
-    data, task, costs, accumulate = build.build(cell, device)
+    data, task, costs, accumulate, tokens = build.build(cell, device)
     total = training.epochs * data.steps_per_epoch
     total = 1 if smoke else min(total, training.max_steps or total)
     checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every)
@@ -135,20 +135,27 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         if task.evaluated_at < total:
             trainer.validate(task, datamodule=data, verbose=False)
 
-    chosen = selected(read_metrics(metrics.path), cell.metric)
+    rows = read_metrics(metrics.path)
+    step_time = measure.step_time(progress.step_times)
+    peak = measure.peak_flops(measure.device_name(device), training.precision)
+    samples = cell.experiment.data.batch_size
+    speed = measure.speed(step_time, samples, tokens, costs.flops, peak)
+    # Not in the file, which is the same however often a cell was stopped.
+    rows += [MetricRow(total, rows[-1].epoch, name, value) for name, value in speed.items()]
+    chosen = selected(rows, cell.metric)
     result = Result(
         study=cell.study,
         variant=cell.variant,
         seed=cell.seed,
         identity=cell.fingerprint,
-        metrics={row.name: row.value for row in chosen},
+        metrics={row.name: row.value for row in chosen} | speed,
         selected_epoch=chosen[0].epoch,
         steps=trainer.global_step,
         epochs=math.ceil(total / data.steps_per_epoch),
         parameters=costs.parameters,
         flops=costs.flops,
         ffn_width=costs.ffn_width,
-        step_time=measure.step_time(progress.step_times),
+        step_time=step_time,
         evaluation_time=measure.evaluation_time(progress.evaluation_times),
         peak_memory=measure.peak_memory(device),
         wall_time=checkpoints.elapsed,
@@ -159,7 +166,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         versions=measure.versions(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    chosen_by = {cell.metric.name: result.metrics[cell.metric.name]}
+    chosen_by = {cell.metric.name: result.metrics[cell.metric.name], **speed}
     settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": costs.ffn_width}
     settings |= cell.experiment.model_dump(mode="json")
     tensorboard.log_hyperparams(settings, chosen_by, step=result.steps)

@@ -7,7 +7,7 @@ import torch
 from timm.scheduler import CosineLRScheduler
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine, Trapezoid
+from lit_attn.config.training import Constant, Cosine, LaggedCosine, OneCycle, Trapezoid
 from lit_attn.tasks.schedule import learning_rate
 
 
@@ -83,3 +83,24 @@ def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
     assert rate(9_999) == pytest.approx(0.9999e-3)
     assert rate(10_000) == 1e-3
     assert rate(300 * 1251) == pytest.approx(1e-4)
+
+
+def test_one_cycle_is_pytorchs_linear_one() -> None:
+    """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; PyTorch's peak is a step earlier."""
+    rate = learning_rate(OneCycle(warmup=20, start=4e-6, end=4e-10), 1e-4, 50, 100)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    reference = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1e-4, total_steps=5000, pct_start=0.2, anneal_strategy="linear"
+    )
+    for step in range(4999):
+        assert rate(step) == pytest.approx(reference.get_last_lr()[0], abs=1.1e-7)
+        optimizer.step()
+        reference.step()
+    assert rate(0) == 4e-6
+    assert rate(1000) == 1e-4
+    assert rate(5000) == pytest.approx(4e-10)
+
+
+def test_a_warm_up_longer_than_training_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule.warmup: 3.0 epochs, training has 2"):
+        learning_rate(OneCycle(warmup=3), 1e-4, 10, 2)

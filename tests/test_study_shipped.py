@@ -86,10 +86,63 @@ def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> 
         ("dcmha-imagenet", "standard", 21_974_632),
         ("dcmha-imagenet", "dcmha", 21_974_632 + 12 * 48_384),
         ("dcmha-imagenet", "vit-m", 38_736_360),
+        # nanoGPT, and modded-nanogpt's branch with W^s.
+        ("beliefformer-gpt2", "standard", 123_532_032),
+        ("beliefformer-gpt2", "belief-star", 130_609_920),
+        ("beliefformer-gpt2", "openwebtext-belief", 123_532_032),
+        ("attentionx-gpt2", "subset-attentionx", 124_373_760),
+        # GPT-2's one id more than the repository's vocabulary has, in and out.
+        ("dcmha-ablation", "standard", 411_255_808 + 2 * 1024),
+        ("dcmha-ablation", "dcformer", 411_255_808 + 2 * 1024 + 24 * 344_064),
+        # pi of every head and position as released; pi of every head as published.
+        ("mgk-wikitext103", "softmax-8", 44_018_394),
+        ("mgk-wikitext103", "softmax-4", 43_494_106),
+        ("mgk-wikitext103", "released-mgk-8", 44_346_074),
+        ("mgk-wikitext103", "released-mgk-4", 43_657_946),
+        ("mgk-wikitext103", "released-smgk-8", 44_088_026),
+        ("mgk-wikitext103", "mgk-8", 44_346_074 - 16 * 8 * 2 * 255),
+        ("mgk-retrieval", "readme-softmax-8", 494_594),
+        ("mgk-retrieval", "readme-smgk-4", 428_806 + 2 * 2 * 3),
+        ("mgk-retrieval", "readme-mgk-4", 444_934 + 2 * 2 * 3),
     ],
 )
 def test_parameters(study: str, variant: str, count: int) -> None:
     assert parameters(study, variant) == count
+
+
+@pytest.mark.parametrize(
+    ("study", "steps", "tokens"),
+    [
+        ("beliefformer-gpt2", 9536, 524_288),
+        ("attentionx-gpt2", 600_000, 491_520),
+        ("mgk-wikitext103", 500_000, 96 * 256),
+        ("mgk-listops", 5000, 32 * 2000),
+        ("mgk-text", 20_000, 32 * 4000),
+        ("mgk-retrieval", 30_000, 32 * 4000),
+        ("dcmha-ablation", 13_500, 524_288),
+    ],
+)
+def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -> None:
+    experiment = matrices()[study].variants[0].experiment
+    data = experiment.data
+    assert experiment.training.epochs * data.epoch_steps == steps
+    assert data.batch_size * data.context == tokens
+    assert data.batch_size % data.accumulate == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, m in matrices().items() if m.source.study.published]
+)
+def test_published_numbers_are_of_variants(name: str) -> None:
+    matrix = matrices()[name]
+    assert set(matrix.source.study.published) <= {variant.name for variant in matrix.variants}
+
+
+def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
+    """MGK Tables 1, 2, 5, 6 and 9: 11, 11, 4, 3 and 4 rows that no other table has."""
+    published = matrices()["mgk-retrieval"].source.study.published
+    readings = [name for name in published if name.startswith(("released-", "readme-"))]
+    assert len(published) - len(readings) == 11 + 11 + 4 + 3 + 4
 
 
 def test_readings_differ_in_what_they_say() -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
 from lit_attn.data.text import corpus, embedded, stream
-from lit_attn.data.text.module import TextData
+from lit_attn.data.text.module import TextData, TextMeasure
 from lit_attn.data.text.stream import Source, Stream
 
 CPU = torch.device("cpu")
@@ -245,6 +245,30 @@ def test_text_files(tmp_path: Path) -> None:
     assert len(corpus.load(words)["val"]) == 60
     encoder = corpus.text_encoder(words)
     assert encoder.decode(encoder.encode(["a line"])[0]) == "a line \n"
+
+
+def test_how_much_text_a_token_stands_for(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a line\n" * 20)
+
+    def measure(**changes: object) -> TextMeasure:
+        given = {"name": "lines", "train": path, "val": path, "context": 8, **changes}
+        return TextData(TextFiles.model_validate(given), 0, CPU).text_measure("val")
+
+    # 140 bytes and the end of the document, of which all but the first are predicted.
+    assert measure() == (140 / 140, 60 / 140)
+    # Cut short, bytes are still bytes; how many words they make is not known.
+    assert measure(eval_tokens=20) == (21 / 20, None)
+    assert measure(tokenizer={"kind": "words", "size": 3}) == (140 / 59, None)
+
+
+def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
+    chosen = PythonText(parts=("topics",), context=16, eval_tokens=8_000)
+    data = TextData(chosen, 0, CPU)
+    ids = data.evaluated("test").read(0, 8_001)
+    ends = int((ids == 0).sum())
+    assert ends > 0
+    assert data.text_measure("test").bytes_per_token == (8_001 - ends) / 8_000
 
 
 def test_text_files_that_are_none(tmp_path: Path) -> None:

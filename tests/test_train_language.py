@@ -5,19 +5,23 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torchmetrics.utilities import dim_zero_sum
 from training_cells import DOCUMENTS, folder_of, text_cell
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError
+from lit_attn.data.text.module import TextMeasure
 from lit_attn.errors import Preempted
 from lit_attn.models import budget
 from lit_attn.records import Result, read_metrics
+from lit_attn.tasks import build
 from lit_attn.tasks.language import TokenLoss
 from lit_attn.tasks.recording import Progress
 from lit_attn.train import main, run_cell
@@ -78,16 +82,39 @@ def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> No
     assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]))
     bits = found["test/loss"] * (tokens + 1) / len(text) / math.log(2)
     assert found["test/bits_per_byte"] == pytest.approx(bits)
+    words = len(text.split()) + text.count(b"\n")
+    of_words = found["test/loss"] * (tokens + 1) / words
+    assert math.log(found["test/word_perplexity"]) == pytest.approx(of_words)
+
+
+def test_speed_is_in_the_record_and_not_in_the_curves(uninterrupted: Path) -> None:
+    record = result(uninterrupted)
+    tokens = 8 * 16 / record.step_time.median
+    assert record.metrics["train/tokens_per_second"] == pytest.approx(tokens)
+    assert "train/mfu" not in record.metrics
+    assert "tokens_per_second" not in (uninterrupted / "metrics.csv").read_text()
+
+
+def test_a_study_may_compare_speed(tmp_path: Path) -> None:
+    given = text_cell(training={"max_steps": 2}).model_dump(mode="json")
+    given["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
+    found = result(trained(Cell.model_validate(given), tmp_path))
+    assert found.metrics["train/tokens_per_second"] > 0
+    assert found.metrics["test/loss"] > 0
 
 
 def test_tokens_count_alike_however_they_are_batched() -> None:
-    metric = TokenLoss(bytes_per_token=2.0)
+    metric = TokenLoss(TextMeasure(bytes_per_token=2.0, words_per_token=0.5))
     metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
     metric.update(torch.tensor([[6.0, 0.0, 0.0]]), torch.tensor([[5, -100, -100]]))
     found = metric.compute()
     assert found["loss"] == 3.0
     assert found["perplexity"] == pytest.approx(math.exp(3))
     assert found["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
+    assert found["word_perplexity"] == pytest.approx(math.exp(6))
+    metric = TokenLoss(TextMeasure(words_per_token=1e-3))
+    metric.update(torch.ones(1, 1), torch.ones(1, 1))
+    assert metric.compute().keys() == {"loss", "perplexity"}
     metric = TokenLoss()
     metric.update(torch.ones(1, 1), torch.ones(1, 1))
     assert metric.compute().keys() == {"loss", "perplexity"}
@@ -120,6 +147,44 @@ def test_resume_is_exact(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     csv = [(path / "metrics.csv").read_text() for path in (uninterrupted, folder)]
     assert csv[0] == csv[1]
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
+def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
+    world: int, accumulate: int
+) -> None:
+    """Ranks average their gradients, and micro-batches theirs: all parts have to be equal."""
+
+    def gradient(world: int, accumulate: int) -> torch.Tensor:
+        cell = text_cell(data={"accumulate": accumulate}, model={"dropout": 0})
+        data, task, *_ = build.build(cell, torch.device("cpu"))
+        for rank in range(world):
+            data.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=3)
+            parts = list(data.train_dataloader())
+            assert [len(inputs) for inputs, _ in parts] == [8 // world // accumulate] * accumulate
+            for part in parts:
+                (task.loss(part) / accumulate / world).backward()
+        return torch.cat([p.grad.flatten() for p in task.network.parameters()])
+
+    whole = gradient(1, 1)
+    torch.testing.assert_close(gradient(world, accumulate), whole, rtol=1e-4, atol=1e-7)
+    assert whole.norm() > 1e-2
+
+
+def test_losses_of_ranks_add_up() -> None:
+    """What torchmetrics sums over ranks: tokens count alike, however many a rank has."""
+    whole, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
+    for rank, nll, target in [(0, 1.0, 5), (0, 2.0, 5), (0, 4.0, 5), (1, 9.0, 5), (1, 0.0, -100)]:
+        for metric in (whole, ranks[rank]):
+            metric.update(torch.tensor([[nll]]), torch.tensor([[target]]))
+    merged = TokenLoss()
+    assert set(merged._reductions.values()) == {dim_zero_sum}
+    merged.total, merged.tokens = (
+        dim_zero_sum(torch.stack([getattr(rank, name) for rank in ranks]))
+        for name in ("total", "tokens")
+    )
+    merged._update_count = 1
+    assert merged.compute()["loss"] == whole.compute()["loss"] == 4.0
 
 
 def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:

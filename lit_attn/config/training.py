@@ -59,6 +59,19 @@ class Cosine(Schedule):
     end: float = Field(0.0, ge=0, description="learning rate after the last step")
 
 
+class OneCycle(Schedule):
+    """Per step: linear from `start` to the peak over `warmup` epochs, then linear to `end`.
+
+    PyTorch's OneCycleLR with linear annealing, which the Long Range Arena's results are trained by,
+    goes from lr / 25 to lr / 250,000.
+    """
+
+    kind: Literal["one-cycle"] = "one-cycle"
+    warmup: float = Field(ge=0, description="epochs")
+    start: float = Field(0.0, ge=0, description="learning rate at step 0 where there is a warm-up")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+
+
 class LaggedCosine(Schedule):
     """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, epoch 0 the peak.
 

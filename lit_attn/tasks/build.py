@@ -26,12 +26,13 @@ AnyData = ImageData | ImageFolderData | TextData | LabelledData
 
 
 class Parts(NamedTuple):
-    """`accumulate` is the micro-batches of a step."""
+    """`accumulate` is the micro-batches of a step, `tokens` those of a sample, if it has tokens."""
 
     data: AnyData
     task: Task
     costs: budget.Budget
     accumulate: int
+    tokens: int | None
 
 
 def build(cell: Cell, device: torch.device) -> Parts:
@@ -46,8 +47,9 @@ def build(cell: Cell, device: torch.device) -> Parts:
         task.average_weights(experiment.training.ema)
     if experiment.training.compile:
         task.compile_network()
-    accumulate = data.accumulate if isinstance(data, TextData | LabelledData) else 1
-    return Parts(data, task, costs, accumulate)
+    if isinstance(data, TextData | LabelledData):
+        return Parts(data, task, costs, data.accumulate, data.tokens_per_sample)
+    return Parts(data, task, costs, accumulate=1, tokens=None)
 
 
 def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
@@ -68,7 +70,8 @@ def _task(experiment: Experiment, data: AnyData) -> Task:
     rate = learning_rate(experiment.schedule, optimizer.lr, data.steps_per_epoch, training.epochs)
     if isinstance(data, TextData):
         assert isinstance(network, GPT)
-        return LanguageModelling(network, data.splits, optimizer, rate, data.bytes_per_token())
+        text = {split: data.text_measure(split) for split in data.splits}
+        return LanguageModelling(network, data.splits, optimizer, rate, text)
     of = SequenceClassification if isinstance(data, LabelledData) else Classification
     return of(
         network,

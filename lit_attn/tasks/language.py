@@ -12,15 +12,18 @@ from torchmetrics import Metric
 
 from lit_attn.config.text import IGNORED
 from lit_attn.config.training import Optimizer
+from lit_attn.data.text.module import TextMeasure
 from lit_attn.models.gpt import GPT
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import Rate
 
+UNKNOWN = TextMeasure()
+
 
 class LanguageModelling(Task):
-    """Cross-entropy a token; loss, perplexity and bits per byte over all tokens of every split.
+    """Cross-entropy a token; loss, perplexities and bits per byte over all tokens of every split.
 
-    `bytes_per_token` has the splits of which it is known how much text their tokens stand for.
+    `text` says of every split how much text its tokens stand for.
     """
 
     network: GPT
@@ -31,13 +34,13 @@ class LanguageModelling(Task):
         splits: list[str],
         optimizer: Optimizer,
         rate: Rate,
-        bytes_per_token: dict[str, float],
+        text: dict[str, TextMeasure],
     ) -> None:
-        self.bytes_per_token = bytes_per_token
+        self.text = text
         super().__init__(network, splits, optimizer, rate)
 
     def metrics_of(self, split: str) -> "TokenLoss":
-        return TokenLoss(self.bytes_per_token.get(split))
+        return TokenLoss(self.text[split])
 
     def compile_network(self) -> None:
         """All but the head, whose adaptive kind chooses its work by the targets."""
@@ -54,14 +57,18 @@ class LanguageModelling(Task):
 
 
 class TokenLoss(Metric):
-    """Nats a token, perplexity and, where the text's length is known, bits per byte of text."""
+    """Nats a token and perplexity; of the text that the tokens stand for, where that is known, bits
+    per byte and the perplexity of its words, which do not depend on the tokenizer.
+
+    Words are those of `count_words`, the end of a line being one.
+    """
 
     total: Tensor
     tokens: Tensor
 
-    def __init__(self, bytes_per_token: float | None = None) -> None:
+    def __init__(self, text: TextMeasure = UNKNOWN) -> None:
         super().__init__()
-        self.bytes_per_token = bytes_per_token
+        self.text = text
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -73,6 +80,11 @@ class TokenLoss(Metric):
     def compute(self) -> dict[str, Tensor]:
         loss = self.total / self.tokens
         found = {"loss": loss, "perplexity": loss.exp()}
-        if self.bytes_per_token is not None:
-            found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        if self.text.bytes_per_token is not None:
+            found["bits_per_byte"] = loss / math.log(2) / self.text.bytes_per_token
+        if self.text.words_per_token is not None:
+            of_words = (loss / self.text.words_per_token).exp()
+            # Text without white space is one word, whose perplexity no float holds.
+            if of_words.isfinite():
+                found["word_perplexity"] = of_words
         return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import re
 import resource
 import statistics
 from pathlib import Path
@@ -15,6 +16,24 @@ PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 
 # The first steps allocate, compile and tune.
 WARM_UP = 5
+
+# FLOP/s of dense matrix products in half precision, sums in float32, as NVIDIA's data sheets have
+# them; the first name that stands in a device's name counts.
+PEAKS = {
+    "B200": 2.25e15,
+    "H200": 9.89e14,
+    "H100 PCIe": 7.56e14,
+    "H100 NVL": 8.35e14,
+    "H100": 9.89e14,
+    "A100": 3.12e14,
+    "L40S": 3.62e14,
+    "L40": 1.81e14,
+    "L4": 1.21e14,
+    "A6000": 1.55e14,
+    "RTX 4090": 1.65e14,
+    "V100": 1.25e14,
+    "T4": 6.5e13,
+}
 
 
 def step_time(seconds: list[float]) -> Spread:
@@ -32,6 +51,35 @@ def _spread(counted: list[float]) -> Spread:
         return Spread(median=counted[0] if counted else 0.0, iqr=0.0, count=len(counted))
     low, median, high = statistics.quantiles(counted, n=4)
     return Spread(median=median, iqr=high - low, count=len(counted))
+
+
+def speed(
+    step: Spread, samples: int, tokens: int | None, flops: int, peak: float | None
+) -> dict[str, float]:
+    """Tokens a second and MFU by the median step time, by the names of metrics.
+
+    A step has `samples` of `tokens` each, null where they have none, and of `flops` in the forward
+    pass; the backward pass counts twice that. MFU is the share of `peak` FLOP/s that these make,
+    where that is known: what is computed again or masked away earns nothing.
+    """
+    if not step.median:
+        return {}
+    found = {}
+    if tokens is not None:
+        found["train/tokens_per_second"] = samples * tokens / step.median
+    if peak is not None:
+        found["train/mfu"] = 3 * flops * samples / step.median / peak
+    return found
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """FLOP/s that a device could make in `precision`; null for fp32 and what is not in the table.
+
+    fp32 has none: whether its products take TF32's path is a setting of the process.
+    """
+    if precision == "fp32":
+        return None
+    return next((v for k, v in PEAKS.items() if re.search(rf"\b{k}\b", device_name)), None)
 
 
 def peak_memory(device: torch.device) -> int:

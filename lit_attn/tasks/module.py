@@ -103,8 +103,22 @@ class Task(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser; its rate is set at every step from a pure function of the step."""
-        clips = self.trainer.gradient_clip_val is not None
-        return build_optimizer(self.optimizer, self.network, fused=not clips)
+        # A fused optimiser takes the loss scale out by itself, after gradients would be clipped.
+        scaled = self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val is not None
+        return build_optimizer(self.optimizer, self.network, fused=not scaled)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Scale the gradients to a norm of at most the value, over all parameters as one vector.
+
+        Lightning's own refuses every fused optimiser in mixed precision, in bf16 for nothing.
+        """
+        if gradient_clip_val is not None:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set this step's learning rate."""

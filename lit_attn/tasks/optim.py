@@ -14,7 +14,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser that `chosen` describes, over the trainable parameters of `module`.
 
-    `fused`: Adam and AdamW as one kernel; Lightning refuses to clip gradients in front of it.
+    `fused`: Adam and AdamW as one kernel.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if isinstance(chosen, SetAdam):

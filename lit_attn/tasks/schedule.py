@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine, Schedule, Trapezoid
+from lit_attn.config.training import Constant, Cosine, LaggedCosine, OneCycle, Schedule, Trapezoid
 
 Rate = Callable[[int], float]
 
@@ -17,14 +17,31 @@ def learning_rate(schedule: Schedule, peak: float, steps_per_epoch: int, epochs:
     if isinstance(schedule, Constant):
         return lambda step: peak
     if isinstance(schedule, Cosine):
-        return _cosine(schedule, peak, steps_per_epoch, epochs)
+        return _warmed(schedule, peak, steps_per_epoch, epochs, _half_cosine)
+    if isinstance(schedule, OneCycle):
+        return _warmed(schedule, peak, steps_per_epoch, epochs, _line)
     if isinstance(schedule, Trapezoid):
         return _trapezoid(schedule, peak, steps_per_epoch, epochs)
     assert isinstance(schedule, LaggedCosine)
     return _lagged_cosine(schedule, peak, steps_per_epoch, epochs)
 
 
-def _cosine(schedule: Cosine, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+def _half_cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def _line(progress: float) -> float:
+    return 1 - progress
+
+
+def _warmed(
+    schedule: Cosine | OneCycle,
+    peak: float,
+    steps_per_epoch: int,
+    epochs: int,
+    fall: Callable[[float], float],
+) -> Rate:
+    """Linear up to the peak; then from there to the end as `fall`, from 1 to 0, goes."""
     warmup = round(schedule.warmup * steps_per_epoch)
     total = epochs * steps_per_epoch
     if warmup > total:
@@ -34,7 +51,7 @@ def _cosine(schedule: Cosine, peak: float, steps_per_epoch: int, epochs: int) ->
         if step < warmup:
             return schedule.start + (peak - schedule.start) * step / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
-        return schedule.end + (peak - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
+        return schedule.end + (peak - schedule.end) * fall(progress)
 
     return rate
 

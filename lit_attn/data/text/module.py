@@ -6,6 +6,7 @@ Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one t
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.text import IGNORED, Tokens
+from lit_attn.config.text import IGNORED, Bytes, Tokens, Words
 from lit_attn.data.text import corpus
 from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.data.text.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
+
+
+class TextMeasure(NamedTuple):
+    """Bytes and words of text for each predicted token; null where that is not known.
+
+    Words are null where they are the tokens.
+    """
+
+    bytes_per_token: float | None = None
+    words_per_token: float | None = None
 
 
 class TextData(SteppedData):
@@ -62,14 +73,18 @@ class TextData(SteppedData):
         limit = self.data.eval_tokens
         return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
 
-    def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text for each predicted token, of the splits of which that is known."""
-        found = {name: self.evaluated(name) for name in self.splits}
-        return {
-            name: stream.text_bytes / (len(stream) - 1)
-            for name, stream in found.items()
-            if stream.text_bytes is not None
-        }
+    def text_measure(self, split: str) -> TextMeasure:
+        """How much text the evaluated tokens of `split` stand for, as far as that is known."""
+        stream = self.evaluated(split)
+        tokens, text_bytes = len(stream) - 1, stream.text_bytes
+        if text_bytes is None and isinstance(self.data.tokenizer, Bytes):
+            # A split cut short by `eval_tokens`: every token is a byte but the ends of documents.
+            text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
+        words = None if isinstance(self.data.tokenizer, Words) else stream.words
+        return TextMeasure(
+            None if text_bytes is None else text_bytes / tokens,
+            None if words is None else words / tokens,
+        )
 
     def batch(self, step: int) -> Batch:
         """This rank's sequences of training step `step`, the same whenever they are asked for."""

@@ -28,6 +28,8 @@ class SteppedData(L.LightningDataModule, ABC):
         self.batch_size = data.batch_size
         self.eval_batch_size = data.eval_batch_size
         self.accumulate = data.accumulate
+        documents = 2 if isinstance(data, Labelled) and data.pairs else 1
+        self.tokens_per_sample = documents * data.context
 
     @abstractmethod
     def batch(self, step: int) -> tuple[Tensor, ...]:
