@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError
+from lit_attn.config.image_folder import ClassFolders
 from lit_attn.errors import Diverged, Preempted
 from lit_attn.records import Metric, MetricRow, Result, read_metrics
 
@@ -138,8 +139,14 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     rows = read_metrics(metrics.path)
     step_time = measure.step_time(progress.step_times)
     peak = measure.peak_flops(measure.device_name(device), training.precision)
+    if isinstance(cell.experiment.data, ClassFolders) and cell.experiment.data.sizes:
+        # FLOPs are of the last size of images, and these grew.
+        peak = None
     samples = cell.experiment.data.batch_size
     speed = measure.speed(step_time, samples, tokens, costs.flops, peak)
+    evaluation = measure.evaluation_time(progress.evaluation_times)
+    if evaluation is not None:
+        speed["evaluation/seconds"] = evaluation.median
     # Not in the file, which is the same however often a cell was stopped.
     rows += [MetricRow(total, rows[-1].epoch, name, value) for name, value in speed.items()]
     chosen = selected(rows, cell.metric)
@@ -156,7 +163,7 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         flops=costs.flops,
         ffn_width=costs.ffn_width,
         step_time=step_time,
-        evaluation_time=measure.evaluation_time(progress.evaluation_times),
+        evaluation_time=evaluation,
         peak_memory=measure.peak_memory(device),
         wall_time=checkpoints.elapsed,
         device=measure.device_name(device),

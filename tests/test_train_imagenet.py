@@ -25,12 +25,13 @@ from lit_attn.config.training import AdamW
 from lit_attn.errors import Preempted
 from lit_attn.models import local_vit
 from lit_attn.records import Result
+from lit_attn.tasks import measure
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.optim import build_optimizer
 from lit_attn.tasks.recording import Progress
 from lit_attn.train import run_cell
 
-ROOT = Path(__file__).parent.parent
+STUDIES = read_studies(Path(__file__).parent.parent / "ablations.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,7 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
     assert result.metrics["test/ema-loss"] != result.metrics["test/loss"]
     assert result.evaluation_time.count == 1
     assert 0 < result.evaluation_time.median < result.wall_time
+    assert result.metrics["evaluation/seconds"] == result.evaluation_time.median
 
 
 @pytest.mark.parametrize("stops", [(3,), (4, 5)])
@@ -145,6 +147,17 @@ def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Pat
         assert trained.shape == (1, 17, 16)
 
 
+def test_no_utilisation_by_the_flops_of_another_size(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "peak_flops", lambda *_: 1e12)
+    for sizes in ([], [8]):
+        folder = folder_of(cell(folders, data={"sizes": sizes}), tmp_path)
+        run_cell(folder, smoke=True)
+        result = Result.model_validate_json((folder / "result.json").read_text())
+        assert ("train/mfu" in result.metrics) == (not sizes)
+
+
 def test_only_weights_decay() -> None:
     model = LocalViT(dim=16, depth=1, heads=2, patch=4)
     network = local_vit.build(model, (3, 16, 16), 4)
@@ -194,7 +207,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("study", ["beliefformer-imagenet", "belief2-imagenet", "dcmha-imagenet"])
+@pytest.mark.parametrize("study", [name for name in STUDIES if "imagenet" in name])
 def test_every_variant_of_the_shipped_studies_trains(
     study: str, folders: Path, tmp_path: Path
 ) -> None:
@@ -214,8 +227,7 @@ def test_every_variant_of_the_shipped_studies_trains(
     }
     for key, value in settings.items():
         changes.put(key, value, changes.at)
-    source = read_studies(ROOT / "ablations.yaml")[study]
-    for job in expand(source, tmp_path, changes).jobs:
+    for job in expand(STUDIES[study], tmp_path, changes).jobs:
         job.cell.write(job.folder / "config.yaml")
         run_cell(job.folder, smoke=True)
         result = Result.model_validate_json((job.folder / "result.json").read_text())
