@@ -180,7 +180,7 @@ def test_only_weights_decay() -> None:
 
 def test_sizes_need_positions_of_every_size(folders: Path) -> None:
     jit = {"kind": "jit", "ffn": {"width": 16, "activation": "swiglu"}}
-    with pytest.raises(ValueError, match=r"data\.sizes: the positions of 'jit' are of one size"):
+    with pytest.raises(ValueError, match="'jit' has positions for images of one size"):
         cell(folders, data={"sizes": [8]}, model=jit)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import ValidationInfo, field_validator
 
 from lit_attn.config.base import Config
 from lit_attn.config.data import Data, Images, Loss
@@ -59,9 +59,13 @@ class Experiment(Config):
             )
         return part
 
-    @model_validator(mode="after")
-    def _of_every_size(self) -> "Experiment":
-        grows = isinstance(self.data, ClassFolders) and self.data.sizes
-        if grows and not isinstance(self.model, ImageViT | LocalViT):
-            raise ValueError(f"data.sizes: the positions of '{self.model.kind}' are of one size")
-        return self
+    @field_validator("model")
+    @classmethod
+    def _of_every_size(cls, model: Model, info: ValidationInfo) -> Model:
+        data = info.data.get("data")
+        grows = isinstance(data, ClassFolders) and data.sizes
+        if grows and not isinstance(model, ImageViT | LocalViT):
+            raise ValueError(
+                f"'{model.kind}' has positions for images of one size, not `data.sizes`"
+            )
+        return model
