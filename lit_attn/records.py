@@ -95,12 +95,16 @@ class Result(Record):
     selected_epoch: int
     steps: int
     epochs: int
+    devices: int = Field(1, description="that shared every batch")
+    batch_size: int | None = Field(None, description="samples of a step, over all devices")
     parameters: int = Field(description="trainable scalars")
     flops: int = Field(description="forward pass of one sample, multiply-add = 2")
     ffn_width: int | None = Field(description="hidden width after matching; null without an FFN")
     step_time: Spread
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
-    peak_memory: int = Field(description="bytes: CUDA allocator on a GPU, resident set on a CPU")
+    peak_memory: int = Field(
+        description="bytes, of the fullest device: CUDA allocator on a GPU, resident set on a CPU"
+    )
     wall_time: FiniteFloat = Field(description="seconds over all attempts that led here")
     device: str
     attempts: int

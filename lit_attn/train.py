@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     import lightning as L
     import torch
 
+    from lit_attn.ablate.ranks import Place
+    from lit_attn.tasks.group import Group
+
 NOISE = (
     # Nothing is loaded while training: the data lies on the device in one piece.
     ".*does not have many workers",
     # Said on every machine with SLURM's commands.
     ".*`srun` command is available",
+    # A convolution's gradient may lie otherwise in memory than the buckets that devices exchange.
+    "Grad strides do not match bucket view strides",
     # Lightning's own use of a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )
@@ -51,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     from lit_attn.ablate.folder import result
-    from lit_attn.ablate.lock import Held, hold
+    from lit_attn.ablate.lock import Held, hold, holder
+    from lit_attn.ablate.ranks import ranks
     from lit_attn.ablate.worker import BUSY
 
     folder: Path = options.cell
@@ -63,11 +69,29 @@ def main(arguments: list[str] | None = None) -> int:
         elif result(folder, cell.fingerprint) is not None:
             print(f"{folder}: has a result already")
             return 0
-        with hold(folder):
-            run_cell(folder, smoke=options.smoke)
+        devices = cell.experiment.training.devices
+        if devices == 1:
+            with hold(folder):
+                return _answered(folder, options.smoke)
+        with (
+            ranks(devices, lambda: sys.exit(_answered(folder, options.smoke))) as processes,
+            hold(folder),
+        ):
+            return processes.run(None)
     except Held:
-        print(f"{folder}: another process runs this cell", file=sys.stderr)
+        by = holder(folder)
+        who = "another process" if by is None else f"process {by.pid} on {by.host}"
+        print(f"{folder}: {who} runs this cell", file=sys.stderr)
         return BUSY
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _answered(folder: Path, smoke: bool) -> int:
+    """Run the cell; the exit code."""
+    try:
+        run_cell(folder, smoke=smoke)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -87,8 +111,19 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     Preempted after SIGTERM, and whatever else goes wrong as it is.
     """
     cell = Cell.read(cell_dir / "config.yaml")
-    _keep_temporary_files_inside(cell_dir)
+    from lit_attn.ablate.ranks import place
 
+    here = place()
+    _keep_temporary_files_inside(cell_dir, here.rank)
+
+    from lit_attn.tasks.group import joined
+
+    device = _device(cell.experiment.training.accelerator, here)
+    with joined(here.rank, here.world, here.meeting, device) as group:
+        _train(cell, cell_dir, device, group, smoke)
+
+
+def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", smoke: bool) -> None:
     import lightning as L
 
     from lit_attn.tasks import build, measure
@@ -96,21 +131,22 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     from lit_attn.tasks.recording import MetricsFile, Progress
 
     training = cell.experiment.training
-    device = _device(training.accelerator)
     data, task, costs, accumulate, tokens = build.build(cell, device)
     total = training.epochs * data.steps_per_epoch
     total = 1 if smoke else min(total, training.max_steps or total)
-    checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every)
+    checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every, group)
     resume = None if smoke else checkpoints.latest_that_loads()
     start = 0 if resume is None else checkpoints.step_of(resume)
     metrics = MetricsFile(cell_dir / "metrics.csv")
-    metrics.start(start)
+    if group.is_first:
+        metrics.start(start)
     tensorboard = _tensorboard(cell_dir, start)
     progress = Progress(cell_dir / "progress.json", total)
     with _without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
-            devices=1,
+            devices=group.world,
+            strategy="auto" if group.world == 1 else "ddp",
             plugins=[_precision(training.precision, device)],
             max_epochs=training.epochs,
             max_steps=total,
@@ -136,12 +172,16 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         if task.evaluated_at < total:
             trainer.validate(task, datamodule=data, verbose=False)
 
+    peak_memory = group.most(measure.peak_memory(device))
+    if not group.is_first:
+        return
     rows = read_metrics(metrics.path)
     step_time = measure.step_time(progress.step_times)
     peak = measure.peak_flops(measure.device_name(device), training.precision)
     if isinstance(cell.experiment.data, ClassFolders) and cell.experiment.data.sizes:
         # FLOPs are of the last size of images, and these grew.
         peak = None
+    peak = None if peak is None else peak * group.world
     samples = cell.experiment.data.batch_size
     speed = measure.speed(step_time, samples, tokens, costs.flops, peak)
     evaluation = measure.evaluation_time(progress.evaluation_times)
@@ -159,12 +199,14 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         selected_epoch=chosen[0].epoch,
         steps=trainer.global_step,
         epochs=math.ceil(total / data.steps_per_epoch),
+        devices=group.world,
+        batch_size=cell.experiment.data.batch_size,
         parameters=costs.parameters,
         flops=costs.flops,
         ffn_width=costs.ffn_width,
         step_time=step_time,
         evaluation_time=evaluation,
-        peak_memory=measure.peak_memory(device),
+        peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=measure.device_name(device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
@@ -219,14 +261,20 @@ def _without_noise() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _device(accelerator: str) -> "torch.device":
+def _device(accelerator: str, here: "Place") -> "torch.device":
+    """Where this process trains, of the devices that are visible to all of its cell's."""
     import torch
 
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
-    return torch.device(accelerator)
+    if here.world == 1 or accelerator == "cpu":
+        return torch.device(accelerator)
+    if (seen := torch.cuda.device_count()) < here.world:
+        raise ConfigError(f"training.devices: {here.world}, and CUDA sees {seen}")
+    torch.cuda.set_device(here.rank)
+    return torch.device(accelerator, here.rank)
 
 
 def _precision(chosen: str, device: "torch.device") -> "L.pytorch.plugins.Precision":
@@ -247,7 +295,7 @@ def _tensorboard(cell_dir: Path, start: int) -> "L.pytorch.loggers.TensorBoardLo
     )
 
 
-def _keep_temporary_files_inside(cell_dir: Path) -> None:
+def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
     """Point TMPDIR below the cell: Lightning's checkpoint writing is atomic only so.
 
     It writes to a temporary file and moves that into place; across file systems a move is a copy,
@@ -256,7 +304,7 @@ def _keep_temporary_files_inside(cell_dir: Path) -> None:
     """
     outside = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(outside))
-    inside = (cell_dir / "tmp").resolve()
+    inside = (cell_dir / (f"tmp.rank{rank}" if rank else "tmp")).resolve()
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
     os.environ["TMPDIR"] = str(inside)

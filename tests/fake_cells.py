@@ -20,6 +20,10 @@ TARGET = "fake_cells:run_cell"
 
 def run_cell(folder: Path, *, smoke: bool = False) -> None:
     cell = Cell.read(folder / "config.yaml")
+    if rank := int(os.environ.get("LOCAL_RANK", 0)):
+        _other_rank(folder, cell.variant, rank)
+        return
+    (folder / "progress.json").write_text('{"step": 0, "total": 1, "memory": 1}')
     with (folder.parents[1] / "ran.txt").open("a") as log:
         log.write(f"{cell.variant}/{cell.seed}{' smoke' if smoke else ''}\n")
     print(f"threads {os.environ.get('OMP_NUM_THREADS')}", flush=True)
@@ -54,11 +58,34 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             (folder / "ballast").write_bytes(bytes(2**20))
         case "brief":
             time.sleep(0.05)
+        case "rankcrash" | "rankkilled" | "rankpreempted":
+            _wait(folder / "rank1")
+            if cell.variant != "rankpreempted":
+                raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1")
+            raise Preempted("stopped by SIGTERM")
+        case "rankhang":
+            _hang(folder)
         case "orphan":
             # A child of the cell's own that outlives it, unless the runner sees to it.
             child = subprocess.Popen(["sleep", "1000"])
             (folder / "child.pid").write_text(str(child.pid))
     result(cell).write(folder / "result.json")
+
+
+def _other_rank(folder: Path, variant: str, rank: int) -> None:
+    print(f"rank {rank} of {os.environ['WORLD_SIZE']} in {os.environ['LIT_ATTN_RENDEZVOUS']}")
+    sys.stdout.flush()
+    (folder / f"rank{rank}").write_text(str(os.getpid()))
+    match variant:
+        case "rankcrash":
+            time.sleep(0.2)
+            raise ValueError("this rank alone")
+        case "rankkilled":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "rankpreempted":
+            raise Preempted("stopped by SIGTERM")
+        case "rankhang":
+            _hang(folder, f"child{rank}.pid")
 
 
 def result(cell: Cell) -> Result:
@@ -101,7 +128,7 @@ def _stuck(folder: Path) -> None:
     child.wait()
 
 
-def _hang(folder: Path) -> None:
+def _hang(folder: Path, child_file: str = "child.pid") -> None:
     """Runs until SIGTERM, which it obeys, or until it is killed where the folder says so."""
 
     def stop(*_: object) -> None:
@@ -110,8 +137,8 @@ def _hang(folder: Path) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     child = subprocess.Popen(["sleep", "1000"])
-    (folder / "child.pid").write_text(str(child.pid))
-    (folder / "progress.json").write_text('{"step": 3, "total": 10}')
+    (folder / child_file).write_text(str(child.pid))
+    (folder / "progress.json").write_text('{"step": 3, "total": 10, "memory": 1}')
     while True:
         time.sleep(0.02)
 

@@ -12,7 +12,6 @@ from test_ablate_runner import TIMEOUT, cli, names, ran
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.display import Lines, Snapshot, clock, make_display
 from lit_attn.ablate.folder import Progress
-from lit_attn.ablate.launch import make_slots
 
 ROOT = Path(__file__).parent.parent
 
@@ -174,14 +173,6 @@ def test_params(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["a"][2] == "32"
     assert rows["b"][3] == "(matched)"
     assert rows["c"][2] == "none"
-
-
-def test_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
-    assert [slot.gpu for slot in make_slots(None)] == ["2", "GPU-5"]
-    assert [slot.gpu for slot in make_slots(3)] == ["2", "GPU-5", "2"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert [slot.gpu for slot in make_slots(2)] == [None, None]
 
 
 def test_time_left() -> None:

@@ -19,9 +19,10 @@ from test_ablate_runner import TIMEOUT, alive, cli, jobs, names, ran, running, u
 from lit_attn.ablate import folder, runner
 from lit_attn.ablate.display import Lines
 from lit_attn.ablate.failure import classify
-from lit_attn.ablate.launch import Launcher, make_slots
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
+from lit_attn.ablate.slots import make_slots
 from lit_attn.records import FailureClass
 
 

@@ -17,10 +17,11 @@ import studies
 
 from lit_attn.ablate import folder, runner
 from lit_attn.ablate.display import Lines
-from lit_attn.ablate.launch import Launcher, make_slots
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.lock import hold, holder
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
+from lit_attn.ablate.slots import make_slots
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 60.0
@@ -83,8 +84,11 @@ def test_no_cell_ends_another(tmp_path: Path) -> None:
         }.items()
     }
     assert {job.state() for job in cells} == {"done", "error", "diverged", "killed"}
-    assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in said
     crash = next(job for job in cells if job.cell.variant == "crash")
+    assert (
+        "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire\n"
+        f"         alone: python -m lit_attn.train {crash.folder}"
+    ) in said
     attempt = crash.folder / "attempts" / "1"
     ended = folder.last_exit(attempt)
     assert ended is not None
@@ -240,6 +244,9 @@ def test_sigterm_stops_at_once(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 143
     assert "stopped  tiny/hang/0" in output
+    # Nor do the counts call it so.
+    assert "0 done, 0 running, 0 waiting" in output
+    assert "failed" not in output
     assert "FAILED" not in output
     assert not any(alive(pid) for pid in pids)
 

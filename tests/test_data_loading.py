@@ -121,7 +121,10 @@ def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
     ("changes", "message"),
     [
         ({}, "batch_size: 16 cannot be shared by 3 devices"),
-        ({"batch_size": 39, "drop_last": False}, "last batch is too small for 3 devices"),
+        (
+            {"batch_size": 39, "drop_last": False},
+            "3 devices cannot share an epoch's last batch of 1",
+        ),
     ],
 )
 def test_batches_that_cannot_be_shared(noise: Npz, changes: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,11 @@ def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
     assert list((uninterrupted / "tmp").iterdir()) == []
     assert list((uninterrupted / "checkpoints").glob("step-*")) == []
     assert any("tfevents" in path.name for path in uninterrupted.iterdir())
-    assert json.loads((uninterrupted / "progress.json").read_text()) == {"step": 12, "total": 12}
+    progress = json.loads((uninterrupted / "progress.json").read_text())
+    assert (progress["step"], progress["total"]) == (12, 12)
+    assert progress["step_time"] == pytest.approx(result.step_time.median, abs=1)
+    assert progress["memory"] > 10**7
+    assert (result.devices, result.batch_size) == (1, 256)
 
 
 def test_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
@@ -298,6 +303,7 @@ def test_exit_codes(
     assert "warmup: 9" in capsys.readouterr().err
     with hold(tmp_path / digits_cell(schedule={"warmup": 9}).folder):
         assert main([str(tmp_path / digits_cell(schedule={"warmup": 9}).folder)]) == 75
+        assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 
 
 def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,10 +119,13 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
     from lit_attn.ablate.display import make_display
-    from lit_attn.ablate.launch import Launcher, make_slots
+    from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Limits, Runner
+    from lit_attn.ablate.slots import make_slots
     from lit_attn.report import write_reports
 
+    slots = make_slots(options.jobs)
+    slots.check(job.cell for matrix in matrices for job in matrix.jobs)
     try:
         for matrix in matrices:
             matrix.plan(options.smoke).write(matrix.folder / "plan.json")
@@ -133,8 +136,8 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     missing = [job for job, found in states if found != "done" and job not in diverged]
     done = len(states) - len(missing) - len(diverged)
     missing = missing[: options.limit]
-    slots = make_slots(options.jobs)
-    print(f"{len(states)} cells: {done} done, {len(missing)} to run, {len(slots)} at once")
+    at_once = slots.at_once(job.cell for job in missing)
+    print(f"{len(states)} cells: {done} done, {len(missing)} to run, {at_once} at once")
     if diverged:
         print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
 

@@ -20,6 +20,17 @@ OUT_OF_MEMORY = re.compile(
 )
 NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded", re.IGNORECASE)
 
+# What a rank says when another one has gone.
+ECHO = re.compile(
+    r"(closed|reset) by peer|broken pipe|ncclRemoteError|ncclSystemError|socket timeout"
+    r"|connection refused",
+    re.IGNORECASE,
+)
+# Stands in a cell's log before the end of the log of the rank that failed first.
+FIRST = "rank {} was the first to fail: "
+QUOTED = re.compile(FIRST.format(r"(\d+)") + "(.*)")
+QUOTED_LINES = 40
+
 # A process told to go, whether by us, a scheduler or the kernel's out-of-memory killer.
 TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
@@ -30,6 +41,7 @@ LOST = 255
 def classify(returncode: int, tail: str) -> FailureClass:
     """The class of a failure: `returncode` as a process has it (-9 for SIGKILL, or a shell's 137),
     `tail` the last lines of its log."""
+    tail = _of_the_first(tail)
     received = signal_of(returncode)
     if received in OUT_OF_TIME:
         return "timed-out"
@@ -58,6 +70,7 @@ def classify(returncode: int, tail: str) -> FailureClass:
 
 def reason(returncode: int, tail: str) -> str:
     """The one line that says why."""
+    tail = _of_the_first(tail)
     received = signal_of(returncode)
     if line := _exception(tail):
         return line
@@ -70,10 +83,34 @@ def reason(returncode: int, tail: str) -> str:
     return f"exit code {returncode} without a result{said}"
 
 
+def rank_of(tail: str) -> int:
+    """The rank that failed first, as the log of a cell on several devices says."""
+    found = QUOTED.findall(tail)
+    return int(found[-1][0]) if found else 0
+
+
+def is_echo(returncode: int, tail: str) -> bool:
+    """Whether a rank failed only because another one did."""
+    line = _exception(tail)
+    return returncode > 0 and line is not None and ECHO.search(line) is not None
+
+
+def quoted(rank: int, returncode: int, tail: str) -> str:
+    """What stands in the cell's log of the rank that failed first."""
+    lines = [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
+    return "\n".join([FIRST.format(rank) + reason(returncode, tail), *lines])
+
+
 def signal_of(returncode: int) -> signal.Signals | None:
     """The signal that a return code speaks of, or None."""
     number = -returncode if returncode < 0 else returncode - 128
     return signal.Signals(number) if number in signal.valid_signals() else None
+
+
+def _of_the_first(tail: str) -> str:
+    """Of a cell's log the part on the rank that failed first; all of it where there is none."""
+    found = list(QUOTED.finditer(tail))
+    return tail[found[-1].start() :] if found else tail
 
 
 def _exception(tail: str) -> str | None:

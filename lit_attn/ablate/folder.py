@@ -1,6 +1,7 @@
 """What a cell's folder says has become of the cell."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,10 +14,12 @@ State = Literal["done", "running", "missing", "interrupted"] | FailureClass
 
 
 class Progress(NamedTuple):
-    """Optimiser steps done, and in all."""
+    """Optimiser steps done, and in all; seconds of a step, and the most bytes held on a device."""
 
     step: int
     total: int
+    step_time: float | None = None
+    memory: int | None = None
 
 
 def state(folder: Path, identity: str) -> State:
@@ -63,10 +66,15 @@ def last_exit(attempt: Path) -> Exit | None:
         return None
 
 
-def tail(attempt: Path, size: int = 16384) -> str:
-    """The end of an attempt's log, whatever bytes are in it."""
+def log_name(rank: int) -> str:
+    """The log of a rank in its attempt's folder."""
+    return f"log.rank{rank}.txt" if rank else "log.txt"
+
+
+def tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
+    """The end of a rank's log, whatever bytes are in it."""
     try:
-        with (attempt / "log.txt").open("rb") as log:
+        with (attempt / log_name(rank)).open("rb") as log:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - size))
             return log.read().decode(errors="replace")
@@ -78,8 +86,14 @@ def progress(folder: Path) -> Progress | None:
     """How far a running cell is, where it has said so."""
     try:
         said = json.loads((folder / "progress.json").read_bytes())
-        return Progress(int(said["step"]), int(said["total"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        step_time, memory = said.get("step_time"), said.get("memory")
+        return Progress(
+            int(said["step"]),
+            int(said["total"]),
+            None if step_time is None else float(step_time),
+            None if memory is None else int(memory),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -89,3 +103,8 @@ def progress_time(folder: Path) -> int:
         return (folder / "progress.json").stat().st_mtime_ns
     except OSError:
         return 0
+
+
+def alone(folder: Path, smoke: bool = False) -> str:
+    """The command that runs a cell by itself, where it can be watched."""
+    return f"python -m lit_attn.train {shlex.quote(str(folder))}{' --smoke' if smoke else ''}"

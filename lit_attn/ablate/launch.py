@@ -1,4 +1,4 @@
-"""Cells as processes of this machine, each in a slot: a share of its cores or one of its GPUs."""
+"""Cells as processes of this machine, each in a slot: some of its GPUs or of its cores."""
 
 import contextlib
 import multiprocessing
@@ -6,11 +6,10 @@ import os
 import signal
 import time
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
-from typing import NamedTuple
 
 from lit_attn.ablate import folder, worker
 from lit_attn.ablate.plan import Job
+from lit_attn.ablate.slots import Slot, cores
 
 # What a training cell imports, loaded once by the server that all cells are forked from.
 TRAINING = [
@@ -25,33 +24,6 @@ TRAINING = [
     "sklearn.model_selection",
     "torch.utils.tensorboard",
 ]
-
-
-class Slot(NamedTuple):
-    """Where one cell runs: `gpu` is what CUDA may see, None on a machine without GPUs."""
-
-    number: int
-    gpu: str | None
-
-
-def make_slots(jobs: int | None) -> list[Slot]:
-    """`jobs` slots; without a number, one for every visible GPU or else for every core."""
-    gpus = visible_gpus()
-    count = jobs or len(gpus) or cores()
-    return [Slot(i, gpus[i % len(gpus)] if gpus else None) for i in range(count)]
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that CUDA would see, found without starting CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Running:
@@ -137,7 +109,14 @@ class Launcher:
         """Fork the cell's process. The first call waits for the server's imports."""
         process = self.context.Process(
             target=worker.run,
-            args=(job.folder, job.identity, self.target, self.smoke, slot.gpu),
+            args=(
+                job.folder,
+                job.identity,
+                self.target,
+                self.smoke,
+                slot.gpus,
+                len(slot.devices),
+            ),
             name=job.name,
         )
         process.start()

@@ -14,8 +14,9 @@ from types import FrameType
 
 from lit_attn.ablate import failure, folder
 from lit_attn.ablate.display import Display, Snapshot
-from lit_attn.ablate.launch import Launcher, Running, Slot
+from lit_attn.ablate.launch import Launcher, Running
 from lit_attn.ablate.plan import Job
+from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.ablate.worker import BUSY
 from lit_attn.records import Exit, FailureClass
 
@@ -33,12 +34,16 @@ STOP = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended in this run; `failure` is None where it has a result."""
+    """How a cell ended in this run; `failure` is None where it has a result.
+
+    One that was `stopped` at the user's word has none either, and has not failed.
+    """
 
     job: Job
     seconds: float
     failure: FailureClass | None = None
     message: str = ""
+    stopped: bool = False
 
 
 @dataclass
@@ -50,7 +55,11 @@ class Summary:
 
     @property
     def failed(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.failure is not None]
+        return [
+            outcome
+            for outcome in self.outcomes
+            if outcome.failure is not None and not outcome.stopped
+        ]
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,10 @@ class Runner:
     cells are told to save and go, and are killed after a grace period or at a third."""
 
     def __init__(
-        self, launcher: Launcher, slots: list[Slot], display: Display, limits: Limits | None = None
+        self, launcher: Launcher, slots: Slots, display: Display, limits: Limits | None = None
     ) -> None:
         self.launcher = launcher
-        self.free = deque(slots)
+        self.slots = slots
         self.display = display
         self.limits = limits or Limits()
         self.queue: deque[Job] = deque()
@@ -82,7 +91,7 @@ class Runner:
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Run `jobs` in order; cells that another runner holds are waited for at the end."""
         self.queue = deque(jobs)
-        self.launcher.share_cores(min(len(self.free), max(1, len(self.queue))))
+        self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
         with self._signals():
             self.display.open()
             try:
@@ -107,9 +116,12 @@ class Runner:
         self.resting = [(until, job) for until, job in self.resting if until > now]
 
     def _start(self) -> None:
-        """Fill the free slots, passing over cells that another runner holds."""
+        """Fill the free slots in order, passing over cells that another runner holds.
+
+        A cell that needs more devices than are free is not overtaken: it might wait for ever.
+        """
         for _ in range(len(self.queue)):
-            if not self.free or self.urgency:
+            if self.urgency or (slot := self.slots.take(self.queue[0].cell)) is None:
                 return
             job = self.queue.popleft()
             match job.state():
@@ -118,16 +130,19 @@ class Runner:
                 case "running":
                     self.queue.append(job)
                 case _:
-                    self._launch(job)
+                    self._launch(job, slot)
+                    continue
+            self.slots.give_back(slot, job.cell)
 
-    def _launch(self, job: Job) -> None:
+    def _launch(self, job: Job, slot: Slot) -> None:
         try:
             job.cell.write(job.folder / "config.yaml")
         except OSError as error:
             message = f"{type(error).__name__}: {error}"
             self._finish(Outcome(job, 0.0, failure.classify(1, message), message))
+            self.slots.give_back(slot, job.cell)
             return
-        cell = self.launcher.start(job, self.free.popleft())
+        cell = self.launcher.start(job, slot)
         self.running[cell.process.sentinel] = cell
 
     def _collect(self) -> None:
@@ -139,7 +154,7 @@ class Runner:
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
-            self.free.appendleft(cell.slot)
+            self.slots.give_back(cell.slot, cell.job.cell)
             if code == BUSY:
                 self.queue.append(cell.job)
             else:
@@ -169,6 +184,7 @@ class Runner:
             failure="timed-out" if cell.overdue else failure.classify(code, log),
             returncode=code,
             message=cell.overdue or failure.reason(code, log),
+            rank=failure.rank_of(log),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         try:
@@ -177,7 +193,8 @@ class Runner:
             # What keeps this record from being written has kept the log from saying so.
             reason = f"{type(error).__name__}: {error}"
             return Outcome(job, seconds, failure.classify(code, reason), reason)
-        return Outcome(job, seconds, ended.failure, ended.message)
+        stopped = self.urgency >= STOP and ended.failure == "killed"
+        return Outcome(job, seconds, ended.failure, ended.message, stopped)
 
     def _finish(self, outcome: Outcome) -> None:
         name, why = outcome.job.name, f"{outcome.failure}: {outcome.message}"
@@ -188,10 +205,11 @@ class Runner:
         self.summary.outcomes.append(outcome)
         if outcome.failure is None:
             self.display.say(f"done     {name}  {outcome.seconds:.1f} s")
-        elif self.urgency >= STOP:
+        elif outcome.stopped:
             self.display.say(f"stopped  {name}")
         else:
-            self.display.say(f"FAILED   {name}  {why}  ({outcome.job.folder})")
+            alone = folder.alone(outcome.job.folder, self.launcher.smoke)
+            self.display.say(f"FAILED   {name}  {why}\n         alone: {alone}")
 
     def _rest(self, outcome: Outcome) -> float | None:
         """Seconds until the cell is tried again; None where it is not."""
@@ -238,16 +256,18 @@ class Runner:
         )
 
     def _snapshot(self) -> Snapshot:
-        cells = [
-            (cell.job.name, cell.seconds, folder.progress(cell.job.folder))
-            for cell in self.running.values()
-        ]
-        ended, failed = len(self.summary.outcomes), len(self.summary.failed)
+        cells = []
+        for cell in self.running.values():
+            steps = folder.progress(cell.job.folder)
+            cells.append((cell.job.name, cell.seconds, steps))
+            if steps is not None and steps.memory is not None:
+                self.slots.learn(cell.job.cell, steps.memory)
+        outcomes, failed = self.summary.outcomes, len(self.summary.failed)
         return Snapshot(
-            done=ended - failed,
+            done=sum(outcome.failure is None for outcome in outcomes),
             failed=failed,
             waiting=0 if self.urgency else len(self.queue) + len(self.resting),
             running=cells,
             durations=[o.seconds for o in self.summary.outcomes if o.failure is None and o.seconds],
-            slots=len(self.free) + len(self.running),
+            slots=max(len(self.slots), len(self.running)),
         )

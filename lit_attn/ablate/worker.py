@@ -1,8 +1,10 @@
 """The inside of a cell's process: forked from the server that has torch loaded, alone in its group.
 
-It holds the cell's lock, writes its output to `attempts/<k>/log.txt`, and calls the target.
+It holds the cell's lock, writes its output to `attempts/<k>/log.txt`, and calls the target, or has
+it called by one process for each of the cell's devices.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -11,16 +13,24 @@ from pathlib import Path
 
 from lit_attn.ablate.folder import new_attempt, result
 from lit_attn.ablate.lock import Held, hold
+from lit_attn.ablate.ranks import ranks, redirect
 
 BUSY = 75
 """Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h)."""
 
 
-def run(folder: Path, identity: str, target: str, smoke: bool, gpu: str | None) -> None:
+def run(
+    folder: Path,
+    identity: str,
+    target: str,
+    smoke: bool,
+    gpus: tuple[str, ...] | None,
+    devices: int,
+) -> None:
     """Run `target` (`module:function`, called with the folder and `smoke`) in this process.
 
-    `gpu` is what CUDA may see; None leaves that as it is. Another runner may have finished the cell
-    since this one was planned: then there is nothing to do.
+    `gpus` are what CUDA may see; None leaves that as it is. Another runner may have finished the
+    cell since this one was planned: then there is nothing to do.
     """
     # Ctrl-C goes to the terminal's group, and a cell finishes when the runner drains.
     os.setsid()
@@ -29,26 +39,25 @@ def run(folder: Path, identity: str, target: str, smoke: bool, gpu: str | None) 
 
     die_with_parent()
     answer_signals()
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+    def train() -> None:
+        module, _, function = target.partition(":")
+        getattr(importlib.import_module(module), function)(folder, smoke=smoke)
+
+    several = ranks(devices, train) if devices > 1 else contextlib.nullcontext()
     try:
-        with hold(folder):
+        with several as processes, hold(folder):
             if result(folder, identity) is not None:
                 return
-            _redirect(new_attempt(folder) / "log.txt")
+            attempt = new_attempt(folder)
+            redirect(attempt / "log.txt")
             # A crash in native code, and a runner that gives up a hang, leave every thread's stack.
             faulthandler.enable()
-            if gpu is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-            module, _, function = target.partition(":")
-            getattr(importlib.import_module(module), function)(folder, smoke=smoke)
+            if processes is None:
+                train()
+            elif code := processes.run(attempt):
+                sys.exit(code)
     except Held:
         sys.exit(BUSY)
-
-
-def _redirect(log: Path) -> None:
-    """Standard output and error to `log`, for this process and all that it starts."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate.display import Lines
-from lit_attn.ablate.launch import Launcher, make_slots
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.runner import Runner
+from lit_attn.ablate.slots import make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.records import Result, Spread

@@ -69,3 +69,17 @@ class Experiment(Config):
                 f"'{model.kind}' has positions for images of one size, not `data.sizes`"
             )
         return model
+
+    @field_validator("training")
+    @classmethod
+    def _devices_share_a_batch(cls, training: Training, info: ValidationInfo) -> Training:
+        data = info.data.get("data")
+        if data is None:
+            return training
+        accumulate = data.accumulate if isinstance(data, Tokens | Labelled) else 1
+        if (data.batch_size // accumulate) % training.devices:
+            of = f" in {accumulate} parts" if accumulate > 1 else ""
+            raise ValueError(
+                f"devices: {training.devices} cannot share a batch of {data.batch_size}{of} evenly"
+            )
+        return training

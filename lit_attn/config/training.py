@@ -109,4 +109,5 @@ class Training(Config):
     )
     compile: bool = outside_identity(False, "torch.compile the model")
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "where to train")
+    devices: PositiveInt = outside_identity(1, "that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")

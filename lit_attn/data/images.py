@@ -67,9 +67,11 @@ class ImageData(L.LightningDataModule):
             raise ConfigError(
                 f"data.batch_size: {self.data.batch_size} cannot be shared by {devices} devices"
             )
-        if not self.data.drop_last and 0 < self.samples_per_epoch % self.data.batch_size < devices:
+        last = self.samples_per_epoch % self.data.batch_size
+        if not self.data.drop_last and last % devices:
             raise ConfigError(
-                f"data.drop_last: an epoch's last batch is too small for {devices} devices"
+                f"data.drop_last: {devices} devices cannot share an epoch's last batch of {last} "
+                "evenly"
             )
         return TrainLoader(self)
 

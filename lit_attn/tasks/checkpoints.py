@@ -15,8 +15,15 @@ from torch import nn
 
 from lit_attn.errors import Preempted
 from lit_attn.files import write_atomic
+from lit_attn.tasks.group import Group
 
 KEEP = 2
+
+ONE_SIGNAL = 1.0
+"""Seconds within which SIGTERM is the same one: its group and its parent may both pass it on."""
+
+# How urgent the next checkpoint is; devices agree on the most urgent.
+LATER, DUE, STOP = range(3)
 
 # What torch.load raises on a file cut short, zeroed or overwritten.
 UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
@@ -29,16 +36,17 @@ class Checkpoints(L.Callback):
     its evaluation Lightning would go on with an epoch skipped. The newest two are kept: one may be
     cut short by a crash that a rename does not protect from, a lying disk for instance. SIGTERM
     saves once more and raises Preempted. Every step's random numbers are seeded from (seed, step),
-    so no generator's state has to be kept.
+    so no generator's state has to be kept. Devices that train together save together.
     """
 
-    def __init__(self, folder: Path, seed: int, interval: float) -> None:
+    def __init__(self, folder: Path, seed: int, interval: float, group: Group) -> None:
         self.folder = folder
         self.seed = seed
         self.interval = interval
+        self.group = group
         self.started = self.saved = time.monotonic()
         self.before = 0.0
-        self.stopping = False
+        self.stopped: float | None = None
 
     def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -52,8 +60,12 @@ class Checkpoints(L.Callback):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        if self.stopping or time.monotonic() - self.saved >= self.interval:
+        due = DUE if time.monotonic() - self.saved >= self.interval else LATER
+        urgency = self.group.most(due if self.stopped is None else STOP)
+        if urgency > LATER:
             self._save(trainer)
+        if urgency == STOP:
+            raise Preempted(f"stopped by SIGTERM; saved at step {trainer.global_step}")
         seed = hash((self.seed, trainer.global_step, trainer.global_rank)) % 2**63
         # Not torch.manual_seed: without a GPU it formats a stack trace for every kind of device.
         torch.default_generator.manual_seed(seed)
@@ -79,6 +91,9 @@ class Checkpoints(L.Callback):
 
     def latest_that_loads(self) -> Path | None:
         """The newest checkpoint that can be read; the others are set aside, and it says so."""
+        return self.group.from_first(self._latest_that_loads() if self.group.is_first else None)
+
+    def _latest_that_loads(self) -> Path | None:
         for path in self.newest_first():
             try:
                 torch.load(path, map_location="cpu", weights_only=True)
@@ -114,12 +129,13 @@ class Checkpoints(L.Callback):
         if not path.exists() or path.stat().st_size == 0:
             raise OSError(f"{path}: the checkpoint was not written")
         self.saved = time.monotonic()
-        for old in self.newest_first()[KEEP:]:
-            old.unlink()
-        if self.stopping:
-            raise Preempted(f"stopped by SIGTERM; saved at step {trainer.global_step}")
+        if self.group.is_first:
+            for old in self.newest_first()[KEEP:]:
+                old.unlink()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:
+        now = time.monotonic()
+        if self.stopped is None:
+            self.stopped = now
+        elif now - self.stopped > ONE_SIGNAL:
             os._exit(128 + number)
-        self.stopping = True

@@ -43,7 +43,7 @@ class Classification(Task):
             {
                 "accuracy": MulticlassAccuracy(self.num_classes, average="micro"),
                 "top5": MulticlassAccuracy(self.num_classes, average="micro", top_k=top5),
-                "calibration": MulticlassCalibrationError(self.num_classes, n_bins=15),
+                "calibration": Calibration(self.num_classes, n_bins=15),
                 "loss": CrossEntropy(),
             },
             compute_groups=False,
@@ -66,6 +66,16 @@ class SequenceClassification(Classification):
         logits, labels = super().measured(batch)
         labelled = labels != IGNORED
         return logits[labelled], labels[labelled]
+
+
+class Calibration(MulticlassCalibrationError):
+    """Expected calibration error, from logits (B, classes) and class indices (B,).
+
+    Torchmetrics takes a batch of logits that all lie in 0..1 for probabilities.
+    """
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        super().update(logits.softmax(1), targets)
 
 
 class CrossEntropy(Metric):

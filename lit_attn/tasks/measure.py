@@ -14,6 +14,9 @@ from lit_attn.records import Spread
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 
+# CUDA's own memory for a process, which no allocator counts; half of it is usual.
+CONTEXT = 2**30
+
 # The first steps allocate, compile and tune.
 WARM_UP = 5
 
@@ -87,6 +90,16 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def held_memory(device: torch.device) -> int:
+    """The most bytes of a device that this process has held from all others, its context included.
+
+    That is more than `peak_memory`, which is what its tensors needed.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) + CONTEXT
+    return peak_memory(device)
 
 
 def device_name(device: torch.device) -> str:

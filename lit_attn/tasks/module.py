@@ -126,15 +126,20 @@ class Task(L.LightningModule, ABC):
             group["lr"] = self.rate(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the running mean of the training loss: a metric is not in the state by itself."""
-        checkpoint["train_loss"] = {
-            name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")
-        }
+        """Keep the running mean of the training loss: a metric is not in the state by itself.
+
+        It is the mean over all devices, whichever writes it.
+        """
+        with self.train_loss.sync_context():
+            checkpoint["train_loss"] = {
+                name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")
+            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the running mean up again."""
+        """Take the running mean up again: the first device all of it, the others nothing."""
         for name, value in checkpoint["train_loss"].items():
-            setattr(self.train_loss, name, value.to(self.device))
+            mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
+            setattr(self.train_loss, name, mine.to(self.device))
         self.train_loss._update_count = 1
 
     def _record(self, values: dict[str, float]) -> None:

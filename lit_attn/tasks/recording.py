@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 import os
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_attn.files import write_atomic
 from lit_attn.records import MetricRow, read_metrics
+from lit_attn.tasks import measure
+
+RECENT = 100
+"""Steps whose times say how long one takes now."""
 
 
 class MetricsFile(Logger):
@@ -63,7 +69,10 @@ class MetricsFile(Logger):
 
 
 class Progress(L.Callback):
-    """Writes {"step", "total"} to `progress.json`, at most once a second.
+    """Writes `progress.json`, at most once a second.
+
+    It has "step" and "total", "step_time" (seconds, the median of the last steps) and "memory" (the
+    most bytes of its device that this process has held).
 
     Times the steps, and the evaluations of all splits with their reading, in seconds. Every batch
     of an evaluation counts as a sign of life too: the runner gives up a cell whose file stays as it
@@ -116,12 +125,20 @@ class Progress(L.Callback):
         self.evaluation_times.append(time.perf_counter() - self.started)
 
     def _tell(self, trainer: L.Trainer) -> None:
+        if not trainer.is_global_zero:
+            return
         now = time.perf_counter()
         if now - self.written >= 1 or trainer.global_step == self.total:
             self.written = now
+            said = {
+                "step": trainer.global_step,
+                "total": self.total,
+                "step_time": statistics.median(self.step_times[-RECENT:]),
+                "memory": measure.held_memory(trainer.strategy.root_device),
+            }
             # No fsync: the display reads it, nothing depends on it.
             temporary = self.path.with_suffix(".tmp")
-            temporary.write_text(f'{{"step": {trainer.global_step}, "total": {self.total}}}\n')
+            temporary.write_text(json.dumps(said) + "\n")
             temporary.replace(self.path)
 
 
