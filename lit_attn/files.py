@@ -1,8 +1,11 @@
 """Writing files so that a crash leaves the old file or the new one, never half of either."""
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,25 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with sorted keys, atomically; NaN and infinity are refused."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock `.<name>.lock` in `folder`, waiting for whichever process has it.
+
+    The kernel lets it go when its holder ends, however it ends. A folder that cannot be written
+    needs no lock: nothing is put there.
+    """
+    descriptor = None
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _umask() -> int:

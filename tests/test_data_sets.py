@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from PIL import Image
 from lit_attn.config.data import Cifar10, Cifar100, Digits, Folder, Npz
 from lit_attn.config.errors import ConfigError
 from lit_attn.data import sets
+from lit_attn.files import one_at_a_time
 
 
 def npz(path: Path, **changes: np.ndarray) -> Npz:
@@ -146,6 +149,40 @@ def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=r"cifar10 is not in .* cannot be downloaded: Name"):
         sets.load(Cifar10(root=tmp_path))
     assert Cifar100().num_classes == 100
+
+
+def test_cells_that_start_together_download_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def download(*_: object, **__: object) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", download)
+
+    def load() -> None:
+        with pytest.raises(ConfigError, match="no network"):
+            sets.load(Cifar10(root=tmp_path / "data"))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+
+def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_at_a_time(tmp_path / "file", "cifar10"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 @pytest.mark.parametrize("classes", [10, 100])

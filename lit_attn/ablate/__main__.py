@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_attn.ablate import listing
+from lit_attn.ablate import listing, look
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.source import Mapping, Where, parse_value
@@ -17,6 +17,10 @@ from lit_attn.config.study import choose, read_studies
 TARGET = "lit_attn.train:run_cell"
 
 EXIT_CODES = """\
+beside it:
+  python -m lit_attn.ablate status [ablations.yaml or runs]   what is done, what failed, why
+  python -m lit_attn.ablate logs STUDY/VARIANT/SEED           what a cell has said
+
 exit codes:
   0    every cell that was to run has a result
   1    some cells have none: failed now, or diverged before (see --retry)
@@ -54,8 +58,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     """Returns the exit code, see EXIT_CODES; `target` is the `module:function` that runs a cell."""
-    options = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words and words[0] in look.COMMANDS:
+            return look.main(words)
+        options = parser().parse_args(words)
         matrices = _matrices(options)
         if options.dry_run:
             listing.show(matrices, options.params, sys.stdout)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from lit_attn.config.data import Cifar, Digits, Folder, Given, Images, Npz
 from lit_attn.config.errors import ConfigError
+from lit_attn.files import one_at_a_time
 
 # Splits are drawn once for all seeds: a seed varies the training, not the question.
 SPLIT_SEED = 0
@@ -101,7 +102,9 @@ def _cifar(data: Cifar) -> dict[str, Split]:
     splits = {}
     for name in ("train", "test"):
         try:
-            found = kind[data.kind](data.root, train=name == "train", download=True)
+            # Cells that start together would all write the same files.
+            with one_at_a_time(data.root, data.kind):
+                found = kind[data.kind](data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
