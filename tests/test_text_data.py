@@ -208,6 +208,24 @@ def test_shards_of_another_vocabulary(folder: Path) -> None:
         data(folder)
 
 
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "does not say its vocabulary and tokenizer"),
+        ('{"vocabulary": 50257}', "does not say its vocabulary and tokenizer"),
+        (
+            '{"vocabulary": 50257, "tokenizer": "gpt2", "dtype": "uint17"}',
+            "dtype 'uint17' is none of uint8, uint16, uint32",
+        ),
+    ],
+)
+def test_a_meta_file_that_says_nothing(folder: Path, meta: str, message: str) -> None:
+    (folder / "meta.json").write_text(meta)
+    with pytest.raises(ConfigError, match=rf"meta.json: {message}"):
+        data(folder)
+
+
 def test_too_little_text(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.context: train has 100 tokens, at least 101"):
         data(folder, context=100)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 from torchmetrics.utilities import dim_zero_sum
 from training_cells import DOCUMENTS, folder_of, text_cell
@@ -278,12 +279,37 @@ def test_data_that_will_not_do(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ({"name": "test/loss"}, "metric: 'test/loss': this data has val to measure"),
+        ({"name": "accuracy"}, "metric: 'accuracy': this data has val to measure"),
+    ],
+)
+def test_a_metric_of_no_split_is_said_before_training(
+    metric: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = text_cell(data={"test": None}).model_dump(mode="json")
+    given["metric"] = {**given["metric"], **metric}
+    folder = folder_of(Cell.model_validate(given), tmp_path)
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_more_tokens_than_a_mixture_has_weights_for() -> None:
+    keys = {"kind": "mixture", "prior": "clamped", "prior_scope": "position", "positions": 15}
+    with pytest.raises(ValidationError, match="positions: 15 are fewer than the 16 tokens of data"):
+        text_cell(model={"attention": {"similarity": keys}})
+
+
 def test_an_id_beyond_the_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
     (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))
     data = {"kind": "shards", "name": "s", "folder": str(tmp_path), "context": 16}
     given = text_cell().model_dump(mode="json")
     given["experiment"]["data"] = data
+    given["metric"]["name"] = "val/loss"
     folder = folder_of(Cell.model_validate(given), tmp_path)
     with pytest.raises(ConfigError, match=r"train.bin: token \d+ is 51201, beyond the vocabulary"):
         run_cell(folder)

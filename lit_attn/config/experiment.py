@@ -4,7 +4,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationInfo, field_validator
 
+from lit_attn.attention.spec import MixedKeys
 from lit_attn.config.base import Config
+from lit_attn.config.composition import HeadComposition
 from lit_attn.config.data import Data, Images, Loss
 from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
@@ -28,15 +30,19 @@ TASKS = {
     "image-classification": Needs((Images, ClassFolders), (ViT, ImageViT, LocalViT, JiT)),
     "language-modelling": Needs((Tokens,), (GPT,)),
     "sequence-classification": Needs((Labelled,), (SequenceClassifier,)),
+    "head-composition": Needs((HeadComposition,), (GPT,)),
 }
 
 
 class Experiment(Config):
     """A data set, a model, a recipe: `experiments/*.yaml` hold one each."""
 
-    task: Literal["image-classification", "language-modelling", "sequence-classification"] = (
-        "image-classification"
-    )
+    task: Literal[
+        "image-classification",
+        "language-modelling",
+        "sequence-classification",
+        "head-composition",
+    ] = "image-classification"
     data: Data
     model: Model
     loss: Loss = Loss()
@@ -70,13 +76,27 @@ class Experiment(Config):
             )
         return model
 
+    @field_validator("model")
+    @classmethod
+    def _a_weight_for_every_key(cls, model: Model, info: ValidationInfo) -> Model:
+        data, keys = info.data.get("data"), model.attention.similarity
+        if not isinstance(keys, MixedKeys) or keys.prior_scope != "position":
+            return model
+        if isinstance(data, Tokens | Labelled) and keys.positions < data.context:
+            raise ValueError(
+                f"attention.similarity.positions: {keys.positions} are fewer than the "
+                f"{data.context} tokens of data.context"
+            )
+        return model
+
     @field_validator("training")
     @classmethod
     def _devices_share_a_batch(cls, training: Training, info: ValidationInfo) -> Training:
         data = info.data.get("data")
         if data is None:
             return training
-        accumulate = data.accumulate if isinstance(data, Tokens | Labelled) else 1
+        parts = isinstance(data, Tokens | Labelled | HeadComposition)
+        accumulate = data.accumulate if parts else 1
         if (data.batch_size // accumulate) % training.devices:
             of = f" in {accumulate} parts" if accumulate > 1 else ""
             raise ValueError(

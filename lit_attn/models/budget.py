@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lit_attn.config.composition import HeadComposition
 from lit_attn.config.data import Data, Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.image_folder import ClassFolders
@@ -43,6 +44,9 @@ def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
     if isinstance(data, Tokens):
         assert isinstance(model, GPT)
         return gpt.build(model, data.tokenizer.vocabulary, data.context, device)
+    if isinstance(data, HeadComposition):
+        assert isinstance(model, GPT)
+        return gpt.build(model, data.vocabulary, data.context, device)
     if isinstance(data, Labelled):
         assert isinstance(model, SequenceClassifier)
         return sequence.build(
@@ -54,7 +58,7 @@ def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
 
 def sample(data: Data) -> tuple[Tensor, ...]:
     """What a network is called with for one sample of `data`, on the meta device."""
-    if isinstance(data, Tokens):
+    if isinstance(data, Tokens | HeadComposition):
         return (torch.empty(1, data.context, dtype=torch.long, device="meta"),)
     if isinstance(data, Labelled):
         shape = (1, 2, data.context) if data.pairs else (1, data.context)

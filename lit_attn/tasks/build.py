@@ -6,23 +6,29 @@ import lightning as L
 import torch
 
 from lit_attn.config.cell import Cell
+from lit_attn.config.composition import HeadComposition
 from lit_attn.config.data import Data, Images
+from lit_attn.config.errors import ConfigError
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.sequence import Labelled
 from lit_attn.config.text import Tokens
+from lit_attn.data import composition
 from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.data.images import ImageData
 from lit_attn.data.text.labelled import LabelledData
 from lit_attn.data.text.module import TextData
+from lit_attn.data.text.steps import SteppedData
 from lit_attn.models import budget
 from lit_attn.models.gpt import GPT
+from lit_attn.records import Metric
 from lit_attn.tasks.classification import Classification, SequenceClassification
+from lit_attn.tasks.composition import HeadComposition as HeadCompositionTask
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import learning_rate
 
-AnyData = ImageData | ImageFolderData | TextData | LabelledData
+AnyData = ImageData | ImageFolderData | TextData | LabelledData | composition.CompositionData
 
 
 class Parts(NamedTuple):
@@ -42,14 +48,24 @@ def build(cell: Cell, device: torch.device) -> Parts:
     costs = budget.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
     data = data_module(experiment.data, cell.seed, device)
+    _measured(cell.metric, data.splits)
     task = _task(experiment.model_copy(update={"model": model}), data)
     if experiment.training.ema is not None:
         task.average_weights(experiment.training.ema)
     if experiment.training.compile:
         task.compile_network()
-    if isinstance(data, TextData | LabelledData):
+    if isinstance(data, SteppedData):
         return Parts(data, task, costs, data.accumulate, data.tokens_per_sample)
     return Parts(data, task, costs, accumulate=1, tokens=None)
+
+
+def _measured(metric: Metric, splits: list[str]) -> None:
+    """Raise ConfigError, before training and not after, where no split is what the metric is of."""
+    split, _, name = metric.name.partition("/")
+    if split not in ("train", "evaluation", *splits):
+        raise ConfigError(f"metric: '{metric.name}': this data has {', '.join(splits)} to measure")
+    if metric.selection == "best-validation" and "val" not in splits:
+        raise ConfigError(f"metric: best-validation needs 'val/{name}', this data has no val")
 
 
 def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
@@ -58,6 +74,8 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
         return TextData(data, seed, device)
     if isinstance(data, Labelled):
         return LabelledData(data, seed, device)
+    if isinstance(data, HeadComposition):
+        return composition.CompositionData(data, seed, device)
     if isinstance(data, ClassFolders):
         return ImageFolderData(data, seed)
     assert isinstance(data, Images)
@@ -72,6 +90,10 @@ def _task(experiment: Experiment, data: AnyData) -> Task:
         assert isinstance(network, GPT)
         text = {split: data.text_measure(split) for split in data.splits}
         return LanguageModelling(network, data.splits, optimizer, rate, text)
+    if isinstance(data, composition.CompositionData):
+        assert isinstance(network, GPT)
+        held_out = composition.held_out(data.data).tolist()
+        return HeadCompositionTask(network, data.splits, optimizer, rate, held_out)
     of = SequenceClassification if isinstance(data, LabelledData) else Classification
     return of(
         network,

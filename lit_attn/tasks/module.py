@@ -47,7 +47,7 @@ class Task(L.LightningModule, ABC):
         """What is minimised, of one batch: a scalar."""
 
     @abstractmethod
-    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def measured(self, batch: Any) -> tuple[Tensor, ...]:
         """What one evaluation batch means to the metrics' `update`."""
 
     def average_weights(self, decay: float) -> None:

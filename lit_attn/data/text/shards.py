@@ -10,6 +10,7 @@ from lit_attn.config.errors import ConfigError
 from lit_attn.data.text.stream import Ids, Source, Stream
 
 META = "meta.json"
+DTYPES = ("uint8", "uint16", "uint32")
 VOCABULARY = "vocabulary.txt"
 
 # modded-nanogpt's header: 256 int32, of which these are the first two and the third is a count.
@@ -62,6 +63,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(meta, dict) or not {"vocabulary", "tokenizer"} <= meta.keys():
+        raise ConfigError(f"{path}: does not say its vocabulary and tokenizer")
+    if meta.get("dtype", "uint16") not in DTYPES:
+        raise ConfigError(f"{path}: dtype '{meta['dtype']}' is none of {', '.join(DTYPES)}")
     return meta
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_attn.config.composition import HeadComposition
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.sequence import Labelled
 from lit_attn.config.text import Tokens
@@ -21,7 +22,9 @@ class SteppedData(L.LightningDataModule, ABC):
     splits: list[str]
     steps_per_epoch: int
 
-    def __init__(self, data: Tokens | Labelled, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, data: Tokens | Labelled | HeadComposition, seed: int, device: torch.device
+    ) -> None:
         super().__init__()
         self.seed = seed
         self.device = device

@@ -1,0 +1,179 @@
+"""Questions of head composition (DCMHA section 4.3, Table 11), generated.
+
+Shapes: B batch, n = 9 tokens of a question. tokens: (B, n), answers and tasks: (B,), all int64.
+
+A question is `key value key value key value item pattern transformation`; its answer, which follows
+the last token, is the transformation of the source:
+
+    same-key      the value whose key is the item            "John has an apple. ... John has"
+    other-key     two keys are the item; the third's value    "... what John does not own"
+    same-value    the key whose value is the item            "who possesses shoes"
+    different     two values are one; the third               "which is different"
+    other-class   the value that is not of the item's class   "which is not fruit"
+
+Task t is pattern t // 5 and transformation t % 5.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_attn.config.composition import FACTS, PATTERNS, TRANSFORMATIONS, HeadComposition
+from lit_attn.config.text import IGNORED
+from lit_attn.data.text.steps import SteppedData, generator
+
+Ids = NDArray[np.int64]
+Batch = tuple[Tensor, Tensor, Tensor]
+
+TASKS = len(PATTERNS) * len(TRANSFORMATIONS)
+
+# The world and the evaluated questions are the same for all seeds.
+WORLD = 0
+
+
+def name(task: int) -> str:
+    """`pattern:transformation`."""
+    pattern, transformation = divmod(task, len(TRANSFORMATIONS))
+    return f"{PATTERNS[pattern]}:{TRANSFORMATIONS[transformation]}"
+
+
+def held_out(data: HeadComposition) -> Ids:
+    """The tasks that are evaluated and not trained."""
+    diagonal = np.arange(len(PATTERNS)) * (len(TRANSFORMATIONS) + 1)
+    return diagonal if data.held_out == "diagonal" else diagonal[:0]
+
+
+class World:
+    """What every entity becomes under each transformation, and the ids of all tokens."""
+
+    def __init__(self, data: HeadComposition) -> None:
+        count = data.entities
+        drawn = generator(WORLD, "world", count)
+        self.entities = count
+        self.classes = data.classes
+        self.members = drawn.permutation(count).reshape(data.classes, -1)
+        self.first_class = count
+        first_capability = count + data.classes
+        self.first_pattern = first_capability + data.capabilities
+        self.first_transformation = self.first_pattern + len(PATTERNS)
+        self.blank = self.first_transformation + len(TRANSFORMATIONS)
+        maps = np.zeros((len(TRANSFORMATIONS), count), dtype=np.int64)
+        maps[TRANSFORMATIONS.index("copy")] = np.arange(count)
+        for number, members in enumerate(self.members):
+            maps[TRANSFORMATIONS.index("class"), members] = self.first_class + number
+        able = first_capability + drawn.permutation(count) % data.capabilities
+        maps[TRANSFORMATIONS.index("capability")] = able
+        pairs = drawn.permutation(count).reshape(2, -1)
+        maps[TRANSFORMATIONS.index("opposite"), pairs] = pairs[::-1]
+        order = drawn.permutation(count)
+        maps[TRANSFORMATIONS.index("previous"), order] = np.roll(order, 1)
+        self.maps = maps
+
+    def ask(self, drawn: np.random.Generator, tasks: Ids) -> tuple[Ids, Ids]:
+        """Tokens (B, n) and answers (B,) of a question of each of `tasks` (B,)."""
+        size = len(tasks)
+        patterns, transformations = np.divmod(tasks, len(TRANSFORMATIONS))
+        entities = drawn.permuted(np.tile(np.arange(self.entities), (size, 1)), axis=1)
+        keys, values = entities[:, :FACTS], entities[:, FACTS : 2 * FACTS]
+        place = drawn.integers(FACTS, size=size)
+        first, second = (place + 1) % FACTS, (place + 2) % FACTS
+        groups = drawn.permuted(np.tile(np.arange(self.classes), (size, 1)), axis=1)
+        within = np.tile(np.arange(self.members.shape[1]), (size, 1))
+        within = drawn.permuted(within, axis=1)
+
+        def rows(pattern: str) -> Ids:
+            return np.flatnonzero(patterns == PATTERNS.index(pattern))
+
+        items = np.full(size, self.blank)
+        at = rows("same-key")
+        items[at] = keys[at, place[at]]
+        at = rows("other-key")
+        keys[at, second[at]] = items[at] = keys[at, first[at]]
+        at = rows("same-value")
+        items[at] = values[at, place[at]]
+        at = rows("different")
+        values[at, second[at]] = values[at, first[at]]
+        at = rows("other-class")
+        items[at] = self.first_class + groups[at, 0]
+        values[at, first[at]] = self.members[groups[at, 0], within[at, 0]]
+        values[at, second[at]] = self.members[groups[at, 0], within[at, 1]]
+        values[at, place[at]] = self.members[groups[at, 1], within[at, 0]]
+
+        sources = values[np.arange(size), place]
+        at = rows("same-value")
+        sources[at] = keys[at, place[at]]
+        facts = np.stack([keys, values], axis=2).reshape(size, 2 * FACTS)
+        asked = [items, self.first_pattern + patterns, self.first_transformation + transformations]
+        return np.concatenate([facts, np.stack(asked, 1)], 1), self.maps[transformations, sources]
+
+
+class CompositionData(SteppedData):
+    """Batches are tokens, answers, tasks; `splits` are "val" and "test"."""
+
+    def __init__(self, data: HeadComposition, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        self.data = data
+        self.world_of = World(data)
+        self.splits = ["val", "test"]
+        self.steps_per_epoch = data.epoch_steps
+        self.trained = np.setdiff1d(np.arange(TASKS), held_out(data))
+        # Every task in turn, so that a few batches have all of them.
+        tasks = np.tile(np.arange(TASKS), data.eval_questions)
+        self.questions = {
+            split: (*self.world_of.ask(generator(WORLD, split, 0), tasks), tasks)
+            for split in self.splits
+        }
+
+    def fingerprint(self) -> str:
+        """Hash of the evaluated questions, which show the whole world."""
+        digest = hashlib.sha256()
+        for split in self.splits:
+            for array in self.questions[split]:
+                digest.update(array.tobytes())
+        return digest.hexdigest()[:12]
+
+    def batch(self, step: int) -> Batch:
+        """This rank's questions of training step `step`, the same whenever they are asked for."""
+        drawn = generator(self.seed, "batch", step)
+        tasks = drawn.choice(self.trained, self.batch_size)
+        mine = slice(self.rank, None, self.world)
+        return self.tensors(*(part[mine] for part in (*self.world_of.ask(drawn, tasks), tasks)))
+
+    def tensors(self, *parts: Ids) -> Batch:
+        """On the data's device."""
+        tokens, answers, tasks = (torch.from_numpy(part).to(self.device) for part in parts)
+        return tokens, answers, tasks
+
+    def val_dataloader(self) -> "list[EvaluationLoader]":
+        """One loader for each of `splits`."""
+        return [EvaluationLoader(self, split) for split in self.splits]
+
+
+class EvaluationLoader:
+    """All questions of a split; ranks take batches in turn and have the same number of them, if
+    need be of rows whose answer is IGNORED.
+    """
+
+    def __init__(self, data: CompositionData, split: str) -> None:
+        self.data = data
+        self.questions = data.questions[split]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.questions[1]) / (self.data.eval_batch_size * self.data.world))
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = self.data.eval_batch_size
+        for number in range(len(self)):
+            start = (number * self.data.world + self.data.rank) * size
+            tokens, answers, tasks = (part[start : start + size] for part in self.questions)
+            missing = size - len(answers)
+            yield self.data.tensors(
+                np.pad(tokens, ((0, missing), (0, 0))),
+                np.pad(answers, (0, missing), constant_values=IGNORED),
+                np.pad(tasks, (0, missing)),
+            )
