@@ -88,6 +88,28 @@ def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> No
     assert math.log(found["test/word_perplexity"]) == pytest.approx(of_words)
 
 
+@pytest.mark.parametrize("stride", [1, 5])
+def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
+    """MGK's protocol is stride 1: beyond the first window, each token after its 16 latest."""
+    cell = text_cell(data={"eval_stride": stride, "eval_tokens": 60}, model={"dropout": 0})
+    data, task, *_ = build.build(cell, torch.device("cpu"))
+    task.eval()
+    metric = TokenLoss()
+    loader = data.val_dataloader()[data.splits.index("test")]
+    ids = torch.tensor(list((DOCUMENTS / "studies.md").read_bytes()[:61]))
+    total = 0.0
+    with torch.no_grad():
+        for batch in loader:
+            metric.update(*task.measured(batch))
+        for place in range(1, 61):
+            # The window that first reaches this token.
+            first = max(0, -(-(place - 16) // stride) * stride)
+            logits = task.network(ids[None, first:place])[0, -1]
+            total += F.cross_entropy(logits, ids[place]).item()
+    assert metric.tokens == 60
+    assert metric.compute()["loss"].item() == pytest.approx(total / 60, rel=1e-5)
+
+
 def test_speed_is_in_the_record_and_not_in_the_curves(uninterrupted: Path) -> None:
     record = result(uninterrupted)
     tokens = 8 * 16 / record.step_time.median
