@@ -43,6 +43,9 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             _wait(folder.parents[1] / "go")
         case "hang":
             _hang(folder)
+        case "hangonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            _hang(folder)
         case "stuck":
             _stuck(folder)
         case "stuckonce" if not (folder / "second").exists():
@@ -55,7 +58,7 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
             bytearray(2**34)
         case "full":
-            (folder / "ballast").write_bytes(bytes(2**20))
+            (folder / "ballast").write_bytes(bytes(2**21))
         case "brief":
             time.sleep(0.05)
         case "rankcrash" | "rankkilled" | "rankpreempted":
@@ -147,8 +150,10 @@ def _main() -> int:
     import lit_attn.report
     from lit_attn.ablate import runner
     from lit_attn.ablate.__main__ import main
+    from lit_attn.ablate.slurm import follow
 
     runner.BACKOFF = 0.05
+    follow.POLL = 1.0
 
     def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
         for study in studies:

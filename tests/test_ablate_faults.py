@@ -33,11 +33,11 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """A file system of 1 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)],
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)],
         capture_output=True,
         text=True,
         check=False,

@@ -5,14 +5,20 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.ablate import listing, look
-from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import choose, read_studies
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.runner import Limits, Summary
+
+    Start = Callable[[list[Job]], Summary]
 
 TARGET = "lit_attn.train:run_cell"
 
@@ -52,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     add("--smoke", action="store_true", help="one tiny step of every cell, in a folder of its own")
     add("--stall", type=float, metavar="MINUTES", default=30, help="end a cell without a step")
     add("--time", type=float, metavar="MINUTES", default=math.inf, help="end a longer attempt")
+    add("--launcher", choices=("local", "slurm"), default="local", help="where cells run")
+    add("--slurm", action="append", default=[], metavar="KEY=VALUE", help="as `slurm:` of a study")
+    add("--cancel", action="store_true", help="with --launcher slurm: cancel the studies' jobs")
     add("--retry", action="store_true", help="run again what has diverged")
     return made
 
@@ -86,21 +95,23 @@ def _matrices(options: argparse.Namespace) -> list[Matrix]:
     for name in ("stall", "time"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name}: needs a number of minutes above 0")
+    if options.launcher == "local" and (options.slurm or options.cancel):
+        raise ConfigError(f"--{'slurm' if options.slurm else 'cancel'}: goes with --launcher slurm")
     if options.params and not options.dry_run:
         raise ConfigError("--params: goes with --dry-run")
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
     default = options.out / "reports" if options.smoke else Path("reports")
     options.reports = options.reports or default
     studies = choose(read_studies(options.file), options.study, options.file)
-    changes, seeds = _changes(options.set), _seeds(options.seeds)
+    changes, seeds = _changes("--set", options.set), _seeds(options.seeds)
     return [expand(study, options.out, changes, seeds) for study in studies]
 
 
-def _changes(settings: list[str]) -> Mapping:
-    changes = Mapping(Where("--set"))
+def _changes(option: str, settings: list[str]) -> Mapping:
+    changes = Mapping(Where(option))
     for setting in settings:
         key, equals, value = setting.partition("=")
-        where = Where(f"--set {setting}")
+        where = Where(f"{option} {setting}")
         if not equals:
             raise ConfigError(f"{where}: needs KEY=VALUE")
         if key in changes:
@@ -125,14 +136,15 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
-    from lit_attn.ablate.display import make_display
-    from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Limits, Runner
-    from lit_attn.ablate.slots import make_slots
     from lit_attn.report import write_reports
 
-    slots = make_slots(options.jobs)
-    slots.check(job.cell for matrix in matrices for job in matrix.jobs)
+    if options.cancel:
+        from lit_attn.ablate.slurm.queue import cancel
+
+        print(f"{cancel(matrices)} jobs cancelled")
+        return 0
+    prepare = _on_slurm if options.launcher == "slurm" else _on_this_machine
+    start = prepare(matrices, options, target)
     try:
         for matrix in matrices:
             matrix.plan(options.smoke).write(matrix.folder / "plan.json")
@@ -143,14 +155,10 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     missing = [job for job, found in states if found != "done" and job not in diverged]
     done = len(states) - len(missing) - len(diverged)
     missing = missing[: options.limit]
-    at_once = slots.at_once(job.cell for job in missing)
-    print(f"{len(states)} cells: {done} done, {len(missing)} to run, {at_once} at once")
+    print(f"{len(states)} cells: {done} done, {len(missing)} to run")
     if diverged:
         print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
-
-    limits = Limits(stall=60 * options.stall, time=60 * options.time)
-    runner = Runner(Launcher(target, options.smoke), slots, make_display(sys.stdout), limits)
-    summary = runner.run(missing)
+    summary = start(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
 
@@ -162,6 +170,49 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     return 1 if summary.failed or diverged else 0
+
+
+def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+    from lit_attn.ablate.display import make_display
+    from lit_attn.ablate.launch import Launcher
+    from lit_attn.ablate.runner import Runner
+    from lit_attn.ablate.slots import make_slots
+
+    slots = make_slots(options.jobs)
+    slots.check(job.cell for matrix in matrices for job in matrix.jobs)
+
+    def start(missing: list[Job]) -> "Summary":
+        print(f"{slots.at_once(job.cell for job in missing)} at once")
+        launcher = Launcher(target, options.smoke)
+        return Runner(launcher, slots, make_display(sys.stdout), _limits(options)).run(missing)
+
+    return start
+
+
+def _on_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+    from lit_attn.ablate.display import make_display
+    from lit_attn.ablate.slurm.follow import Follower
+    from lit_attn.ablate.slurm.job import SlurmCell
+    from lit_attn.ablate.slurm.submit import resources, submit_missing
+
+    changes = _changes("--slurm", options.slurm)
+    wanted = {matrix.folder: resources(matrix, changes) for matrix in matrices}
+
+    def cell(job: Job) -> SlurmCell:
+        return SlurmCell(job.folder.resolve(), target, options.smoke, _limits(options))
+
+    def start(missing: list[Job]) -> "Summary":
+        count = submit_missing(matrices, missing, wanted, cell, options.jobs)
+        print(f"{count} jobs submitted, {len(missing) - count} were there already")
+        return Follower(matrices, make_display(sys.stdout)).run(missing)
+
+    return start
+
+
+def _limits(options: argparse.Namespace) -> "Limits":
+    from lit_attn.ablate.runner import Limits
+
+    return Limits(stall=60 * options.stall, time=60 * options.time)
 
 
 if __name__ == "__main__":

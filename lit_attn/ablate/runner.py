@@ -1,12 +1,11 @@
 """Runs cells, several at once, until each has a result or has failed; no cell ends another."""
 
-import contextlib
 import datetime
 import math
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -16,6 +15,7 @@ from lit_attn.ablate import failure, folder
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher, Running
 from lit_attn.ablate.plan import Job
+from lit_attn.ablate.signals import answered
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.ablate.worker import BUSY
 from lit_attn.records import Exit, FailureClass
@@ -92,7 +92,7 @@ class Runner:
         """Run `jobs` in order; cells that another runner holds are waited for at the end."""
         self.queue = deque(jobs)
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
-        with self._signals():
+        with answered(self._interrupt):
             self.display.open()
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
@@ -229,21 +229,6 @@ class Runner:
                 cell.stop(signal.SIGTERM, GRACE)
             elif self.urgency > STOP or (cell.kill_at is not None and now > cell.kill_at):
                 cell.signal(signal.SIGKILL)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle SIGINT, SIGTERM and SIGHUP, save where they are ignored (nohup)."""
-        handled = [
-            number
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        before = {number: signal.signal(number, self._interrupt) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)

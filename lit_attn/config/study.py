@@ -21,6 +21,7 @@
         match: parameters        # or none: leave the FFN width as written
         published: {standard: [72.01, 0.20]}        # mean and sd as printed; a mean alone will do
         metric: {selection: last}
+        slurm: {partition: gpu, gpus: 1, time: 8:00:00}     # for --launcher slurm
 
 What stands in `cells`, `set` and the rest is the language of lit_attn.config.overrides.
 """
@@ -33,6 +34,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from lit_attn.config.base import Config
 from lit_attn.config.errors import ConfigError, nearest, problem, unknown_key
+from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, load, locate
 from lit_attn.records import Metric
 
@@ -83,6 +85,7 @@ class Study(Config):
     match: Literal["parameters", "none"] = "parameters"
     published: dict[str, tuple[float, float | None]] = Field({})
     metric: Metric = Metric()
+    slurm: Slurm = Slurm()
 
     @field_validator("seeds", mode="before")
     @classmethod

@@ -76,6 +76,9 @@ def _study(path: Path) -> StudyRecord:
         plan = Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
+    if plan.study != path.parent.name:
+        # The report's folder is called after the study.
+        raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     return StudyRecord(plan, [_cell(path.parent, cell, plan.metric) for cell in plan.cells])
 
 

@@ -1,0 +1,1 @@
+"""Cells as jobs of SLURM: submitted, found again, followed, cancelled."""

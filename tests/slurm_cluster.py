@@ -1,0 +1,116 @@
+"""A SLURM of one node on this machine, of Debian's slurm-wlm and munge, in its own folder."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={daemon}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+KillWait=10
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4096 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Why there can be no cluster here; empty where there can."""
+    if os.geteuid() != 0:
+        return "SLURM's daemons need root"
+    absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    return f"needs {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else ""
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """Run the daemons in `folder`; what a process needs in its environment to speak with them."""
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o400)
+    conf = folder / "slurm.conf"
+    host = socket.gethostname().partition(".")[0]
+    ports = {"controller": _free_port(), "daemon": _free_port()}
+    conf.write_text(CONF.format(folder=folder, host=host, **ports))
+    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf)}
+    munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
+    munge += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str) -> None:
+        with (folder / f"{command[0]}.out").open("wb") as out:
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        daemons.append(process)
+
+    def speak(*command: str) -> str:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=30, check=False
+        )
+        return done.stdout
+
+    try:
+        start(*munge)
+        _until(lambda: (folder / "munge.socket").exists(), folder)
+        start("slurmctld", "-D")
+        start("slurmd", "-D")
+        _until(lambda: "idle" in speak("sinfo", "--noheader", "--format=%T"), folder)
+        yield environment
+        speak("scancel", "--user=root")
+        _until(lambda: not speak("squeue", "--noheader").strip(), folder)
+    finally:
+        for process in reversed(daemons):
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _until(condition: object, folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    assert callable(condition)
+    while not condition():
+        if time.monotonic() > deadline:
+            said = [f"{path}:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log")]
+            raise RuntimeError("the SLURM of the tests does not answer\n" + "\n".join(said))
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,86 @@
+"""What a study, a record or a checkpoint from somebody else can and cannot do."""
+
+import os
+import pickle
+from pathlib import Path
+
+import fake_study
+import pytest
+import studies
+import torch
+from training_cells import digits_cell, folder_of
+
+from lit_attn.ablate.plan import expand
+from lit_attn.config.errors import ConfigError
+from lit_attn.config.study import read_studies
+from lit_attn.report import write_reports
+from lit_attn.train import run_cell
+
+OUTSIDE = ["..", ".", "../up", "/etc", "a/b", ".hidden", "", " ", "a b", "x" * 121, "\u202e"]
+
+
+class Payload:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> object:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_variant_cannot_be_called_so_that_it_leaves_its_folder(tmp_path: Path, name: str) -> None:
+    study = studies.study(tmp_path, f'baseline: a\ncells: {{a: {{}}, "{name}": {{zz: with}}}}')
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        expand(study, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_study_cannot_be_called_so_that_it_leaves_the_output(tmp_path: Path, name: str) -> None:
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {zz: with}}")
+    path.write_text(path.read_text().replace("  tiny:", f'  "{name}":'))
+    (study,) = read_studies(path).values()
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        expand(study, tmp_path / "runs")
+
+
+def test_a_value_of_an_axis_cannot_name_a_path(tmp_path: Path) -> None:
+    study = studies.study(tmp_path, "baseline: ..\naxes: {data.root: [../../etc, ..]}")
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        expand(study, tmp_path / "runs")
+
+
+def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}")
+    tag = "!!python/object/apply:os.system"
+    for evil in (f"{tag} ['touch {touched}']", f"{tag} 'touch'", "!!python/name:os.system x"):
+        path.write_text(f"x: {evil}\n" + studies.STUDY)
+        with pytest.raises(ConfigError):
+            read_studies(path)
+    assert not touched.exists()
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that would is set aside like one that is torn."""
+    touched = tmp_path / "touched"
+    folder = folder_of(digits_cell(training={"max_steps": 2}), tmp_path)
+    (folder / "checkpoints").mkdir()
+    torch.save(Payload(f"touch {touched}"), folder / "checkpoints" / "step-000000001.ckpt")
+    (folder / "checkpoints" / "step-000000002.ckpt").write_bytes(
+        pickle.dumps(Payload(f"touch {touched}"), protocol=2)
+    )
+    run_cell(folder)
+    assert not touched.exists()
+    assert capsys.readouterr().out.count("does not load") == 2
+    assert (folder / "result.json").exists()
+
+
+def test_a_plan_cannot_send_its_report_elsewhere(tmp_path: Path) -> None:
+    folder = fake_study.write_study(tmp_path / "runs")
+    plan = folder / "plan.json"
+    plan.write_text(plan.read_text().replace('"study": "fake"', '"study": "../../up"'))
+    with pytest.raises(ConfigError, match=r"is the plan of '\.\./\.\./up', not of 'fake'"):
+        write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
