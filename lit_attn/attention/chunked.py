@@ -53,11 +53,7 @@ def attend(
             logits = logits + bias.unsqueeze(-2)
         if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
             logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-        # Weights of a token's keys add up, so one softmax over all keys spares their log-sum-exp.
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        weights = logits.flatten(3).softmax(-1, dtype=wide).to(v.dtype).view_as(logits)
-        a = weights.squeeze(3) if weights.shape[3] == 1 else weights.sum(3)
-        a = _compose("post", composers, a, maps, rows, columns)
+        a = _compose("post", composers, _weights(logits).to(v.dtype), maps, rows, columns)
         if seen is not None:
             # Composition puts something there again, and a query that sees nothing gets nothing.
             a = a.masked_fill(~seen, 0)
@@ -67,6 +63,24 @@ def attend(
     if len(chunks) == 1:
         return chunk(chunks[0])
     return torch.cat([checkpoint(chunk, rows, use_reentrant=False) for rows in chunks], dim=-2)
+
+
+def _weights(logits: Tensor) -> Tensor:
+    """(B, H, c, m) in float32 or wider, from (B, H, c, M, m): what all keys of a token weigh.
+
+    Weights of a token's keys add up, so one softmax over all keys spares their log-sum-exp.
+    Compiled, it is spelled out: the gradient of a sum over one axis of a flattened tensor is read
+    by remainders, and the backward of the softmax then takes twice as long.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if logits.shape[3] == 1:
+        return logits.squeeze(3).softmax(-1, dtype=wide)
+    if not torch.compiler.is_compiling():
+        return logits.flatten(3).softmax(-1, dtype=wide).view_as(logits).sum(3)
+    every = [keys.to(wide) for keys in logits.unbind(3)]
+    top = functools.reduce(torch.maximum, every).detach().amax(-1, keepdim=True)
+    a = functools.reduce(torch.add, [(keys - top).exp() for keys in every])
+    return a / a.sum(-1, keepdim=True)
 
 
 def _larger(a: Tensor, b: Tensor) -> Tensor:
