@@ -16,7 +16,7 @@ from lit_attn.config.composition import (
     HeadComposition,
 )
 from lit_attn.config.text import IGNORED
-from lit_attn.data.composition import TASKS, CompositionData, World, held_out, name
+from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out, name
 from lit_attn.records import Result
 from lit_attn.tasks.composition import Grid
 from lit_attn.train import run_cell
@@ -29,14 +29,14 @@ def data(seed: int = 0, **changes: object) -> CompositionData:
     return CompositionData(HeadComposition.model_validate(given), seed, CPU)
 
 
-def looked_up(world: World, question: list[int]) -> int:
+def looked_up(lexicon: Lexicon, question: list[int]) -> int:
     """The source of a question, found from its words alone."""
     facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
-    item, pattern = question[6], PATTERNS[question[7] - world.first_pattern]
+    item, pattern = question[6], PATTERNS[question[7] - lexicon.first_pattern]
     values = [value for _, value in facts]
     classes = {
-        entity: world.first_class + number
-        for number, members in enumerate(world.members)
+        entity: lexicon.first_class + number
+        for number, members in enumerate(lexicon.members)
         for entity in members.tolist()
     }
     found = {
@@ -56,10 +56,10 @@ def test_answers_follow_from_the_questions() -> None:
     for step in range(10):
         for question, answer, task in zip(*(p.tolist() for p in module.batch(step)), strict=True):
             pattern, transformation = divmod(task, len(TRANSFORMATIONS))
-            world = module.world_of
-            assert question[7] - world.first_pattern == pattern
-            assert question[8] - world.first_transformation == transformation
-            assert answer == world.maps[transformation, looked_up(world, question)]
+            lexicon = module.lexicon
+            assert question[7] - lexicon.first_pattern == pattern
+            assert question[8] - lexicon.first_transformation == transformation
+            assert answer == lexicon.maps[transformation, looked_up(lexicon, question)]
             seen.add(task)
     assert seen == set(range(TASKS))
 
@@ -68,18 +68,18 @@ def test_the_source_stands_anywhere() -> None:
     module = data()
     questions, *_ = module.batch(0)
     places = [
-        [k for k in range(6) if question[k] == looked_up(module.world_of, question)][-1] // 2
+        [k for k in range(6) if question[k] == looked_up(module.lexicon, question)][-1] // 2
         for question in questions.tolist()
     ]
     assert min(np.bincount(places, minlength=3)) > 10
 
 
 def test_what_entities_become() -> None:
-    world = data().world_of
-    maps = dict(zip(TRANSFORMATIONS, world.maps, strict=True))
+    lexicon = data().lexicon
+    maps = dict(zip(TRANSFORMATIONS, lexicon.maps, strict=True))
     entities = np.arange(16)
     assert (maps["copy"] == entities).all()
-    assert np.bincount(maps["class"] - world.first_class).tolist() == [4] * 4
+    assert np.bincount(maps["class"] - lexicon.first_class).tolist() == [4] * 4
     assert (maps["opposite"][maps["opposite"]] == entities).all()
     assert (maps["opposite"] != entities).all()
     step, reached = 0, set()

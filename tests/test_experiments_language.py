@@ -51,7 +51,8 @@ def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
     for key in ("warmup", "warmdown"):
         if key in experiment.get("schedule", {}):
             experiment["schedule"][key] *= share
-    experiment["training"] |= {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu"}
+    short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": False}
+    experiment["training"] |= short
     metric = {"name": "val/loss", "goal": "min", "scale": 1}
     cell = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
     return Cell.model_validate(cell)
@@ -74,6 +75,15 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
         model["ffn"] = {"width": 16, "activation": "swiglu"}
     found = trained(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
     assert found["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
+
+
+def test_what_measures_speed_trains(tmp_path: Path) -> None:
+    model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
+    cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
+    found = trained(cell, tmp_path)
+    assert found["train/tokens_per_second"] > 0
+    # Its head has as many rows as GPT-2's for the 256 bytes that there are.
+    assert found["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
 
 
 def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 TASKS = len(PATTERNS) * len(TRANSFORMATIONS)
 
-# The world and the evaluated questions are the same for all seeds.
-WORLD = 0
+# The lexicon and the evaluated questions are the same for all seeds.
+FIXED = 0
 
 
 def name(task: int) -> str:
@@ -48,12 +48,12 @@ def held_out(data: HeadComposition) -> Ids:
     return diagonal if data.held_out == "diagonal" else diagonal[:0]
 
 
-class World:
+class Lexicon:
     """What every entity becomes under each transformation, and the ids of all tokens."""
 
     def __init__(self, data: HeadComposition) -> None:
         count = data.entities
-        drawn = generator(WORLD, "world", count)
+        drawn = generator(FIXED, "lexicon", count)
         self.entities = count
         self.classes = data.classes
         self.members = drawn.permutation(count).reshape(data.classes, -1)
@@ -118,19 +118,19 @@ class CompositionData(SteppedData):
     def __init__(self, data: HeadComposition, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.world_of = World(data)
+        self.lexicon = Lexicon(data)
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
         self.trained = np.setdiff1d(np.arange(TASKS), held_out(data))
         # Every task in turn, so that a few batches have all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
         self.questions = {
-            split: (*self.world_of.ask(generator(WORLD, split, 0), tasks), tasks)
+            split: (*self.lexicon.ask(generator(FIXED, split, 0), tasks), tasks)
             for split in self.splits
         }
 
     def fingerprint(self) -> str:
-        """Hash of the evaluated questions, which show the whole world."""
+        """Hash of the evaluated questions, which show the whole lexicon."""
         digest = hashlib.sha256()
         for split in self.splits:
             for array in self.questions[split]:
@@ -142,7 +142,7 @@ class CompositionData(SteppedData):
         drawn = generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
         mine = slice(self.rank, None, self.world)
-        return self.tensors(*(part[mine] for part in (*self.world_of.ask(drawn, tasks), tasks)))
+        return self.tensors(*(part[mine] for part in (*self.lexicon.ask(drawn, tasks), tasks)))
 
     def tensors(self, *parts: Ids) -> Batch:
         """On the data's device."""

@@ -62,8 +62,8 @@ def speed(
     """Tokens a second and MFU by the median step time, by the names of metrics.
 
     A step has `samples` of `tokens` each, null where they have none, and of `flops` in the forward
-    pass; the backward pass counts twice that. MFU is the share of `peak` FLOP/s that these make,
-    where that is known: what is computed again or masked away earns nothing.
+    pass; the backward pass counts twice that, and nothing that is computed again. MFU is the share
+    of `peak` FLOP/s that these make, where that is known.
     """
     if not step.median:
         return {}
