@@ -114,6 +114,27 @@ class Result(Record):
     finished: str = Field(description="UTC, ISO 8601")
 
 
+class Timing(Record):
+    """What a few steps of a cell say of the whole; times are in seconds.
+
+    `startup` is all but steps and evaluations, `evaluation_time` is of one whole evaluation of all
+    splits, and `memory` is as in Result.
+    """
+
+    startup: FiniteFloat
+    step_time: FiniteFloat
+    steps: int
+    evaluation_time: FiniteFloat
+    evaluations: int
+    memory: int
+
+    @property
+    def seconds(self) -> float:
+        """The whole cell's."""
+        of_steps = self.steps * self.step_time
+        return self.startup + of_steps + self.evaluations * self.evaluation_time
+
+
 class Exit(Record):
     """How one attempt at a cell ended without a result."""
 

@@ -13,16 +13,17 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.image_folder import ClassFolders
 from lit_attn.errors import Diverged, Preempted
-from lit_attn.records import Metric, MetricRow, Result, read_metrics
+from lit_attn.records import Metric, MetricRow, Result, Timing, read_metrics
 
 if TYPE_CHECKING:
     import lightning as L
@@ -104,12 +105,60 @@ def _answered(folder: Path, smoke: bool) -> int:
     return 0
 
 
+class Limits(NamedTuple):
+    """Steps of training, and batches of each evaluated split."""
+
+    steps: int
+    evaluation_batches: int
+
+
+SMOKE = Limits(1, 1)
+ESTIMATE = Limits(15, 2)
+
+
 def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     """Train the cell in `cell_dir` and write its result.json.
 
     Raises ConfigError for a configuration that cannot run, Diverged for a loss that is not finite,
     Preempted after SIGTERM, and whatever else goes wrong as it is.
     """
+    _run(cell_dir, SMOKE if smoke else None)
+
+
+def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
+    """Run a few steps and evaluation batches of the cell in `cell_dir`; write its timing.json.
+
+    And a result.json, whose numbers mean nothing. Raises what `run_cell` does.
+    """
+    begun = time.perf_counter()
+    extent = _run(cell_dir, ESTIMATE)
+    if extent is None:
+        return
+    seconds = time.perf_counter() - begun
+    result = Result.model_validate_json((cell_dir / "result.json").read_bytes())
+    evaluation = 0.0 if result.evaluation_time is None else result.evaluation_time.median
+    # What is neither steps at their usual pace nor evaluation: data, model, compilation.
+    startup = seconds - result.steps * result.step_time.median - evaluation
+    Timing(
+        startup=max(0.0, startup),
+        step_time=result.step_time.median,
+        steps=extent.steps,
+        evaluation_time=evaluation * extent.evaluation_share,
+        evaluations=extent.evaluations,
+        memory=result.peak_memory,
+    ).write(cell_dir / "timing.json")
+
+
+class Extent(NamedTuple):
+    """All of a cell's steps and evaluations, and how many times a limited one goes into a whole."""
+
+    steps: int
+    evaluations: int
+    evaluation_share: float
+
+
+def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
+    """What a cell would be without limits; None on all of its processes but the first."""
     cell = Cell.read(cell_dir / "config.yaml")
     from lit_attn.ablate.ranks import place
 
@@ -120,10 +169,12 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
 
     device = _device(cell.experiment.training.accelerator, here)
     with joined(here.rank, here.world, here.meeting, device) as group:
-        _train(cell, cell_dir, device, group, smoke)
+        return _train(cell, cell_dir, device, group, limits)
 
 
-def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", smoke: bool) -> None:
+def _train(
+    cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", limits: Limits | None
+) -> Extent | None:
     import lightning as L
 
     from lit_attn.tasks import build, measure
@@ -132,10 +183,10 @@ def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", s
 
     training = cell.experiment.training
     data, task, costs, accumulate, tokens = build.build(cell, device)
-    total = training.epochs * data.steps_per_epoch
-    total = 1 if smoke else min(total, training.max_steps or total)
+    whole = min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf)
+    total = int(whole if limits is None else min(whole, limits.steps))
     checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every, group)
-    resume = None if smoke else checkpoints.latest_that_loads()
+    resume = None if limits else checkpoints.latest_that_loads()
     start = 0 if resume is None else checkpoints.step_of(resume)
     metrics = MetricsFile(cell_dir / "metrics.csv")
     if group.is_first:
@@ -150,9 +201,9 @@ def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", s
             plugins=[_precision(training.precision, device)],
             max_epochs=training.epochs,
             max_steps=total,
-            limit_train_batches=accumulate if smoke else 1.0,
-            limit_val_batches=1 if smoke else 1.0,
-            check_val_every_n_epoch=1 if smoke else training.evaluate_every,
+            limit_train_batches=accumulate * limits.steps if limits else 1.0,
+            limit_val_batches=limits.evaluation_batches if limits else 1.0,
+            check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=accumulate,
             gradient_clip_val=training.clip,
             logger=[metrics, tensorboard],
@@ -174,7 +225,7 @@ def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", s
 
     peak_memory = group.most(measure.peak_memory(device))
     if not group.is_first:
-        return
+        return None
     rows = read_metrics(metrics.path)
     step_time = measure.step_time(progress.step_times)
     peak = measure.peak_flops(measure.device_name(device), training.precision)
@@ -225,6 +276,11 @@ def _train(cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", s
         checkpoints.keep_weights(task.average.module, "ema.pt")
     result.write(cell_dir / "result.json")
     checkpoints.clear()
+
+    batches = [len(loader) for loader in data.val_dataloader()]
+    evaluated = [min(count, limits.evaluation_batches) if limits else count for count in batches]
+    every = training.evaluate_every * data.steps_per_epoch
+    return Extent(int(whole), math.ceil(whole / every), sum(batches) / sum(evaluated))
 
 
 def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:

@@ -1,6 +1,8 @@
 """Shared by all tests: GPU tests skip without a GPU; one thread, since tests run side by side."""
 
 import os
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,3 +18,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give TMPDIR back: a cell trained within a test sets it for this process, and later tests
+    would start servers whose sockets have too long a name there."""
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    try:
+        return (yield)
+    finally:
+        os.environ.pop("TMPDIR", None)
+        if before[0] is not None:
+            os.environ["TMPDIR"] = before[0]
+        tempfile.tempdir = before[1]

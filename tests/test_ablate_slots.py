@@ -9,7 +9,7 @@ import pytest
 from training_cells import digits_cell
 
 from lit_attn.ablate import slots
-from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, kind, make_slots
+from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError
 
@@ -127,7 +127,11 @@ def test_the_emptiest_device_first() -> None:
 
 
 def test_kinds() -> None:
-    assert kind(cell(0)) == kind(cell(1)) != kind(cell(0, lr=2.0))
+    """Of cells whose identities have been asked for, as a runner's have."""
+    cells = [cell(0), cell(1), cell(0, lr=2.0), cell(0, devices=2)]
+    assert len({made.fingerprint for made in cells}) == 3
+    assert cells[0].kind == cells[1].kind
+    assert len({made.kind for made in cells}) == 3
 
 
 @pytest.fixture

@@ -18,11 +18,9 @@ from lit_attn.tasks.classification import Calibration
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of all cells of `device_cells`, after it has run them side by side."""
     root = tmp_path_factory.mktemp("cells")
-    # A cell that another test ran in this process has set TMPDIR: too long for a socket's name.
-    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     done = subprocess.run(
         [sys.executable, device_cells.__file__, str(root)],
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,

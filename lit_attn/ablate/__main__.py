@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add("--study", action="append", default=[], metavar="NAME", help="may be repeated")
     add("--dry-run", action="store_true", help="list the cells and what is already done")
     add("--params", action="store_true", help="with --dry-run: parameters and FLOPs as well")
+    add("--estimate", action="store_true", help="with --dry-run: measure a few steps of each model")
     add("--jobs", type=int, metavar="N", help="cells at once; default: one per GPU, or per core")
     add("--seeds", metavar="N|A,B,...", help="a count, or the seeds themselves; one seed is 'A,'")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="for every variant")
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         options = parser().parse_args(words)
         matrices = _matrices(options)
         if options.dry_run:
+            if options.estimate:
+                return _estimate(matrices, options.jobs)
             listing.show(matrices, options.params, sys.stdout)
             return 0
         return _run(matrices, options, target)
@@ -97,8 +100,9 @@ def _matrices(options: argparse.Namespace) -> list[Matrix]:
             raise ConfigError(f"--{name}: needs a number of minutes above 0")
     if options.launcher == "local" and (options.slurm or options.cancel):
         raise ConfigError(f"--{'slurm' if options.slurm else 'cancel'}: goes with --launcher slurm")
-    if options.params and not options.dry_run:
-        raise ConfigError("--params: goes with --dry-run")
+    for name in ("params", "estimate"):
+        if getattr(options, name) and not options.dry_run:
+            raise ConfigError(f"--{name}: goes with --dry-run")
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
     default = options.out / "reports" if options.smoke else Path("reports")
     options.reports = options.reports or default
@@ -132,6 +136,14 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text}: a seed is written twice")
     return seeds
+
+
+def _estimate(matrices: list[Matrix], at_once: int | None) -> int:
+    # Not at the top: a plain dry run starts no processes.
+    from lit_attn.ablate import estimate
+    from lit_attn.ablate.slots import make_slots
+
+    return 0 if estimate.show(matrices, make_slots(at_once), sys.stdout) else 1
 
 
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:

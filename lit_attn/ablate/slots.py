@@ -78,7 +78,7 @@ class Slots:
         """Places for `cell`, or None while there are none."""
         if sum(map(len, self.running.values())) >= self.limit:
             return None
-        wanted, need = cell.experiment.training.devices, kind(cell)
+        wanted, need = cell.experiment.training.devices, cell.kind
         shared = wanted == 1 and self.limit > len(self.devices)
         by_load = sorted(range(len(self.devices)), key=lambda index: len(self.taken[index]))
         fit = [i for i in by_load if not self.taken[i] or (shared and self._fits(need, i))]
@@ -94,13 +94,13 @@ class Slots:
 
     def give_back(self, slot: Slot, cell: Cell) -> None:
         """`cell` has left `slot`."""
-        self.running[slot].remove(kind(cell))
+        self.running[slot].remove(cell.kind)
         for index in slot.devices:
-            self.taken[index].remove(kind(cell))
+            self.taken[index].remove(cell.kind)
 
     def learn(self, cell: Cell, memory: int) -> None:
         """`cell` was seen to hold `memory` bytes of a device."""
-        self.known[kind(cell)] = max(memory, self.known.get(kind(cell), 0))
+        self.known[cell.kind] = max(memory, self.known.get(cell.kind, 0))
 
     def _fits(self, need: str, index: int) -> bool:
         """Whether one more cell fits on a device, where others are.
@@ -115,11 +115,6 @@ class Slots:
         largest = UNSEEN * max(self.known.values())
         total = sum(self.known.get(one, largest) for one in together)
         return len(unseen) <= 1 and MARGIN * total <= memory
-
-
-def kind(cell: Cell) -> str:
-    """What cells that need the same memory share: all but the seed."""
-    return cell.model_copy(update={"seed": 0}).fingerprint
 
 
 def make_slots(limit: int | None) -> Slots:

@@ -166,8 +166,8 @@ def _failed(cell: Seen, study: str, runs: Path) -> Iterator[str]:
 
 
 def _look(planned: PlannedCell, place: Path) -> Seen:
-    state = folder.state(place, planned.identity)
-    result = folder.result(place, planned.identity) if state == "done" else None
+    result = folder.result(place, planned.identity)
+    state = "done" if result is not None else folder.state(place, planned.identity)
     progress = None if result is not None or state == "missing" else folder.progress(place)
     return Seen(planned, place, state, result, progress)
 

@@ -42,6 +42,13 @@ class Cell(Config):
         text = json.dumps(computed, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
+    @cached_property
+    def kind(self) -> str:
+        """What cells have in common that need the same time and memory: everything but the seed."""
+        match_to = None if self.match_to is None else self.match_to.model_dump(mode="json")
+        text = json.dumps([self.experiment.model_dump(mode="json"), match_to], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
     @property
     def folder(self) -> str:
         """The cell's folder below its study's."""
