@@ -70,6 +70,8 @@ def test_batches_are_a_function_of_seed_and_step(folders: Path) -> None:
     assert not same(batches(at(data, step=4)), whole)
 
 
+# Of Python 3.12 and later, at any fork of a process with threads.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_workers_change_nothing(folders: Path) -> None:
     alone = config(folders, augment=AUGMENT)
     shared = config(folders, augment=AUGMENT, workers=2)
