@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import logging
 import math
+import multiprocessing.util
 import os
 import shutil
 import sys
@@ -358,6 +359,9 @@ def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
     which a kill cuts short. What a killed attempt left there goes. The cache of compiled code stays
     outside, for all cells to share.
     """
+    # Chosen now, and kept: the paths of sockets, as between processes that read data, end at 107
+    # characters, which a cell's folder may well have.
+    multiprocessing.util.get_temp_dir()
     outside = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(outside))
     inside = (cell_dir / (f"tmp.rank{rank}" if rank else "tmp")).resolve()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.image_folder import ImageFolder, ImageNet, TimmAugmentation
+from lit_attn.data import workers
 from lit_attn.data.class_folders import Reader, _operations, find
 from lit_attn.data.image_folder import ImageFolderData
 
@@ -293,3 +294,15 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
         assert op.aug_fn(image, 1).getcolors() == [(16, (128, 0, 128))]
         for _ in range(5):
             op(image)
+
+
+def test_a_long_tmpdir_is_said_and_not_waited_in(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker cannot hand over is dropped, and the trainer would wait for it for ever."""
+    monkeypatch.setattr(workers, "get_temp_dir", lambda: "/" + "deep" * 25)
+    (loader,) = at(config(folders, workers=1)).val_dataloader()
+    with pytest.raises(ConfigError, match=r"TMPDIR: /deep.* at most 75 characters"):
+        next(iter(loader))
+    (loader,) = at(config(folders)).val_dataloader()
+    assert next(iter(loader))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def cell(root: Path, **changes: Any) -> Cell:
 
 
 GROWING = {"data": {"sizes": [8], "repeats": 2}, "training": {"ema": 0.9}}
+
+
+def environment() -> dict[str, str]:
+    """Without TMPDIR: cells run in this process have pointed it deep into their folders."""
+    return {name: value for name, value in os.environ.items() if name != "TMPDIR"}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -186,7 +192,9 @@ def test_sizes_need_positions_of_every_size(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> None:
-    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(folders)))
+    """With processes that read, in a folder whose path is longer than a socket's may be."""
+    found = experiment(folders, data={"workers": 2})
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(found))
     study = {
         "title": "Digits in folders",
         "experiment": "experiment.yaml",
@@ -197,11 +205,9 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
         "match": "none",
     }
     (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
-    places = ["--out", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
+    places = ["--out", str(tmp_path / ("runs" * 25)), "--reports", str(tmp_path / "reports")]
     command = [sys.executable, "-m", "lit_attn.ablate", str(tmp_path / "ablations.yaml")]
-    # Cells run in this process have pointed TMPDIR into their folders, too deep for a socket.
-    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
-    subprocess.run([*command, *places, "--jobs", "1"], check=True, env=environment)
+    subprocess.run([*command, *places, "--jobs", "1"], check=True, env=environment())
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
@@ -233,3 +239,31 @@ def test_every_variant_of_the_shipped_studies_trains(
         result = Result.model_validate_json((job.folder / "result.json").read_text())
         assert 0 <= result.metrics["test/accuracy"] <= 1
         assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
+
+
+def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
+    folders: Path, tmp_path: Path
+) -> None:
+    """A runner or a scheduler tells all processes of a cell to go, and the trainer has to save."""
+    endless = cell(folders, data={"workers": 2}, training={"epochs": 1000})
+    folder = folder_of(endless, tmp_path)
+    log = tmp_path / "log.txt"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_attn.train", str(folder)],
+            stdout=stream,
+            stderr=stream,
+            env=environment(),
+            start_new_session=True,
+        )
+    try:
+        give_up = time.monotonic() + 120
+        while not (folder / "progress.json").exists() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 143, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped by SIGTERM; saved at step" in log.read_text()
+    assert list((folder / "checkpoints").glob("step-*.ckpt"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lit_attn.config.data import Augmentation, Flip
 from lit_attn.config.errors import ConfigError
@@ -22,6 +22,7 @@ from lit_attn.config.segmentation import CategoryCrop, Photometric, Rescale, Sce
 from lit_attn.data import scenes
 from lit_attn.data.sets import SPLIT_SEED
 from lit_attn.data.text.steps import generator
+from lit_attn.data.workers import loader
 from lit_attn.extras import require_mmseg
 
 if TYPE_CHECKING:
@@ -79,14 +80,7 @@ class SceneryData(L.LightningDataModule):
 
     def load(self, dataset: Dataset[Any], batches: list[list[Any]]) -> Iterator[Batch]:
         """Read `batches` of indices in the worker processes."""
-        loader = DataLoader(
-            dataset,
-            batch_sampler=batches,
-            num_workers=self.data.workers,
-            collate_fn=_listed,
-            worker_init_fn=_single_threaded,
-        )
-        return iter(loader)
+        return iter(loader(dataset, batches, _listed, self.data.workers, _single_threaded))
 
     def share(self) -> tuple[int, int]:
         """This process's rank and the number of processes that train together."""
@@ -254,7 +248,7 @@ def _listed(samples: list[dict[str, Any]]) -> Batch:
     return {key: [sample[key] for sample in samples] for key in samples[0]}
 
 
-def _single_threaded(worker: int) -> None:
+def _single_threaded() -> None:
     """Many workers with OpenCV's threads each would fight over the cores."""
     import cv2
 

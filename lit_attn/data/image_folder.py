@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
-import torch
 from timm.data import Mixup
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.image_folder import ClassFolders
 from lit_attn.data.class_folders import Read, Reader, Skipped, find, fingerprint, seeded
 from lit_attn.data.text.steps import generator
+from lit_attn.data.workers import loader
 
 # As DeiT's sampler, which timm's is: an epoch of repeats is rounded down to a multiple of it.
 REPEATS_ROUND = 256
@@ -130,16 +129,7 @@ class ImageFolderData(L.LightningDataModule):
 
     def read(self, images: Reader, batches: Any) -> Iterator[Read]:
         """What the worker processes read of `batches`, lists of samples, in their order."""
-        loader = DataLoader(
-            images,
-            batch_sampler=batches,
-            num_workers=self.data.workers,
-            collate_fn=images.together,
-            pin_memory=torch.cuda.is_available(),
-            # Its own, for a loader draws a seed for workers from the global one, which goes unused.
-            generator=torch.Generator(),
-        )
-        for read in loader:
+        for read in loader(images, batches, images.together, self.data.workers, pinned=True):
             self.skipped.note(read.failures)
             yield read
 
