@@ -16,12 +16,12 @@ import pytest
 import studies
 
 from lit_attn.ablate import folder, runner
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Lines, Snapshot
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.lock import hold, holder
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
-from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.slots import Device, Slots, make_slots
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 60.0
@@ -109,6 +109,48 @@ def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
     # A third time there is nothing to do, and a new variant runs alone.
     run(jobs(tmp_path, "ok", "crashonce", "ok-new"))
     assert ran(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
+
+
+@pytest.mark.parametrize(("memory", "together"), [(100, 4), (2, 1)])
+def test_cells_share_a_device_by_what_they_were_seen_to_need(
+    memory: int, together: int, tmp_path: Path
+) -> None:
+    """Cells that hold one byte each, on one core: none of them starts before the first has told."""
+    cells = expand(studies.study(tmp_path, names("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3))
+    started: list[int] = []
+
+    class Opening(Lines):
+        """Opens the gate once as many are running as should be."""
+
+        def update(self, snapshot: Snapshot) -> None:
+            started.append(len(snapshot.running))
+            if snapshot.done or len(snapshot.running) == together:
+                (tmp_path / "runs" / "tiny" / "go").touch()
+
+    slots = Slots([Device(None, memory)], limit=4)
+    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(io.StringIO())).run(cells.jobs)
+    assert summary.failed == []
+    assert started[0] == 1
+    assert max(started) == together
+
+
+def test_a_cell_that_was_crowded_out_of_memory_is_run_again_alone(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "gated", "crowded")[:2]
+    slots = Slots([Device(None, 1000)], limit=2)
+    for job in cells:
+        slots.learn(job.cell, 1)
+
+    class Opening(Lines):
+        def say(self, text: str) -> None:
+            super().say(text)
+            if text.startswith("retry"):
+                (tmp_path / "runs" / "tiny" / "go").touch()
+
+    said = io.StringIO()
+    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(said)).run(cells)
+    assert summary.failed == []
+    assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in said.getvalue()
+    assert ran(tmp_path) == {"gated/0": 1, "crowded/0": 2}
 
 
 def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:

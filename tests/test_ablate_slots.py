@@ -103,6 +103,24 @@ def test_an_unseen_kind_counts_twice_and_comes_alone() -> None:
     assert small.take(cell(0, lr=3.0)) is not None
 
 
+def test_what_ran_out_of_memory_gets_a_device_to_itself() -> None:
+    found = cores_of(1000, limit=4)
+    found.learn(cell(0, lr=2.0), 10)
+    found.learn(cell(0), 10)
+    slot = found.take(cell(0))
+    assert slot is not None
+    assert not found.is_shared(slot)
+    other = found.take(cell(0, lr=2.0))
+    assert other is not None
+    assert found.is_shared(slot)
+    found.give_back(slot, cell(0))
+    found.give_whole(cell(0))
+    assert found.take(cell(1)) is None
+    found.give_back(other, cell(0, lr=2.0))
+    assert found.take(cell(1)) is not None
+    assert found.take(cell(1, lr=2.0)) is None
+
+
 def test_nothing_is_shared_whose_memory_is_not_known() -> None:
     found = cores_of(None, limit=4)
     assert found.take(cell(0)) is not None

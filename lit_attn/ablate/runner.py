@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,8 @@ STOP = 2
 class Outcome:
     """How a cell ended in this run; `failure` is None where it has a result.
 
-    One that was `stopped` at the user's word has none either, and has not failed.
+    One that was `stopped` at the user's word has none either, and has not failed. One that was
+    `crowded` ran out of memory on a device that others were on.
     """
 
     job: Job
@@ -44,6 +45,7 @@ class Outcome:
     failure: FailureClass | None = None
     message: str = ""
     stopped: bool = False
+    crowded: bool = False
 
 
 @dataclass
@@ -154,11 +156,17 @@ class Runner:
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
+            shared = self.slots.is_shared(cell.slot)
             self.slots.give_back(cell.slot, cell.job.cell)
             if code == BUSY:
                 self.queue.append(cell.job)
             else:
-                self._finish(self._outcome(cell, code))
+                outcome = self._outcome(cell, code)
+                if outcome.failure == "out-of-memory" and shared:
+                    # Not necessarily its own fault: once more, and alone.
+                    self.slots.give_whole(cell.job.cell)
+                    outcome = replace(outcome, crowded=True)
+                self._finish(outcome)
 
     def _watch(self) -> None:
         """Give up cells that make no step, and end those that have had their time."""
@@ -217,7 +225,7 @@ class Runner:
             return None
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
-        if self.tries[key] > RETRIES.get(outcome.failure, 0):
+        if self.tries[key] > (1 if outcome.crowded else RETRIES.get(outcome.failure, 0)):
             return None
         return BACKOFF * 2.0 ** (self.tries[key] - 1)
 

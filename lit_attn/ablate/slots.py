@@ -102,6 +102,14 @@ class Slots:
         """`cell` was seen to hold `memory` bytes of a device."""
         self.known[cell.kind] = max(memory, self.known.get(cell.kind, 0))
 
+    def is_shared(self, slot: Slot) -> bool:
+        """Whether several cells are on a device of `slot`."""
+        return any(len(self.taken[index]) > 1 for index in slot.devices)
+
+    def give_whole(self, cell: Cell) -> None:
+        """From now on, cells like `cell` share no device."""
+        self.learn(cell, max(device.memory or 0 for device in self.devices))
+
     def _fits(self, need: str, index: int) -> bool:
         """Whether one more cell fits on a device, where others are.
 
