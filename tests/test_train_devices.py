@@ -8,10 +8,14 @@ from pathlib import Path
 import device_cells
 import pytest
 import torch
+from test_ablate_runner import TIMEOUT, until
+from training_cells import digits_cell, folder_of
 
 from lit_attn.ablate import folder
+from lit_attn.ablate.worker import BUSY
 from lit_attn.records import Exit, Result, read_metrics
 from lit_attn.tasks.classification import Calibration
+from lit_attn.train import main
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,23 @@ def test_a_killed_rank_ends_its_cell(cells: Path) -> None:
     """In the middle of training, where the other one waits for gradients that never come."""
     ended = last_exit(cells / "killed")
     assert (ended.failure, ended.rank, ended.message) == ("killed", 1, "ended by SIGKILL")
+
+
+def test_alone_from_the_command_line(tmp_path: Path) -> None:
+    """SIGTERM to the one process that was started reaches both ranks; a second one is told who."""
+    cell = digits_cell(model=device_cells.EXACT, training={"devices": 2, "epochs": 100_000})
+    path = folder_of(cell, tmp_path)
+    command = [sys.executable, "-m", "lit_attn.train", str(path)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as first:
+        until(lambda: folder.progress(path) is not None)
+        assert main([str(path)]) == BUSY
+        first.terminate()
+        _, said = first.communicate(timeout=TIMEOUT)
+    assert first.returncode == 143
+    assert said.count("stopped by SIGTERM; saved at step") == 2
+    assert len(list((path / "checkpoints").glob("step-*.ckpt"))) in (1, 2)
+    assert not (path / "lock").exists()
 
 
 def test_one_of_them_writes(cells: Path) -> None:
