@@ -13,6 +13,7 @@ import lightning as L
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch import nn
 from training_cells import digits_cell, folder_of
 
@@ -82,6 +83,12 @@ def test_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
     rows = read_metrics(uninterrupted / "metrics.csv")
     assert accuracy_at(uninterrupted) == [(4, 0), (8, 1), (12, 2)]
     assert [row.step for row in rows if row.name == "train/loss"] == [4, 8, 12]
+
+
+def test_tensorboard_calls_a_cell_by_its_folder(uninterrupted: Path) -> None:
+    """One run for each cell, however many lie below the folder."""
+    runs = EventMultiplexer().AddRunsFromDirectory(str(uninterrupted.parents[1])).Reload()
+    assert set(runs.Runs()) == {f"v/{uninterrupted.name}"}
 
 
 def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> None:
