@@ -183,7 +183,8 @@ def _train(
     from lit_attn.tasks.recording import MetricsFile, Progress
 
     training = cell.experiment.training
-    data, task, costs, accumulate, tokens = build.build(cell, device)
+    built = _grown(cell) if limits is ESTIMATE else cell
+    data, task, costs, accumulate, tokens = build.build(built, device)
     whole = min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf)
     total = int(whole if limits is None else min(whole, limits.steps))
     checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every, group)
@@ -301,6 +302,15 @@ def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
         sign = 1 if metric.goal == "max" else -1
         best = max(found, key=lambda row: sign * row.value)
     return [row for row in rows if row.epoch == best.epoch]
+
+
+def _grown(cell: Cell) -> Cell:
+    """`cell` with images of their last size from the first step on, as most of its steps have."""
+    data = cell.experiment.data
+    if not isinstance(data, ClassFolders):
+        return cell
+    grown = {"data": data.model_copy(update={"sizes": ()})}
+    return cell.model_copy(update={"experiment": cell.experiment.model_copy(update=grown)})
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from digit_folders import experiment, write
 from training_cells import digits_cell, text_cell
 
 # Loaded once, by the server that the cells are forked from.
@@ -30,6 +31,8 @@ from lit_attn.tasks.recording import Progress
 # Dropout draws other numbers on another number of devices, and is no error.
 EXACT = {"dropout": 0.0, "drop_path": 0.0}
 STOPPED_AT = 6
+# Below the folder that `_main` is called with.
+FOLDERS = Path("digits")
 
 
 def images(devices: int) -> Cell:
@@ -46,8 +49,20 @@ def text(devices: int) -> Cell:
     return text_cell(model={"dropout": 0.0}, training={"devices": devices})
 
 
+def growing(devices: int) -> Cell:
+    """Images read from the disk, with everything but mixing, which is each device's own."""
+    found = experiment(
+        FOLDERS,
+        data={"sizes": [8], "repeats": 2, "augment": {"policy": "rand-m9-mstd0.5-inc1"}},
+        model={"drop_path": 0.0},
+        training={"ema": 0.9, "devices": devices},
+    )
+    given = {"study": "t", "variant": "v", "seed": 0, "experiment": found}
+    return Cell.model_validate(given)
+
+
 def cells() -> dict[str, Cell]:
-    compared: list[Callable[[int], Cell]] = [images, cut_short, text]
+    compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing]
     made = {f"{of.__name__}-{n}": of(n) for of in compared for n in (1, 2)}
     made |= {name: digits_cell(training={"devices": 2}) for name in ("whole", "stopped")}
     made["diverged"] = digits_cell(
@@ -77,6 +92,10 @@ def _signal_itself(number: signal.Signals) -> None:
 
 
 def _main(root: Path) -> None:
+    os.chdir(root)
+    write(FOLDERS, train=8, val=3)
+    # An odd number of images to evaluate.
+    (FOLDERS / "val" / "n3" / "2.JPEG").unlink()
     jobs = [Job(cell, root / name) for name, cell in cells().items()]
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")

@@ -25,12 +25,13 @@ from lit_attn.config.study import read_studies
 from lit_attn.config.training import AdamW
 from lit_attn.errors import Preempted
 from lit_attn.models import local_vit
+from lit_attn.models.local_vit import LocalFFN
 from lit_attn.records import Result
 from lit_attn.tasks import measure
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.optim import build_optimizer
 from lit_attn.tasks.recording import Progress
-from lit_attn.train import run_cell
+from lit_attn.train import run_cell, time_cell
 
 STUDIES = read_studies(Path(__file__).parent.parent / "ablations.yaml")
 
@@ -46,11 +47,6 @@ def cell(root: Path, **changes: Any) -> Cell:
 
 
 GROWING = {"data": {"sizes": [8], "repeats": 2}, "training": {"ema": 0.9}}
-
-
-def environment() -> dict[str, str]:
-    """Without TMPDIR: cells run in this process have pointed it deep into their folders."""
-    return {name: value for name, value in os.environ.items() if name != "TMPDIR"}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -164,6 +160,28 @@ def test_no_utilisation_by_the_flops_of_another_size(
         assert ("train/mfu" in result.metrics) == (not sizes)
 
 
+def test_the_cost_of_growing_images_is_that_of_grown_ones(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps, which are timed, are on the smallest images of all."""
+    seen = set()
+    original = LocalFFN.forward
+
+    def watching(self: LocalFFN, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.add(x.shape[1] - 1)
+        return original(self, x)
+
+    monkeypatch.setattr(LocalFFN, "forward", watching)
+    folder = folder_of(cell(folders, data={"sizes": [8]}), tmp_path)
+    run_cell(folder, smoke=True)
+    assert seen == {2 * 2}
+    seen.clear()
+    time_cell(folder)
+    assert seen == {4 * 4}
+    assert (folder / "timing.json").exists()
+
+
 def test_only_weights_decay() -> None:
     model = LocalViT(dim=16, depth=1, heads=2, patch=4)
     network = local_vit.build(model, (3, 16, 16), 4)
@@ -207,7 +225,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
     places = ["--out", str(tmp_path / ("runs" * 25)), "--reports", str(tmp_path / "reports")]
     command = [sys.executable, "-m", "lit_attn.ablate", str(tmp_path / "ablations.yaml")]
-    subprocess.run([*command, *places, "--jobs", "1"], check=True, env=environment())
+    subprocess.run([*command, *places, "--jobs", "1"], check=True)
     table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
     assert (table["evaluation_time"] > 0).all()
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
@@ -253,7 +271,6 @@ def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
             [sys.executable, "-m", "lit_attn.train", str(folder)],
             stdout=stream,
             stderr=stream,
-            env=environment(),
             start_new_session=True,
         )
     try:
