@@ -274,6 +274,14 @@ def test_bad_configurations(changes: dict[str, Any], message: str, folders: Path
         config(folders, **changes)
 
 
+def test_three_augment_has_its_jitter(folders: Path) -> None:
+    """Touvron et al. 2022: one of grey, solarised and blurred, and the colours shaken."""
+    data = config(folders, augment={"policy": "3a", "jitter": 0.3})
+    transform = Reader(data, find(data)["train"], augmented=True).transforms[16]
+    names = [type(step).__name__ for step in transform.transforms]
+    assert names.index("AutoAugment") < names.index("ColorJitter")
+
+
 def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
     data = ImageNet()
     assert (data.image_shape, data.num_classes) == ((3, 224, 224), 1000)

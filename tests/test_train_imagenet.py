@@ -259,6 +259,7 @@ def test_every_variant_of_the_shipped_studies_trains(
         assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
     folders: Path, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ class TimmAugmentation(Config):
         pattern=r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.]*)*$",
         description="timm's name of it, as in rand-m9-mstd0.5-inc1",
     )
-    jitter: float = Field(0.0, ge=0, description="of brightness, contrast, saturation; no policy")
+    jitter: float = Field(0.0, ge=0, description="of brightness, contrast and saturation")
     erasing: float = Field(0.0, ge=0, le=1, description="probability; filled with noise")
     mixup: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha); 0 switches it off")
     cutmix: float = Field(0.0, ge=0)
@@ -34,9 +34,9 @@ class TimmAugmentation(Config):
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
 
     @model_validator(mode="after")
-    def _one_of_policy_and_jitter(self) -> "TimmAugmentation":
-        if self.policy and self.jitter:
-            raise ValueError("jitter: timm leaves it out where there is a policy; drop one of them")
+    def _what_timm_would_do(self) -> "TimmAugmentation":
+        if self.policy and not self.policy.startswith("3a") and self.jitter:
+            raise ValueError("jitter: timm leaves it out with any policy but 3a; drop one of them")
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:

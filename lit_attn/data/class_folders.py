@@ -126,7 +126,6 @@ class Reader(Dataset[Sample]):
 
     def __init__(self, data: ClassFolders, files: Files, *, augmented: bool) -> None:
         self.files = files
-        self.augmented = augmented
         self.tries = 1 + (data.unreadable if augmented else 0)
         sizes = {*data.sizes, data.size} if augmented else {data.size}
         self.transforms = {size: _transform(data, size, augmented) for size in sizes}
