@@ -52,6 +52,7 @@ def test_mistake_in_the_experiment(tmp_path: Path, change: str, message: str) ->
     [
         ("studies:", "study:", "1: unknown key 'study'; did you mean 'studies'?"),
         ("experiment.yaml", "experimnt.yaml", "4: studies.tiny.experiment: no file "),
+        ("experiment.yaml", "x" * 999, "4: studies.tiny.experiment: no file "),
         ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: a seed is written twice"),
         ("seeds: 2", "seeds: 0", "6: studies.tiny.seeds: tuple should have at least 1 item"),
         ("seeds: 2", "seeds: [-1]", "6: studies.tiny.seeds.0: input should be greater than or"),

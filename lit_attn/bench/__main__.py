@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     runner.add_argument("--cells", type=int, default=64, help="trivial cells to run")
     runner.add_argument("--jobs", type=int, default=2, help="cells at once")
     runner.add_argument("--expand", type=int, default=10_000, help="cells to expand")
+    runner.add_argument("--imports", action="store_true", help="cells load torch and Lightning")
     runner.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     if options.command == "runner":
@@ -112,7 +113,8 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 def _runner(options: argparse.Namespace) -> int:
     from lit_attn.bench import runner
 
-    print(runner.table(runner.run(options.cells, options.jobs, options.expand, options.rounds)))
+    costs = runner.run(options.cells, options.jobs, options.expand, options.rounds, options.imports)
+    print(runner.table(costs))
     return 0
 
 

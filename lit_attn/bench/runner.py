@@ -1,24 +1,25 @@
-"""What the runner itself costs: expanding a matrix, looking at its folders, and starting cells.
+"""What the runner itself costs, beside Hydra's multirun with its joblib launcher and a shell loop.
 
-The cells are trivial (they write a made-up result), so all of the time is the runner's.
+The cells are trivial (they write a made-up result), so all of the time is the runner's. Every row
+is a command of its own, interpreter included, and the commands take turns: what slows the machine
+down slows them all. Hydra is no dependency; its rows are there where `hydra-joblib-launcher` is.
 """
 
-import io
+import importlib.util
+import json
+import shlex
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.ablate.display import Lines
-from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import make_slots
-from lit_attn.config.cell import Cell
+from lit_attn.ablate.plan import Job, expand
+from lit_attn.bench import trivial
 from lit_attn.config.study import read_studies
-from lit_attn.records import Result, Spread
 
 EXPERIMENT = """\
 data: digits
@@ -31,9 +32,26 @@ studies:
   bench:
     title: The runner's own cost
     experiment: experiment.yaml
+    default: true
     seeds: 1
     axes: {{optimizer.lr: {rates}, training.epochs: {epochs}}}
     baseline: lr=1,epochs=1
+"""
+HYDRA = """\
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from lit_attn.bench.trivial import cell, training_cell
+
+
+@hydra.main(version_base=None, config_path=None)
+def main(config: DictConfig) -> None:
+    (training_cell if config.imports else cell)(Path(config.folder), smoke=False)
+
+
+main()
 """
 
 
@@ -46,88 +64,131 @@ class Row(NamedTuple):
     most: float
 
 
-def run(cells: int, at_once: int, expanded: int, rounds: int) -> list[Row]:
-    """Time the listing of about `expanded` cells, and the running of `cells`, `at_once` at a time.
+class Costs(NamedTuple):
+    """`memory` is the most that the runner held while it went through all cells, in bytes."""
 
-    The server that cells are forked from is started first, and its start is a row of its own.
-    """
+    rows: list[Row]
+    memory: int
+
+
+def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> Costs:
+    """Time the running of `cells`, `at_once` at a time, and the listing and resuming of about
+    `expanded`; with `imports` cells load what training does."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "experiment.yaml").write_text(EXPERIMENT)
-        side = round(expanded**0.5)
-        steps = list(range(1, side + 1))
-        study = folder / "ablations.yaml"
-        study.write_text(STUDY.format(rates=steps, epochs=steps))
+        whole, side = _study(folder, "all", expanded)
+        _study(folder, "some", cells, column=True)
+        ways = _ways(folder, cells, at_once, imports)
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        alone = _ways(folder, 1, 1, imports)
+        first: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(rounds):
+            for place, way in enumerate(ways):
+                # Without a space in the name: the shell's loop would split it.
+                first[way].append(_timed(alone[way], folder / f"first-{place}-{number}"))
+                times[way].append(_timed(ways[way], folder / f"all-{place}-{number}"))
+        rows = []
+        for way, taken in times.items():
+            each = [
+                (many - one) / max(1, cells - 1)
+                for many, one in zip(taken, first[way], strict=True)
+            ]
+            rows.append(_row(f"{way}: {cells} cells, {at_once} at once", taken))
+            rows.append(_row(f"{way}: each further cell", each))
+
         listed = f"{side * side:,} cells"
-
-        def matrix(out: str) -> Matrix:
-            return expand(read_studies(study)["bench"], folder / out)
-
-        unfinished = matrix("listed")
-        runs = iter(range(rounds))
-
-        def run_cells() -> None:
-            _run(matrix(f"runs-{next(runs)}"), cells, at_once)
-
-        expansion = _timed(f"read and expand {listed}", rounds, lambda: matrix("listed"))
-        states = _timed(
-            f"look at {listed}", rounds, lambda: [job.state() for job in unfinished.jobs]
-        )
-        first = _timed("start the server and run 1 cell", 1, lambda: _run(matrix("first"), 1, 1))
-        whole = _timed(f"run {cells} cells, {at_once} at once", rounds, run_cells)
-        each = Row("the same, per cell", *(seconds / cells for seconds in whole[1:]))
-    return [expansion, states, first, whole, each]
+        dry = [sys.executable, "-m", "lit_attn.ablate", str(whole), "--dry-run"]
+        dry += ["--out", str(folder / "done")]
+        command = [sys.executable, "-m", "lit_attn.bench.trivial", str(whole)]
+        command += ["--out", str(folder / "done")]
+        new = _row(f"--dry-run of {listed}, none begun", [_seconds(dry)[0] for _ in range(rounds)])
+        for job in _jobs(whole, folder / "done"):
+            _prepare(job)
+            trivial.cell(job.folder, smoke=False)
+        resumed = [_seconds(command) for _ in range(rounds)]
+        said = [json.loads(output) for _, output in resumed]
+        assert {one["ran"] for one in said} == {0}
+        rows += [new, _row(f"resume with {listed} done", [seconds for seconds, _ in resumed])]
+        return Costs(rows, max(one["memory"] for one in said))
 
 
-def table(rows: list[Row]) -> str:
+def table(costs: Costs) -> str:
     """Markdown, in milliseconds."""
     lines = ["| what | median (ms) | least | most |", "|---|---:|---:|---:|"]
     lines += [
         f"| {row.what} | {row.median * 1e3:,.1f} | {row.least * 1e3:,.1f} | {row.most * 1e3:,.1f} |"
-        for row in rows
+        for row in costs.rows
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Memory of the runner: {costs.memory / 1e6:,.0f} MB."])
 
 
-def trivial_cell(folder: Path, *, smoke: bool) -> None:
-    """Writes a result without training."""
-    cell = Cell.read(folder / "config.yaml")
-    Result(
-        study=cell.study,
-        variant=cell.variant,
-        seed=cell.seed,
-        identity=cell.fingerprint,
-        metrics={},
-        selected_epoch=0,
-        steps=0,
-        epochs=0,
-        parameters=0,
-        flops=0,
-        ffn_width=None,
-        step_time=Spread(median=0.0, iqr=0.0, count=0),
-        peak_memory=0,
-        wall_time=0.0,
-        device="none",
-        attempts=1,
-        code="",
-        data="",
-        versions={},
-        finished="",
-    ).write(folder / "result.json")
+def _ways(
+    folder: Path, cells: int, at_once: int, imports: bool
+) -> dict[str, Callable[[Path], list[str]]]:
+    """The commands that run the same cells below a folder; each is made before it is timed."""
+    study = folder / "some.yaml"
+    also = ["--imports"] if imports else []
+    one = [sys.executable, "-m", "lit_attn.bench.trivial", *also]
+
+    def ours(out: Path) -> list[str]:
+        return [*one, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]
+
+    def prepared(out: Path) -> list[str]:
+        jobs = _jobs(study, out)[:cells]
+        for job in jobs:
+            _prepare(job)
+        return [str(job.folder) for job in jobs]
+
+    def shell(out: Path) -> list[str]:
+        folders = " ".join(shlex.quote(path) for path in prepared(out))
+        loop = f"printf '%s\\n' {folders} | xargs -n 1 -P {at_once} {shlex.join(one)}"
+        return ["sh", "-c", loop]
+
+    def hydra(out: Path) -> list[str]:
+        app = folder / "app.py"
+        app.write_text(HYDRA)
+        quoted = ",".join(f"'{path}'" for path in prepared(out))
+        swept = [f"+folder={quoted}", f"+imports={str(imports).lower()}"]
+        settings = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={at_once}"]
+        return [sys.executable, str(app), "-m", *settings, f"hydra.sweep.dir={out}/hydra", *swept]
+
+    ways: dict[str, Callable[[Path], list[str]]] = {"lit_attn": ours, "shell loop": shell}
+    if importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is not None:
+        ways["Hydra, joblib"] = hydra
+    return ways
 
 
-def _run(matrix: Matrix, cells: int, at_once: int) -> None:
-    launcher = Launcher(f"{__name__}:{trivial_cell.__name__}")
-    runner = Runner(launcher, make_slots(at_once), Lines(io.StringIO()))
-    summary = runner.run(matrix.jobs[:cells])
-    if summary.failed:
-        raise RuntimeError(f"a trivial cell failed: {summary.failed[0].message}")
+def _timed(way: Callable[[Path], list[str]], out: Path) -> float:
+    return _seconds(way(out))[0]
 
 
-def _timed(what: str, rounds: int, action: Callable[[], object]) -> Row:
-    times = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begun)
+def _seconds(command: list[str]) -> tuple[float, str]:
+    """How long a command takes, and what it prints; RuntimeError where it fails."""
+    begun = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)[:200]} failed: {done.stderr[-500:]}")
+    return seconds, done.stdout
+
+
+def _study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[Path, int]:
+    """A study of about `cells` cells, square unless it is one `column` of them."""
+    side = round(cells**0.5)
+    rates = list(range(1, (cells if column else side) + 1))
+    path = folder / f"{name}.yaml"
+    path.write_text(STUDY.format(rates=rates, epochs=[1] if column else rates))
+    return path, side
+
+
+def _jobs(study: Path, out: Path) -> list[Job]:
+    return expand(read_studies(study)["bench"], out).jobs
+
+
+def _prepare(job: Job) -> None:
+    job.cell.write(job.folder / "config.yaml")
+
+
+def _row(what: str, times: list[float]) -> Row:
     return Row(what, statistics.median(times), min(times), max(times))

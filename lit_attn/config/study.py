@@ -174,10 +174,18 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
     experiment = path.parent / study.experiment
-    if not experiment.is_file():
+    if not _is_file(experiment):
         key = f"studies.{name}.experiment"
         raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}")
     return StudySource(name, study, tree, load(experiment), experiment)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; none has a name that the file system finds too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _listed(item: Any) -> list[Any]:
