@@ -104,8 +104,10 @@ def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> 
         command += ["--out", str(folder / "done")]
         new = _row(f"--dry-run of {listed}, none begun", [_seconds(dry)[0] for _ in range(rounds)])
         for job in _jobs(whole, folder / "done"):
-            _prepare(job)
-            trivial.cell(job.folder, smoke=False)
+            # Without an fsync each, which would take minutes.
+            job.folder.mkdir(parents=True)
+            record = trivial.result(job.cell).model_dump_json(indent=2)
+            (job.folder / "result.json").write_text(record)
         resumed = [_seconds(command) for _ in range(rounds)]
         said = [json.loads(output) for _, output in resumed]
         assert {one["ran"] for one in said} == {0}

@@ -19,8 +19,12 @@ from lit_attn.records import Result, Spread
 
 def cell(folder: Path, *, smoke: bool) -> None:
     """Writes a result without training."""
-    of = Cell.read(folder / "config.yaml")
-    Result(
+    result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
+
+
+def result(of: Cell) -> Result:
+    """A result without numbers."""
+    return Result(
         study=of.study,
         variant=of.variant,
         seed=of.seed,
@@ -41,7 +45,7 @@ def cell(folder: Path, *, smoke: bool) -> None:
         data="",
         versions={},
         finished="",
-    ).write(folder / "result.json")
+    )
 
 
 def training_cell(folder: Path, *, smoke: bool) -> None:
