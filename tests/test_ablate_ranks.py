@@ -1,18 +1,23 @@
 """Cells of several processes: who failed, what is said of it, and that nobody is left."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import fake_cells
 import pytest
 import studies
 from test_ablate_runner import TIMEOUT, alive, cli, names, ran, run, running, until
 
 from lit_attn.ablate import folder, runner
+from lit_attn.ablate.display import Lines
 from lit_attn.ablate.failure import classify, is_echo, quoted, rank_of, reason
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.slots import make_slots
 from lit_attn.records import Exit
 
 SET = "set: {training.devices: 2}\n"
@@ -101,6 +106,19 @@ def test_kill_9_of_any_process_leaves_none(victim: str, tmp_path: Path) -> None:
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
+
+
+def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, "rankhang")
+    limits = runner.Limits(stall=1.5)
+    summary = runner.Runner(
+        Launcher(fake_cells.TARGET), make_slots(None), Lines(io.StringIO()), limits
+    ).run([job])
+    assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
+    first, *_ = folder.attempts(job.folder)
+    for rank in (0, 1):
+        assert "in _hang" in folder.tail(first, rank)
+    assert not alive(int((job.folder / "rank1").read_text()))
 
 
 def test_sigterm_reaches_every_rank_and_is_no_failure(tmp_path: Path) -> None:

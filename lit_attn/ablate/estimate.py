@@ -1,7 +1,7 @@
 """`--dry-run --estimate`: what studies will cost, by a few steps of every distinct model.
 
-The steps are made one model after the other on this machine, each with the threads that a cell will
-have; what several cells at once take from each other is not in the numbers.
+The steps are made on this machine, by as many models at once as cells would be, so that they take
+from each other what cells would; where there are fewer models than that, they take less.
 """
 
 import sys
@@ -43,8 +43,7 @@ def measure(cells: list[Cell], slots: Slots) -> dict[str, Timing]:
     launcher.share_cores(slots.at_once(cells))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         jobs = {key: Job(cell, Path(name) / key) for key, cell in reversed(distinct.items())}
-        alone = Slots(slots.devices, limit=1)
-        Runner(launcher, alone, Lines(sys.stderr)).run(jobs.values())
+        Runner(launcher, slots, Lines(sys.stderr)).run(jobs.values())
         paths = {key: job.folder / "timing.json" for key, job in jobs.items()}
         return {
             key: Timing.model_validate_json(path.read_bytes())
