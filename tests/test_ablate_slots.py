@@ -132,8 +132,15 @@ def test_a_cell_of_several_devices_shares_none() -> None:
     found = cores_of(100, 100, limit=4)
     found.learn(cell(0), 1)
     found.learn(cell(0, devices=2), 1)
-    assert found.take(cell(0)) is not None
+    single = found.take(cell(0))
+    assert single is not None
     assert found.take(cell(1, devices=2)) is None
+    found.give_back(single, cell(0))
+    both = found.take(cell(1, devices=2))
+    assert both is not None
+    assert found.take(cell(0)) is None
+    found.give_back(both, cell(1, devices=2))
+    assert found.take(cell(0)) is not None
 
 
 def test_the_emptiest_device_first() -> None:

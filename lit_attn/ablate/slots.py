@@ -116,7 +116,11 @@ class Slots:
         One that was not measured yet counts as twice the largest that was, and joins no other such.
         """
         memory, there = self.devices[index].memory, self.taken[index]
-        if memory is None or not self.known:
+        whole = any(
+            kinds and len(slot.devices) > 1 and index in slot.devices
+            for slot, kinds in self.running.items()
+        )
+        if whole or memory is None or not self.known:
             return False
         together = [*there, need]
         unseen = [one for one in together if one not in self.known]
