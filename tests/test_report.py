@@ -134,6 +134,18 @@ def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
     assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
 
 
+def test_cells_on_several_devices_are_said_to_be(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=3)
+    assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()
+    (cell,) = study.glob("v1/0-*/result.json")
+    one = Result.model_validate_json(cell.read_text())
+    one.model_copy(update={"devices": 2}).write(cell)
+    text = (report(tmp_path) / "table.md").read_text()
+    assert "Device: 2 x CPU, CPU." in text
+    assert "devices differ between runs: step time and memory do not compare" in text
+    assert "CUDA" not in text
+
+
 def test_published_values_stand_beside(tmp_path: Path) -> None:
     published = {"standard": (72.01, 0.2), "belief2": (76.15, None)}
     write_study(tmp_path / "runs", published=published, source="Belief2, Table 2")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from lit_attn.records import Result
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.summary import ALPHA
@@ -92,11 +93,11 @@ def _machine(study: StudyRecord) -> list[str]:
     results = study.results()
     if not results:
         return []
-    devices = _distinct(result.device for result in results)
+    devices = _distinct(_devices(result) for result in results)
     peaks = []
-    if any(device == "CPU" for device in devices):
+    if any(result.device == "CPU" for result in results):
         peaks.append("the process's largest resident set")
-    if any(device != "CPU" for device in devices):
+    if any(result.device != "CPU" for result in results):
         peaks.append("the largest allocation of CUDA's allocator")
     versions = _distinct(
         f"{name} {version}" for result in results for name, version in result.versions.items()
@@ -132,9 +133,13 @@ def _warnings(study: StudyRecord) -> list[str]:
         )
     if len(_distinct(repr(sorted(result.versions.items())) for result in results)) > 1:
         warnings.append("package versions differ between runs.")
-    if len(_distinct(result.device for result in results)) > 1:
+    if len(_distinct(_devices(result) for result in results)) > 1:
         warnings.append("devices differ between runs: step time and memory do not compare.")
     return warnings
+
+
+def _devices(result: Result) -> str:
+    return result.device if result.devices == 1 else f"{result.devices} x {result.device}"
 
 
 def _distinct(values: Iterable[str]) -> list[str]:

@@ -96,7 +96,8 @@ class Follower:
         if outcome.failure is None:
             self.display.say(f"done     {name}")
         else:
-            self.display.say(f"FAILED   {name}  {why}  ({outcome.job.folder})")
+            alone = folder.alone(outcome.job.folder)
+            self.display.say(f"FAILED   {name}  {why}\n         alone: {alone}")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
