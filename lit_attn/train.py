@@ -170,11 +170,16 @@ def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
 
     device = _device(cell.experiment.training.accelerator, here)
     with joined(here.rank, here.world, here.meeting, device) as group:
-        return _train(cell, cell_dir, device, group, limits)
+        return _train(cell, cell_dir, device, group, here, limits)
 
 
 def _train(
-    cell: Cell, cell_dir: Path, device: "torch.device", group: "Group", limits: Limits | None
+    cell: Cell,
+    cell_dir: Path,
+    device: "torch.device",
+    group: "Group",
+    here: "Place",
+    limits: Limits | None,
 ) -> Extent | None:
     import lightning as L
 
@@ -198,9 +203,10 @@ def _train(
     with _without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
-            devices=group.world,
+            devices=here.on_node,
+            num_nodes=here.nodes,
             strategy="auto" if group.world == 1 else "ddp",
-            plugins=[_precision(training.precision, device)],
+            plugins=[_precision(training.precision, device), _cluster(here)],
             max_epochs=training.epochs,
             max_steps=total,
             limit_train_batches=accumulate * limits.steps if limits else 1.0,
@@ -338,10 +344,17 @@ def _device(accelerator: str, here: "Place") -> "torch.device":
         raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
     if here.world == 1 or accelerator == "cpu":
         return torch.device(accelerator)
-    if (seen := torch.cuda.device_count()) < here.world:
-        raise ConfigError(f"training.devices: {here.world}, and CUDA sees {seen}")
-    torch.cuda.set_device(here.rank)
-    return torch.device(accelerator, here.rank)
+    if (seen := torch.cuda.device_count()) < here.on_node:
+        raise ConfigError(f"training.devices: {here.on_node} on this machine, and CUDA sees {seen}")
+    torch.cuda.set_device(here.local_rank)
+    return torch.device(accelerator, here.local_rank)
+
+
+def _cluster(here: "Place") -> "L.pytorch.plugins.environments.ClusterEnvironment":
+    """Where Lightning finds a process's rank; left to itself, it takes any SLURM for the cell's."""
+    from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+
+    return SLURMEnvironment(auto_requeue=False) if here.nodes > 1 else LightningEnvironment()
 
 
 def _precision(chosen: str, device: "torch.device") -> "L.pytorch.plugins.Precision":

@@ -17,17 +17,16 @@ CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={daemon}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -39,8 +38,10 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 KillWait=10
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4096 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = """\
+NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=4096
 """
 
 
@@ -53,24 +54,31 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Run the daemons in `folder`; what a process needs in its environment to speak with them."""
-    for name in ("state", "spool"):
+def cluster(folder: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Run the daemons in `folder`; what a process needs in its environment to speak with them.
+
+    All `nodes` are on this machine, each with a daemon of its own.
+    """
+    names = [f"node{number}" for number in range(nodes)]
+    for name in ("state", *(f"spool.{name}" for name in names)):
         (folder / name).mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
     conf = folder / "slurm.conf"
     host = socket.gethostname().partition(".")[0]
-    ports = {"controller": _free_port(), "daemon": _free_port()}
-    conf.write_text(CONF.format(folder=folder, host=host, **ports))
-    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf)}
+    lines = [NODE.format(name=name, host=host, port=_free_port()) for name in names]
+    text = CONF.format(folder=folder, host=host, controller=_free_port())
+    head, partition = text.split("PartitionName", 1)
+    conf.write_text(f"{head}{''.join(lines)}PartitionName{partition}")
+    # The nodes' names are known to SLURM alone.
+    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf), "MASTER_ADDR": "127.0.0.1"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
     munge += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
     daemons: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> None:
-        with (folder / f"{command[0]}.out").open("wb") as out:
+        with (folder / f"{command[0]}-{len(daemons)}.out").open("wb") as out:
             process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         daemons.append(process)
 
@@ -84,8 +92,10 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         start(*munge)
         _until(lambda: (folder / "munge.socket").exists(), folder)
         start("slurmctld", "-D")
-        start("slurmd", "-D")
-        _until(lambda: "idle" in speak("sinfo", "--noheader", "--format=%T"), folder)
+        for name in names:
+            start("slurmd", "-D", "-N", name)
+        idle = ("sinfo", "--noheader", "--Node", "--format=%T")
+        _until(lambda: speak(*idle).split() == ["idle"] * nodes, folder)
         yield environment
         speak("scancel", "--user=root")
         _until(lambda: not speak("squeue", "--noheader").strip(), folder)

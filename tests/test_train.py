@@ -327,6 +327,22 @@ def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.M
     assert (folder / "checkpoints" / "step-000000006.ckpt").exists()
 
 
+def test_an_allocation_of_slurm_is_not_the_cells(tmp_path: Path) -> None:
+    """Within `salloc` or a script of `sbatch`, its tasks and nodes are none of a cell's ranks."""
+    folder = folder_of(digits_cell(training={"devices": 2}), tmp_path)
+    slurm = {"NTASKS": "4", "NTASKS_PER_NODE": "4", "NNODES": "2", "JOB_NAME": "mine"}
+    slurm |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_attn.train", str(folder), "--smoke"],
+        env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert result_of(folder / "smoke").devices == 2
+
+
 def test_help_imports_no_torch() -> None:
     code = "import sys, lit_attn.train; assert not {'torch', 'lightning'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,6 +26,8 @@ from lit_attn.ablate.folder import log_name, tail
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """In a rank's environment, beside LOCAL_RANK and WORLD_SIZE: the file where they meet."""
+ACROSS_NODES = "LIT_ATTN_ACROSS_NODES"
+"""Set where SLURM has started the ranks, one for each of its tasks."""
 SETTLE = 3.0
 """Seconds that the others have to end, once one has failed."""
 
@@ -38,16 +40,37 @@ class Go(NamedTuple):
 
 
 class Place(NamedTuple):
-    """This process's among those of its cell; `meeting` is how they find each other, in torch's
-    words (`init_method`)."""
+    """This process's among those of its cell, of which each of `nodes` machines has as many.
+
+    `meeting` is how they find each other, in torch's words (`init_method`).
+    """
 
     rank: int = 0
     world: int = 1
     meeting: str = ""
+    nodes: int = 1
+
+    @property
+    def on_node(self) -> int:
+        """The cell's processes on this machine."""
+        return self.world // self.nodes
+
+    @property
+    def local_rank(self) -> int:
+        """This one's among them."""
+        return self.rank % self.on_node
 
 
 def place() -> Place:
-    """As the environment says it."""
+    """As the environment says it: SLURM's where the cell goes across nodes."""
+    if ACROSS_NODES in os.environ:
+        # By job id, which no two cells share, and without asking the network.
+        from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+        slurm = SLURMEnvironment(auto_requeue=False)
+        meeting = f"tcp://{slurm.main_address}:{slurm.main_port}"
+        nodes = int(os.environ["SLURM_NNODES"])
+        return Place(slurm.global_rank(), slurm.world_size(), meeting, nodes)
     if RENDEZVOUS not in os.environ:
         return Place()
     rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])

@@ -21,6 +21,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Limits, Runner
 from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.slurm import across
 from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ class SlurmCell:
 
     def __call__(self) -> None:
         """Run the cell. Without a result the job fails, or is queued again when out of time."""
-        requeue = signal.getsignal(signal.SIGUSR2)
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
+        if int(os.environ.get("SLURM_NNODES", "1")) > 1:
+            across.run(job, self.target, self.smoke)
+            return
+        requeue = signal.getsignal(signal.SIGUSR2)
         # SLURM signals every process of a job: the server must have learnt to ignore this one.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))

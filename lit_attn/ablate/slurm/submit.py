@@ -25,9 +25,23 @@ def resources(matrix: Matrix, changes: Mapping) -> Slurm:
     """A study's `slurm:` under `changes`, which are the command line's; ConfigError if invalid."""
     given = matrix.source.study.slurm.model_dump(exclude_unset=True)
     try:
-        return Slurm.model_validate({**given, **changes})
+        slurm = Slurm.model_validate({**given, **changes})
     except ValidationError as error:
         raise explain(error, "--slurm") from error
+    devices = {job.cell.experiment.training.devices for job in matrix.jobs}
+    wrong = max(devices)
+    if slurm.gpus is not None and slurm.gpus * slurm.nodes < wrong:
+        raise ConfigError(
+            f"{matrix.source.name}: training.devices: {wrong}, and slurm asks for "
+            f"{slurm.gpus * slurm.nodes} GPUs"
+        )
+    if slurm.nodes > 1 and (len(devices) > 1 or wrong % slurm.nodes):
+        numbers = ", ".join(map(str, sorted(devices)))
+        raise ConfigError(
+            f"{matrix.source.name}: slurm.nodes: {slurm.nodes} nodes cannot share "
+            f"training.devices: {numbers} evenly"
+        )
+    return slurm
 
 
 def submit_missing(
@@ -85,7 +99,10 @@ def _submit(
             array_parallelism=min(at_once or len(jobs), len(jobs)),
             signal_delay_s=WARNING,
             # What sbatch is told of cores srun does not inherit since SLURM 22.05.
-            srun_args=[f"--cpus-per-task={slurm.cpus}"],
+            srun_args=[f"--cpus-per-task={slurm.cpus}", "--kill-on-bad-exit=1"],
+            ntasks_per_node=jobs[0].cell.experiment.training.devices // slurm.nodes
+            if slurm.nodes > 1
+            else 1,
             **_parameters(slurm),
         )
         with executor.batch():
@@ -104,7 +121,6 @@ def _parameters(slurm: Slurm) -> dict[str, Any]:
         "qos": slurm.qos,
         "constraint": slurm.constraint,
         "nodes": slurm.nodes,
-        "ntasks_per_node": 1,
         "gpus_per_node": slurm.gpus,
         "cpus_per_task": slurm.cpus,
         "mem": slurm.mem,
