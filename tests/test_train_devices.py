@@ -20,11 +20,17 @@ from lit_attn.train import main
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of all cells of `device_cells`, after it has run them side by side."""
+    """The folders of all cells of `device_cells`, after it has run them side by side.
+
+    In what Lightning takes for a job of SLURM with one task: its own processes are not SLURM's.
+    """
     root = tmp_path_factory.mktemp("cells")
     done = subprocess.run(
         [sys.executable, device_cells.__file__, str(root)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
+        | {"SLURM_JOB_NAME": "cells", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+        | {"SLURM_JOB_ID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
         capture_output=True,
         text=True,
         check=False,
