@@ -212,7 +212,7 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 
 
 @pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
-@pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader")
+@pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
 def test_stopped_mid_epoch_and_resumed_is_the_same_to_the_bit(tmp_path: Path, stop: int) -> None:
     """Not at an epoch's last step: Lightning skips an epoch from there, so train.py waits one."""
