@@ -4,6 +4,7 @@ The jobs need nobody to follow them: when this ends, however it ends, they go on
 command follows them again.
 """
 
+import contextlib
 import datetime
 import signal
 import time
@@ -145,5 +146,7 @@ def _ended(job: Job, task: Task | None) -> Exit:
         message=message,
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    ended.write((begun[-1] if begun else folder.new_attempt(job.folder)) / "exit.json")
+    with contextlib.suppress(OSError):
+        # Where the disk is full the record is lost, and the others are followed all the same.
+        ended.write((begun[-1] if begun else folder.new_attempt(job.folder)) / "exit.json")
     return ended

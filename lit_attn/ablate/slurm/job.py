@@ -9,7 +9,6 @@ the study allows.
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -26,8 +25,6 @@ from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-Handler = Callable[[int, FrameType | None], object]
 
 
 @dataclass(frozen=True)
