@@ -175,6 +175,23 @@ def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
         until(lambda pids=pids: not any(map(alive, pids)))
 
 
+def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
+    """One that only lost its connection, and one that waits for ever."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from lit_attn.ablate import ranks\n"
+        "def body():\n"
+        "    if os.environ['LOCAL_RANK'] == '0': raise RuntimeError('Connection closed by peer')\n"
+        "    time.sleep(1000)\n"
+        "ranks.SETTLE = 0.1\n"
+        "with ranks.ranks(2, body) as made: sys.exit(made.run(Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == 1
+    assert "Connection closed by peer" in folder.tail(tmp_path)
+
+
 def test_words_of_failures() -> None:
     echo = "RuntimeError: [x.cc:81] Connection closed by peer [127.0.0.1]:30"
     assert is_echo(1, f"Traceback\n{echo}")

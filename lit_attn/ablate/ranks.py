@@ -119,7 +119,10 @@ class Ranks:
             process.join()
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Every rank and its exit code, in the order in which they ended."""
+        """The ranks that ended by themselves, in that order, and their exit codes.
+
+        Once one has failed, those that do not follow it within SETTLE are ended.
+        """
         ended: list[tuple[int, int]] = []
         left = dict(enumerate(self.processes))
         deadline = None
@@ -127,7 +130,7 @@ class Ranks:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not wait([process.sentinel for process in left.values()], timeout):
                 self.end()
-                continue
+                break
             for rank in [rank for rank, process in left.items() if process.exitcode is not None]:
                 code = left.pop(rank).exitcode
                 assert code is not None
