@@ -24,7 +24,7 @@ from lit_attn.ablate.runner import Runner, Summary
 from lit_attn.ablate.slots import Device, Slots, make_slots
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 
 @pytest.fixture(autouse=True)
