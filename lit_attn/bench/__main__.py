@@ -23,7 +23,6 @@ SHOWN = [
     "mgk-hard",
     "smgk-hard",
     "talking-heads",
-    "dcmha",
     "linear",
     "mlk",
     "smlk",
