@@ -5,6 +5,7 @@ drawn, after the prompt, and ends after --tokens tokens or where the model ends 
 """
 
 import argparse
+import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,18 +24,24 @@ TOKENS = 200
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 with a text, 2 for what cannot be had, 130 when interrupted."""
+    """Exit code 0 with a text, 2 for what cannot be had, 130 when interrupted.
+
+    Whoever reads only the beginning, as `head` does, ends it with 0.
+    """
     options = _parser().parse_args(arguments)
     try:
         for text in generate(options):
             print(text, end="", flush=True)
+        print(flush=True)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print()
         return 130
-    print()
+    except BrokenPipeError:
+        # Python flushes what is left at its end, and would complain of the same again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

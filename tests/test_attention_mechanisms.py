@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention import masks, reference
 from lit_attn.attention.chunked import WHOLE_UP_TO
@@ -103,6 +104,22 @@ def test_windows_skip_the_keys_that_no_query_sees() -> None:
     both_ways = masks.Masks(None, False, 256, False)
     assert both_ways.visible(slice(512, 640), 2048) == slice(257, 895)
     assert masks.Masks(None, False, None, False).visible(slice(0, 128), 300) == slice(0, 300)
+
+
+@pytest.mark.parametrize("name", ["talking-heads", "mgk-hard", "dcmha"])
+def test_flops_are_of_all_queries_and_keys(name: str) -> None:
+    """a n + b n^2 at any length, like a fused call's, though chunks pass over what is hidden."""
+    with torch.device("meta"):
+        layer = attn_layer(name)(DIM, HEADS).eval()
+
+    def flops(n: int) -> int:
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), counter:
+            layer(torch.empty(1, n, DIM, device="meta"), is_causal=True)
+        return counter.get_total_flops()
+
+    n = WHOLE_UP_TO // 2
+    assert flops(3 * n) - 3 * flops(2 * n) + 3 * flops(n) == 0
 
 
 @pytest.mark.parametrize("window", [1, 3])

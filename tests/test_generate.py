@@ -194,6 +194,16 @@ def test_a_prompt_of_words_ends_its_line_only_where_it_says_so() -> None:
         WordEncoder(["a"]).prompt("a c")
 
 
+def test_whoever_stops_reading_ends_it_quietly(run: Path) -> None:
+    command = [sys.executable, "-m", "lit_attn.generate", str(run), "--prompt", "a"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_help_imports_no_torch() -> None:
     code = (
         "import sys, lit_attn.generate as g\n"

@@ -39,7 +39,8 @@ def attend(
     by place and side.
     """
     n, keys = q.shape[-2], k.shape[-2]
-    size = n if keys <= WHOLE_UP_TO else CHUNK
+    # FLOPs are counted on the meta device: of all queries and keys, as those of a fused call are.
+    size = n if keys <= WHOLE_UP_TO or q.is_meta else CHUNK
 
     def chunk(rows: slice) -> Tensor:
         columns = masks.visible(rows, keys)
