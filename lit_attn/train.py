@@ -5,9 +5,7 @@ every number in it was checked; its existence is the only mark of success.
 """
 
 import argparse
-import contextlib
 import datetime
-import logging
 import math
 import multiprocessing.util
 import os
@@ -15,8 +13,6 @@ import shutil
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,17 +28,6 @@ if TYPE_CHECKING:
 
     from lit_attn.ablate.ranks import Place
     from lit_attn.tasks.group import Group
-
-NOISE = (
-    # Nothing is loaded while training: the data lies on the device in one piece.
-    ".*does not have many workers",
-    # Said on every machine with SLURM's commands.
-    ".*`srun` command is available",
-    # A convolution's gradient may lie otherwise in memory than the buckets that devices exchange.
-    "Grad strides do not match bucket view strides",
-    # Lightning's own use of a deprecated torch function.
-    ".*LeafSpec.*is deprecated",
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,9 +151,10 @@ def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
     here = place()
     _keep_temporary_files_inside(cell_dir, here.rank)
 
+    from lit_attn.tasks.environment import device_of
     from lit_attn.tasks.group import joined
 
-    device = _device(cell.experiment.training.accelerator, here)
+    device = device_of(cell.experiment.training.accelerator, here)
     with joined(here.rank, here.world, here.meeting, device) as group:
         return _train(cell, cell_dir, device, group, here, limits)
 
@@ -185,6 +171,7 @@ def _train(
 
     from lit_attn.tasks import build, measure
     from lit_attn.tasks.checkpoints import Checkpoints
+    from lit_attn.tasks.environment import cluster, precision, without_noise
     from lit_attn.tasks.recording import MetricsFile, Progress
 
     training = cell.experiment.training
@@ -200,13 +187,13 @@ def _train(
         metrics.start(start)
     tensorboard = _tensorboard(cell_dir, start)
     progress = Progress(cell_dir / "progress.json", total)
-    with _without_noise():
+    with without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
             devices=here.on_node,
             num_nodes=here.nodes,
             strategy="auto" if group.world == 1 else "ddp",
-            plugins=[_precision(training.precision, device), _cluster(here)],
+            plugins=[precision(training.precision, device), cluster(here)],
             max_epochs=training.epochs,
             max_steps=total,
             limit_train_batches=accumulate * limits.steps if limits else 1.0,
@@ -317,53 +304,6 @@ def _grown(cell: Cell) -> Cell:
         return cell
     grown = {"data": data.model_copy(update={"sizes": ()})}
     return cell.model_copy(update={"experiment": cell.experiment.model_copy(update=grown)})
-
-
-@contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """Hold back what Lightning says that no user could act on."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        for message in NOISE:
-            warnings.filterwarnings("ignore", message=message)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-
-
-def _device(accelerator: str, here: "Place") -> "torch.device":
-    """Where this process trains, of the devices that are visible to all of its cell's."""
-    import torch
-
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
-    if here.world == 1 or accelerator == "cpu":
-        return torch.device(accelerator)
-    if (seen := torch.cuda.device_count()) < here.on_node:
-        raise ConfigError(f"training.devices: {here.on_node} on this machine, and CUDA sees {seen}")
-    torch.cuda.set_device(here.local_rank)
-    return torch.device(accelerator, here.local_rank)
-
-
-def _cluster(here: "Place") -> "L.pytorch.plugins.environments.ClusterEnvironment":
-    """Where Lightning finds a process's rank; left to itself, it takes any SLURM for the cell's."""
-    from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
-
-    return SLURMEnvironment(auto_requeue=False) if here.nodes > 1 else LightningEnvironment()
-
-
-def _precision(chosen: str, device: "torch.device") -> "L.pytorch.plugins.Precision":
-    """Mixed precision on any device: by its name Lightning computes in bf16 for fp16 on a CPU."""
-    from lightning.pytorch.plugins import MixedPrecision, Precision
-
-    if chosen == "fp32":
-        return Precision()
-    return MixedPrecision("bf16-mixed" if chosen == "bf16" else "16-mixed", device.type)
 
 
 def _tensorboard(cell_dir: Path, start: int) -> "L.pytorch.loggers.TensorBoardLogger":

@@ -247,12 +247,12 @@ def test_different_widths_prefer_the_wide_key_far_away() -> None:
 
 def test_compiled_weights_are_the_softmaxs() -> None:
     """Compiled, the softmax over all keys of all tokens is spelled out; masked rows included."""
-    compiled = torch.compile(chunked._weights, backend="eager", fullgraph=True)
+    compiled = torch.compile(chunked._over_keys, backend="eager", fullgraph=True)
     logits = 5 * torch.randn(2, 3, 5, 2, 7, dtype=torch.double)
     logits[..., 1, :, :] = torch.finfo(torch.double).min
     logits[..., 2, :, 3:] = torch.finfo(torch.double).min
     results = []
-    for weights in (chunked._weights, compiled):
+    for weights in (chunked._over_keys, compiled):
         given = logits.clone().requires_grad_()
         out = weights(given)
         results.append((out, *torch.autograd.grad(out.square().sum(), given)))

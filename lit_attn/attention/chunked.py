@@ -44,20 +44,7 @@ def attend(
 
     def chunk(rows: slice) -> Tensor:
         columns = masks.visible(rows, keys)
-        logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k[..., columns, :])
-        if hard:
-            logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
-        if "pre" in composers:
-            a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-            logits = _compose("pre", composers, a, maps, rows, columns).unsqueeze(3)
-        if (bias := masks.bias(rows, columns, keys)) is not None:
-            logits = logits + bias.unsqueeze(-2)
-        if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
-            logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-        a = _compose("post", composers, _weights(logits).to(v.dtype), maps, rows, columns)
-        if seen is not None:
-            # Composition puts something there again, and a query that sees nothing gets nothing.
-            a = a.masked_fill(~seen, 0)
+        a = weights(q, k, masks, hard, composers, maps, scale, rows, columns, v.dtype)
         return F.dropout(a, dropout) @ v[..., columns, :]
 
     chunks = in_chunks(n, size)
@@ -66,7 +53,39 @@ def attend(
     return torch.cat([checkpoint(chunk, rows, use_reentrant=False) for rows in chunks], dim=-2)
 
 
-def _weights(logits: Tensor) -> Tensor:
+def weights(
+    q: Tensor,
+    k: Tensor,
+    masks: Masks,
+    hard: bool,
+    composers: nn.ModuleDict,
+    maps: dict[str, dict[str, Maps]],
+    scale: float,
+    rows: slice,
+    columns: slice,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(B, H, c, m): what the queries of `rows` give to the values of `columns`, all that they see.
+
+    The arguments are `attend`'s; `dtype` is the values'.
+    """
+    keys = k.shape[-2]
+    logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k[..., columns, :])
+    if hard:
+        logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
+    if "pre" in composers:
+        a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+        logits = _compose("pre", composers, a, maps, rows, columns).unsqueeze(3)
+    if (bias := masks.bias(rows, columns, keys)) is not None:
+        logits = logits + bias.unsqueeze(-2)
+    if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
+        logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    a = _compose("post", composers, _over_keys(logits).to(dtype), maps, rows, columns)
+    # Composition puts something there again, and a query that sees nothing gets nothing.
+    return a if seen is None else a.masked_fill(~seen, 0)
+
+
+def _over_keys(logits: Tensor) -> Tensor:
     """(B, H, c, m) in float32 or wider, from (B, H, c, M, m): what all keys of a token weigh.
 
     Weights of a token's keys add up, so one softmax over all keys spares their log-sum-exp.

@@ -8,7 +8,7 @@ attn_layer=attn_layer("belief2"))`, pretrained weights included.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,16 @@ SIMILARITIES: dict[type[spec.Similarity], type[Dot]] = {
     **SOFTMAX_SIMILARITIES,
     spec.Linear: Linear,
 }
+
+
+class Look(NamedTuple):
+    """What a layer computes on its way: `weights` (B, H, n, n), None where they are never formed,
+    and H_m and v_m of every head, `heads` and `values` (B, n, H, D).
+    """
+
+    weights: Tensor | None
+    heads: Tensor
+    values: Tensor
 
 
 class Attention(nn.Module):
@@ -137,6 +147,40 @@ class Attention(nn.Module):
             cache.advance(x.shape[1])
         return self.proj_drop(self.residual(heads.transpose(1, 2), own, self.proj))
 
+    def look(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rotary: Rotary | None = None,
+    ) -> Look:
+        """What `forward` computes of the same arguments before the residual part; dropout is off.
+
+        For those who want to see it (lit_attn.tasks.diagnostics): O(H n^2) memory at every n.
+        """
+        masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention)
+        q, keys, v = self.project(x, rotary)
+        own, keys = self._shared(v, 2), self._shared(keys, 1)
+        values = own.transpose(1, 2)
+        if isinstance(self.similarity, Linear):
+            heads = self.similarity.attend(q, keys, values, masks)
+            return Look(None, heads.transpose(1, 2), own)
+        q, k, scale = self._features(x, q, keys, None)
+        maps, all_of = self._maps(x, None), slice(0, x.shape[1])
+        weights = chunked.weights(
+            q,
+            k,
+            masks,
+            self.similarity.hard,
+            self.composers,
+            maps,
+            scale,
+            all_of,
+            all_of,
+            values.dtype,
+        )
+        return Look(weights, (weights @ values).transpose(1, 2), own)
+
     def new_cache(self) -> Cache:
         """An empty cache, for decoding one batch of sequences."""
         if isinstance(self.similarity, Linear):
@@ -168,16 +212,7 @@ class Attention(nn.Module):
         cache: KeyValues | None,
     ) -> Tensor:
         """The heads' sums (B, H, n, D): one call on all keys where that is what they are."""
-        q, k = self.similarity.features(q, keys, 0 if cache is None else cache.first)
-        if self.z is not None:
-            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            q = torch.cat([q, z], -1)
-            if cache is not None:
-                z = cache.extend("z", z)
-            k = torch.cat([k, z.unsqueeze(2).expand(*k.shape[:-1], -1)], -1)
-        scale = self.head_dim**-0.5
-        if self.temperature is not None:
-            q, scale = q * self.temperature.exp(), 1.0
+        q, k, scale = self._features(x, q, keys, cache)
         self.similarity.observe(q, k, scale, masks)
         dropout = self.attn_drop if self.training else 0.0
         # Dropout takes a pair of tokens out with all of its keys. On a CPU, weights of few tokens
@@ -189,6 +224,22 @@ class Attention(nn.Module):
             hard = self.similarity.hard
             return chunked.attend(q, k, v, masks, hard, self.composers, maps, scale, dropout)
         return one_call(q, k, v, masks, scale, dropout)
+
+    def _features(
+        self, x: Tensor, q: Tensor, keys: Tensor, cache: KeyValues | None
+    ) -> tuple[Tensor, Tensor, float]:
+        """q' (B, H, n, E), k' (B, H, M, n, E) and what their products are scaled by: the logits."""
+        q, k = self.similarity.features(q, keys, 0 if cache is None else cache.first)
+        if self.z is not None:
+            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            q = torch.cat([q, z], -1)
+            if cache is not None:
+                z = cache.extend("z", z)
+            k = torch.cat([k, z.unsqueeze(2).expand(*k.shape[:-1], -1)], -1)
+        scale = self.head_dim**-0.5
+        if self.temperature is not None:
+            q, scale = q * self.temperature.exp(), 1.0
+        return q, k, scale
 
     def _maps(self, x: Tensor, cache: KeyValues | None) -> dict[str, dict[str, Maps]]:
         """The composers' maps: of x as queries and, as keys, of what is cached too."""

@@ -39,11 +39,24 @@ def attention(
         h = linear(layer.similarity, q, keys, v, seen, is_causal)
         return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
 
+    h = weights(layer, x, q, keys, seen, attn_mask) @ v
+    return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
+
+
+def weights(
+    layer: Attention,
+    x: Tensor,
+    q: Tensor,
+    keys: list[Tensor],
+    seen: Tensor,
+    attn_mask: Tensor | None,
+) -> Tensor:
+    """The attention matrices, (B, H, n, n), of what `project` and `may_attend` return."""
     # The learned temperature takes the place of 1 / sqrt(D) in all that is exponentiated.
     tau: Tensor | float = 1.0
     if layer.temperature is not None:
         tau = math.sqrt(layer.head_dim) * layer.temperature.exp()
-    logits = SIMILARITIES[type(chosen.similarity)](layer.similarity, q, keys, tau)
+    logits = SIMILARITIES[type(layer.spec.similarity)](layer.similarity, q, keys, tau)
     if layer.z is not None:
         z = split_heads(layer.z(x), layer.num_heads)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
@@ -51,9 +64,8 @@ def attention(
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask
     # Finite, so that a token that may see nothing gets no NaN: its weights are then all zero.
-    weights = torch.softmax(logits.masked_fill(~seen, -1e300), dim=-1).masked_fill(~seen, 0)
-    weights = compose(layer, "post", x, weights).masked_fill(~seen, 0)
-    return RESIDUALS[type(chosen.residual)](layer.residual, weights @ v, v, layer.proj)
+    a = torch.softmax(logits.masked_fill(~seen, -1e300), dim=-1).masked_fill(~seen, 0)
+    return compose(layer, "post", x, a).masked_fill(~seen, 0)
 
 
 def project(
