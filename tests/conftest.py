@@ -1,12 +1,16 @@
 """Shared by all tests: GPU tests skip without a GPU; one thread, since tests run side by side."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what it runs in the background deaf to interrupts, and its children would be too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

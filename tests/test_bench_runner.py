@@ -12,7 +12,8 @@ def test_bench_runner(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runner", "--cells", "3", "--jobs", "2", "--expand", "9", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     ways = ["lit_attn", "shell loop"]
-    if importlib.util.find_spec("hydra_plugins"):
+    plugins = importlib.util.find_spec("hydra_plugins")
+    if plugins and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"):
         ways.append("Hydra, joblib")
     whats = [line.split("|")[1].strip() for line in lines[2:-2]]
     assert whats == [

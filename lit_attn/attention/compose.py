@@ -93,10 +93,13 @@ class Composer(nn.Module):
             return a * maps.gate.to(a.dtype).transpose(1, 2).unsqueeze(-1 if token == "c" else -2)
         assert isinstance(self.part, spec.Dynamic)
         matrices = _matrices(maps, self.part.groups).to(a.dtype)
-        if self.part.groups == 1:
-            return torch.einsum(f"bhcm,b{token}gh->bgcm", a, matrices.squeeze(2))
+        if token == "m":
+            # Tokens first and in order: else a CPU's batched product copies them one by one.
+            groups = a.unflatten(1, (self.part.groups, -1)).permute(0, 4, 1, 2, 3).contiguous()
+            composed = _GradientInOrder.apply(matrices @ groups)
+            return composed.permute(0, 2, 3, 4, 1).flatten(1, 2)
         groups = a.unflatten(1, (self.part.groups, -1))
-        return torch.einsum(f"bkhcm,b{token}kgh->bkgcm", groups, matrices).flatten(1, 2)
+        return torch.einsum("bkhcm,bckgh->bkgcm", groups, matrices).flatten(1, 2)
 
     def _unrolled(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         """The same, one head at a time, with every pair's H x H map spelled out.
@@ -127,6 +130,18 @@ class Composer(nn.Module):
                 out = out + weight * heads[h]
             composed.append(out)
         return torch.stack(composed, 1)
+
+
+class _GradientInOrder(torch.autograd.Function):
+    """The identity, whose gradient is contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
 
 
 class TokenMaps(nn.Module):

@@ -156,7 +156,9 @@ def _ways(
         return [sys.executable, str(app), "-m", *settings, f"hydra.sweep.dir={out}/hydra", *swept]
 
     ways: dict[str, Callable[[Path], list[str]]] = {"lit_attn": ours, "shell loop": shell}
-    if importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is not None:
+    # Of a missing package no part can be looked for.
+    plugins = importlib.util.find_spec("hydra_plugins")
+    if plugins and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"):
         ways["Hydra, joblib"] = hydra
     return ways
 
