@@ -37,6 +37,14 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.close(folder)
 
 
+def append(path: Path, content: str) -> None:
+    """Add `content` at the end of a file and fsync; a crash may tear the last line."""
+    with path.open("a", encoding="utf-8", newline="") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with sorted keys, atomically; NaN and infinity are refused."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")

@@ -1,17 +1,22 @@
 """What a study leaves on disk: the plan, each cell's result, each attempt's end, each metric row.
 
-These four are the whole interface between training (which writes them) and the report (which reads
+These are the whole interface between training (which writes them) and the report (which reads
 nothing else):
 
     runs/<study>/plan.json                                    Plan
     runs/<study>/<variant>/<seed>-<identity>/result.json      Result    written last: success
     runs/<study>/<variant>/<seed>-<identity>/attempts/<k>/exit.json     Exit
     runs/<study>/<variant>/<seed>-<identity>/metrics.csv      step,epoch,name,value
+    runs/<study>/<variant>/<seed>-<identity>/diagnostics.csv  step,layer,head,name,value
+    runs/<study>/<variant>/<seed>-<identity>/attention.npz    arrays of the last look
 """
 
+import contextlib
 import csv
+import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -154,23 +159,51 @@ class MetricRow(NamedTuple):
     value: float
 
 
+class DiagnosticRow(NamedTuple):
+    """One value of `diagnostics.csv`; layers and heads count from 1, no head is a whole layer's."""
+
+    step: int
+    layer: int
+    head: int | None
+    name: str
+    value: float
+
+
 def read_metrics(path: Path) -> list[MetricRow]:
     """Rows of a metrics.csv, or none without one.
 
     A crash while writing tears the last line, and what is appended later may go on in it: a line
     that is not a whole row is left out.
     """
+    rows = []
+    for fields in _whole_lines(path):
+        with contextlib.suppress(ValueError):
+            step, epoch, name, value = fields
+            rows.append(MetricRow(int(step), int(epoch), name, float(value)))
+    return rows
+
+
+def read_diagnostics(path: Path) -> list[DiagnosticRow]:
+    """Rows of a diagnostics.csv, in the same way."""
+    rows = []
+    for fields in _whole_lines(path):
+        with contextlib.suppress(ValueError):
+            step, layer, head, name, value = fields
+            of = int(head) if head else None
+            rows.append(DiagnosticRow(int(step), int(layer), of, name, float(value)))
+    return rows
+
+
+def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV, each ended by a line feed."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _whole_lines(path: Path) -> Iterator[list[str]]:
+    """The fields of every line that ends."""
     if not path.exists():
-        return []
+        return iter(())
     text = path.read_text(encoding="utf-8", errors="replace")
-    complete = text[: text.rfind("\n") + 1]
-    rows = (_metric_row(fields) for fields in csv.reader(complete.splitlines()))
-    return [row for row in rows if row is not None]
-
-
-def _metric_row(fields: list[str]) -> MetricRow | None:
-    try:
-        step, epoch, name, value = fields
-        return MetricRow(int(step), int(epoch), name, float(value))
-    except ValueError:
-        return None
+    return csv.reader(text[: text.rfind("\n") + 1].splitlines())

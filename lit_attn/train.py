@@ -171,6 +171,7 @@ def _train(
 
     from lit_attn.tasks import build, measure
     from lit_attn.tasks.checkpoints import Checkpoints
+    from lit_attn.tasks.diagnostics import Diagnostics
     from lit_attn.tasks.environment import cluster, precision, without_noise
     from lit_attn.tasks.recording import MetricsFile, Progress
 
@@ -187,6 +188,15 @@ def _train(
         metrics.start(start)
     tensorboard = _tensorboard(cell_dir, start)
     progress = Progress(cell_dir / "progress.json", total)
+    # In this order a step's time is without the checkpoint before it, an evaluation's without what
+    # is looked at after it.
+    callbacks: list[L.Callback] = [checkpoints, progress]
+    if training.diagnostics is not None:
+        every = training.evaluate_every * data.steps_per_epoch
+        looking = Diagnostics(cell_dir, training.diagnostics, every, total, tensorboard)
+        if group.is_first:
+            looking.start(start)
+        callbacks.append(looking)
     with without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
@@ -202,8 +212,7 @@ def _train(
             accumulate_grad_batches=accumulate,
             gradient_clip_val=training.clip,
             logger=[metrics, tensorboard],
-            # In this order a step's time is without the checkpoint before it.
-            callbacks=[checkpoints, progress],
+            callbacks=callbacks,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

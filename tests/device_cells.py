@@ -64,7 +64,8 @@ def growing(devices: int) -> Cell:
 def cells() -> dict[str, Cell]:
     compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing]
     made = {f"{of.__name__}-{n}": of(n) for of in compared for n in (1, 2)}
-    made |= {name: digits_cell(training={"devices": 2}) for name in ("whole", "stopped")}
+    looking = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
+    made |= {name: digits_cell(training=looking) for name in ("whole", "stopped")}
     made["diverged"] = digits_cell(
         optimizer={"lr": 1e30}, schedule={"warmup": 0}, training={"devices": 2}
     )

@@ -91,7 +91,8 @@ def test_stopped_devices_go_on_exactly(cells: Path) -> None:
     assert ended.message.endswith(f"saved at step {device_cells.STOPPED_AT}")
     assert folder.last_exit(second) is None
     assert result(stopped).attempts == 2
-    assert (whole / "metrics.csv").read_text() == (stopped / "metrics.csv").read_text()
+    for record in ("metrics.csv", "diagnostics.csv", "attention.npz"):
+        assert (whole / record).read_bytes() == (stopped / record).read_bytes()
     theirs = weights(whole)
     assert all(torch.equal(weight, theirs[key]) for key, weight in weights(stopped).items())
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lit_attn.config.base import Config, Kind, outside_identity
+from lit_attn.config.diagnostics import Diagnostics
 
 
 class Optimizer(Kind):
@@ -111,3 +112,4 @@ class Training(Config):
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "where to train")
     devices: PositiveInt = outside_identity(1, "that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
+    diagnostics: Diagnostics | None = outside_identity(None, "what to record of attention layers")

@@ -41,6 +41,10 @@ class HeadComposition(Task):
         tokens, answers, _ = batch
         return F.cross_entropy(self._logits(tokens), answers)
 
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """The questions."""
+        return (batch[0],)
+
     def measured(self, batch: Any) -> tuple[Tensor, ...]:
         """Logits of the answer, the answers and the tasks."""
         tokens, answers, tasks = batch

@@ -50,6 +50,11 @@ class Task(L.LightningModule, ABC):
     def measured(self, batch: Any) -> tuple[Tensor, ...]:
         """What one evaluation batch means to the metrics' `update`."""
 
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """What the network takes of an evaluation batch."""
+        *inputs, _ = batch
+        return tuple(inputs)
+
     def average_weights(self, decay: float) -> None:
         """Keep an exponential moving average of the weights, one update a step; evaluate it too."""
         # Lightning puts all modules into evaluation and back, and warns of those already there.

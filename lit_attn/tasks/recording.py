@@ -1,9 +1,6 @@
 """What a training cell writes while it runs: metric rows and progress."""
 
-import csv
-import io
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -13,8 +10,8 @@ import lightning as L
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_attn.files import write_atomic
-from lit_attn.records import MetricRow, read_metrics
+from lit_attn.files import append, write_atomic
+from lit_attn.records import MetricRow, csv_lines, read_metrics
 from lit_attn.tasks import measure
 
 RECENT = 100
@@ -47,7 +44,7 @@ class MetricsFile(Logger):
     def start(self, step: int) -> None:
         """Begin, or go on from a checkpoint at `step`: rows past it will be written again."""
         kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
-        write_atomic(self.path, _lines([("step", "epoch", "name", "value"), *kept]))
+        write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,10 +59,7 @@ class MetricsFile(Logger):
             for name, value in sorted(metrics.items())
             if name != "epoch"
         ]
-        with self.path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(_lines(rows))
-            stream.flush()
-            os.fsync(stream.fileno())
+        append(self.path, csv_lines(rows))
 
 
 class Progress(L.Callback):
@@ -140,9 +134,3 @@ class Progress(L.Callback):
             temporary = self.path.with_suffix(".tmp")
             temporary.write_text(json.dumps(said) + "\n")
             temporary.replace(self.path)
-
-
-def _lines(rows: list[Any]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
