@@ -10,11 +10,12 @@ import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_attn.records import Result
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.style import COLOURS, GREY, MARKERS, SETTINGS, Curve, band, new_figure, sd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,35 +29,6 @@ FIGURES = {
     "cost": "Mean and standard deviation against trainable parameters, FLOPs of a forward pass of "
     "one sample, and the median time of a training step.",
 }
-
-# Okabe & Ito's colours, told apart by colour-blind readers, and markers that repeat the message.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GREY = "#8a8a8a"
-
-# Typed by matplotlib as a dictionary of its hundreds of literal keys.
-SETTINGS: Any = {
-    "text.parse_math": False,  # a dollar sign in a name is one
-    "svg.hashsalt": "lit_attn",
-    "svg.fonttype": "path",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-}
-
-# Time in training (epochs or steps) to the values of all seeds.
-Curve = dict[int, list[float]]
-
-WIDTH = 7.2  # inches: the text of a two-column page
 
 
 def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
@@ -89,7 +61,7 @@ def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
 def _seeds(study: StudyRecord) -> "Figure":
     """Every seed's value, and beside it every seed's difference to the baseline."""
     names = [variant.name for variant in study.plan.variants]
-    figure = _figure(0.26 * len(names) + 0.75)
+    figure = new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     baseline = study.values(study.plan.baseline)
     for place, name in enumerate(names):
@@ -130,11 +102,11 @@ def _curves(study: StudyRecord) -> "Figure | None":
         return None
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
-    figure = _figure(1.35 * lines + 0.55)
+    figure = new_figure(1.35 * lines + 0.55)
     panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
     for axes, (name, curve) in zip(panels, shown.items(), strict=False):
-        _band(axes, baseline, GREY, "--")
-        _band(axes, curve, COLOURS[0], "-")
+        band(axes, baseline, GREY, "--")
+        band(axes, curve, COLOURS[0], "-")
         axes.set_title(name)
     for above, axes in zip(panels, panels[columns:], strict=False):
         if not axes.lines:
@@ -171,20 +143,12 @@ def _read_curves(study: StudyRecord) -> tuple[str, dict[str, Curve]]:
     return "epoch" if once else "step", curves
 
 
-def _band(axes: "Axes", curve: Curve, colour: str, dash: str) -> None:
-    means = [statistics.fmean(values) for values in curve.values()]
-    low = [mean - _sd(values) for mean, values in zip(means, curve.values(), strict=True)]
-    high = [mean + _sd(values) for mean, values in zip(means, curve.values(), strict=True)]
-    axes.fill_between(list(curve), low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
-
-
 def _late_range(curves: list[Curve]) -> tuple[float, float]:
     """The values from the second quarter of training on: where the curves come to differ."""
     times = sorted({time for curve in curves for time in curve})
     late = times[0] + (times[-1] - times[0]) / 4
     ends = [
-        statistics.fmean(values) + sign * _sd(values)
+        statistics.fmean(values) + sign * sd(values)
         for curve in curves
         for time, values in curve.items()
         if time >= late
@@ -204,7 +168,7 @@ def _cost(study: StudyRecord) -> "Figure":
         "seconds per training step": lambda result: result.step_time.median,
     }
     names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    figure = _figure(2.5 + 0.16 * -(-len(names) // 4))
+    figure = new_figure(2.5 + 0.16 * -(-len(names) // 4))
     panels = figure.subplots(1, len(costs), sharey=True)
     styles = dict(zip(names, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)), strict=False))
     for axes, (label, cost) in zip(panels, costs.items(), strict=True):
@@ -216,7 +180,7 @@ def _cost(study: StudyRecord) -> "Figure":
             axes.errorbar(
                 places[-1],
                 statistics.fmean(values),
-                yerr=_sd(values),
+                yerr=sd(values),
                 fmt=marker,
                 color=colour,
                 markersize=5,
@@ -234,17 +198,6 @@ def _cost(study: StudyRecord) -> "Figure":
     return figure
 
 
-def _figure(height: float) -> "Figure":
-    """Without pyplot, whose figures and back end are the importing program's own business."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(WIDTH, height), layout="constrained")
-
-
 def _with_count(study: StudyRecord, variant: str) -> str:
     done, planned = len(study.values(variant)), len(study.of(variant))
     return variant if done == planned else f"{variant} ({done}/{planned})"
-
-
-def _sd(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
