@@ -12,6 +12,7 @@ from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
 from lit_attn.config.language import GPT, SequenceClassifier
 from lit_attn.config.model import Model, ViT
+from lit_attn.config.segmentation import Scenery, Segmenter
 from lit_attn.config.sequence import Labelled
 from lit_attn.config.text import Tokens
 from lit_attn.config.training import Constant, Optimizer, Schedule, Training
@@ -31,6 +32,7 @@ TASKS = {
     "language-modelling": Needs((Tokens,), (GPT,)),
     "sequence-classification": Needs((Labelled,), (SequenceClassifier,)),
     "head-composition": Needs((HeadComposition,), (GPT,)),
+    "segmentation": Needs((Scenery,), (Segmenter,)),
 }
 
 
@@ -42,6 +44,7 @@ class Experiment(Config):
         "language-modelling",
         "sequence-classification",
         "head-composition",
+        "segmentation",
     ] = "image-classification"
     data: Data
     model: Model

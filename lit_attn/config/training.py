@@ -12,18 +12,30 @@ class Optimizer(Kind):
     """Base of the optimisers; `lr` is the peak that a schedule scales."""
 
     lr: PositiveFloat
-    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
 
 
-class Adam(Optimizer):
+class SGD(Optimizer):
+    """Gradient descent with Nesterov's momentum, as in timm's "sgd"; weight decay is coupled L2."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.9, gt=0, lt=1)
+
+
+class Adaptive(Optimizer):
+    """Those that divide by a running mean of squares; `betas` are the decays of both means."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class Adam(Adaptive):
     """Adam (Kingma & Ba 2015); weight decay is coupled L2."""
 
     kind: Literal["adam"] = "adam"
     eps: PositiveFloat = 1e-8
 
 
-class AdamW(Optimizer):
+class AdamW(Adaptive):
     """AdamW (Loshchilov & Hutter 2019).
 
     `decay: matrices` spares tensors of fewer than 2 axes, `decay: weights` the positions and the
@@ -35,7 +47,7 @@ class AdamW(Optimizer):
     decay: Literal["all", "matrices", "weights"] = "all"
 
 
-class SetAdam(Optimizer):
+class SetAdam(Adaptive):
     """SET-Adam (Zhang 2024): Adam with suppressed range of adaptive step sizes per tensor."""
 
     kind: Literal["set-adam"] = "set-adam"
@@ -70,6 +82,14 @@ class OneCycle(Schedule):
     kind: Literal["one-cycle"] = "one-cycle"
     warmup: float = Field(ge=0, description="epochs")
     start: float = Field(0.0, ge=0, description="learning rate at step 0 where there is a warm-up")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+
+
+class Polynomial(Schedule):
+    """Per step s of S: end + (lr - end) (1 - s / S)^power."""
+
+    kind: Literal["polynomial"] = "polynomial"
+    power: PositiveFloat = 0.9
     end: float = Field(0.0, ge=0, description="learning rate after the last step")
 
 

@@ -53,7 +53,8 @@ class SceneryData(L.LightningDataModule):
             val = _dataset(data, self.root, "training", held, augmented=False)
             self._evaluated = {"val": val, **self._evaluated}
         self.splits: list[str] = list(self._evaluated)
-        self.classes: tuple[str, ...] = tuple(self.train.metainfo["classes"])
+        # One of ADE20K's ends in a space.
+        self.classes = tuple(str(name).strip() for name in self.train.metainfo["classes"])
         self.palette: list[list[int]] = [list(colour) for colour in self.train.metainfo["palette"]]
         whole, rest = divmod(len(self.train), data.batch_size)
         self.steps_per_epoch = whole + (rest > 0 and not data.drop_last)

@@ -11,9 +11,11 @@ from lit_attn.config.data import Data, Images
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.image_folder import ClassFolders
+from lit_attn.config.segmentation import Scenery
 from lit_attn.config.sequence import Labelled
 from lit_attn.config.text import Tokens
 from lit_attn.data import composition
+from lit_attn.data.ade20k import SceneryData
 from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.data.images import ImageData
 from lit_attn.data.text.labelled import LabelledData
@@ -27,8 +29,16 @@ from lit_attn.tasks.composition import HeadComposition as HeadCompositionTask
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import learning_rate
+from lit_attn.tasks.segmentation import Segmentation
 
-AnyData = ImageData | ImageFolderData | TextData | LabelledData | composition.CompositionData
+AnyData = (
+    ImageData
+    | ImageFolderData
+    | TextData
+    | LabelledData
+    | composition.CompositionData
+    | SceneryData
+)
 
 
 class Parts(NamedTuple):
@@ -78,6 +88,8 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
         return composition.CompositionData(data, seed, device)
     if isinstance(data, ClassFolders):
         return ImageFolderData(data, seed)
+    if isinstance(data, Scenery):
+        return SceneryData(data, seed)
     assert isinstance(data, Images)
     return ImageData(data, seed, device)
 
@@ -94,6 +106,8 @@ def _task(experiment: Experiment, data: AnyData) -> Task:
         assert isinstance(network, GPT)
         held_out = composition.held_out(data.data).tolist()
         return HeadCompositionTask(network, data.splits, optimizer, rate, held_out)
+    if isinstance(data, SceneryData):
+        return Segmentation(network, data.splits, optimizer, rate, data.classes)
     of = SequenceClassification if isinstance(data, LabelledData) else Classification
     return of(
         network,

@@ -5,7 +5,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
-from lit_attn.config.training import Adam, AdamW, Optimizer, SetAdam
+from lit_attn.config.training import SGD, Adam, AdamW, Optimizer, SetAdam
 from lit_attn.tasks.set_adam import SETAdam
 
 
@@ -14,12 +14,21 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser that `chosen` describes, over the trainable parameters of `module`.
 
-    `fused`: Adam and AdamW as one kernel.
+    `fused`: Adam, AdamW and SGD as one kernel.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if isinstance(chosen, SetAdam):
         return SETAdam(
             parameters, chosen.lr, chosen.betas, chosen.eps, chosen.tau, chosen.weight_decay
+        )
+    if isinstance(chosen, SGD):
+        return torch.optim.SGD(
+            parameters,
+            chosen.lr,
+            chosen.momentum,
+            weight_decay=chosen.weight_decay,
+            nesterov=True,
+            fused=fused,
         )
     if isinstance(chosen, Adam):
         return torch.optim.Adam(

@@ -4,7 +4,15 @@ import math
 from collections.abc import Callable
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine, OneCycle, Schedule, Trapezoid
+from lit_attn.config.training import (
+    Constant,
+    Cosine,
+    LaggedCosine,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Trapezoid,
+)
 
 Rate = Callable[[int], float]
 
@@ -22,6 +30,8 @@ def learning_rate(schedule: Schedule, peak: float, steps_per_epoch: int, epochs:
         return _warmed(schedule, peak, steps_per_epoch, epochs, _line)
     if isinstance(schedule, Trapezoid):
         return _trapezoid(schedule, peak, steps_per_epoch, epochs)
+    if isinstance(schedule, Polynomial):
+        return _polynomial(schedule, peak, steps_per_epoch * epochs)
     assert isinstance(schedule, LaggedCosine)
     return _lagged_cosine(schedule, peak, steps_per_epoch, epochs)
 
@@ -72,6 +82,14 @@ def _trapezoid(schedule: Trapezoid, peak: float, steps_per_epoch: int, epochs: i
         if step < total - down:
             return peak
         return peak * max(0, total - step) / down if down else peak
+
+    return rate
+
+
+def _polynomial(schedule: Polynomial, peak: float, total: int) -> Rate:
+    def rate(step: int) -> float:
+        left = max(0.0, 1 - step / total)
+        return schedule.end + (peak - schedule.end) * left**schedule.power
 
     return rate
 
