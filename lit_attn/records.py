@@ -9,6 +9,7 @@ nothing else):
     runs/<study>/<variant>/<seed>-<identity>/metrics.csv      step,epoch,name,value
     runs/<study>/<variant>/<seed>-<identity>/diagnostics.csv  step,layer,head,name,value
     runs/<study>/<variant>/<seed>-<identity>/attention.npz    arrays of the last look
+    runs/<study>/<variant>/<seed>-<identity>/pictures/<k>.png image | labels | prediction
 """
 
 import contextlib

@@ -173,7 +173,7 @@ def _train(
     from lit_attn.tasks.checkpoints import Checkpoints
     from lit_attn.tasks.diagnostics import Diagnostics
     from lit_attn.tasks.environment import cluster, precision, without_noise
-    from lit_attn.tasks.recording import MetricsFile, Progress
+    from lit_attn.tasks.recording import MetricsFile, Progress, write_pictures
 
     training = cell.experiment.training
     built = _grown(cell) if limits is ESTIMATE else cell
@@ -274,6 +274,8 @@ def _train(
     settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": costs.ffn_width}
     settings |= cell.experiment.model_dump(mode="json")
     tensorboard.log_hyperparams(settings, chosen_by, step=result.steps)
+    pictures = task.pictures(data, device)
+    write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
     tensorboard.finalize("success")
     checkpoints.keep_weights(task.network)
     if task.average is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 from digit_folders import experiment, write
-from training_cells import digits_cell, text_cell
+from training_cells import digits_cell, scenes_cell, text_cell
 
 # Loaded once, by the server that the cells are forked from.
 import lit_attn.tasks.build
@@ -61,8 +61,14 @@ def growing(devices: int) -> Cell:
     return Cell.model_validate(given)
 
 
+def scenes(devices: int) -> Cell:
+    """Nine images in batches of four, of which devices have unequal numbers of labelled pixels."""
+    model = {"drop_path": 0.0, "decoder_dropout": 0.0}
+    return scenes_cell(Path(), model=model, training={"ema": 0.9, "devices": devices})
+
+
 def cells() -> dict[str, Cell]:
-    compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing]
+    compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing, scenes]
     made = {f"{of.__name__}-{n}": of(n) for of in compared for n in (1, 2)}
     looking = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
     made |= {name: digits_cell(training=looking) for name in ("whole", "stopped")}

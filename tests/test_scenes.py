@@ -13,7 +13,7 @@ from lit_attn.config.data import Mix
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.segmentation import Ade20k, CategoryCrop, Flip, Rescale, Scenery, Scenes
 from lit_attn.data import scenes, sets
-from lit_attn.data.ade20k import SceneryData, _Seeded, pipeline
+from lit_attn.data.ade20k import Sample, SceneryData, _Seeded, pipeline
 
 pytest.importorskip("mmseg")
 
@@ -124,7 +124,7 @@ def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
     data = SceneryData(few(root), seed=0)
     np.random.seed(5)
     random.seed(5)
-    _Seeded(data.train)[0, 1]
+    _Seeded(data.train)[Sample(0, 1)]
     after = np.random.random(), random.random()
     np.random.seed(5)
     random.seed(5)
@@ -135,7 +135,8 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
     data = SceneryData(few(root), seed=0)
     assert data.steps_per_epoch == 2
     epochs = [
-        [index for step in steps for index, _ in data.samples(step)] for steps in ((0, 1), (2, 3))
+        [sample.image for step in steps for sample in data.samples(step)]
+        for steps in ((0, 1), (2, 3))
     ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 2
     assert epochs[0] != epochs[1]
@@ -152,8 +153,11 @@ def test_devices_share_a_batch_and_count_every_image_once(
         monkeypatch.setattr(data, "share", lambda rank=rank: (rank, 2))
         shares.append(data.samples(0))
         assert len(shares[-1]) == 2
-    assert {pair for share in shares for pair in share} >= set(whole)
-    assert sum(len(share) for share in shares) == 4
+    shared = [sample for share in shares for sample in share]
+    assert {sample for sample in shared if sample.labelled} == set(whole)
+    (again,) = (sample for sample in shared if not sample.labelled)
+    labels = _Seeded(data.train)[again]["data_samples"].gt_sem_seg.data
+    assert (labels == 255).all()
     evaluated = []
     for rank in range(2):
         monkeypatch.setattr(data, "share", lambda rank=rank: (rank, 2))

@@ -7,7 +7,16 @@ import torch
 from timm.scheduler import CosineLRScheduler
 
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.training import Constant, Cosine, LaggedCosine, OneCycle, Trapezoid
+from lit_attn.config.training import (
+    SGD,
+    Constant,
+    Cosine,
+    LaggedCosine,
+    OneCycle,
+    Polynomial,
+    Trapezoid,
+)
+from lit_attn.tasks.optim import build_optimizer
 from lit_attn.tasks.schedule import learning_rate
 
 
@@ -104,3 +113,26 @@ def test_one_cycle_is_pytorchs_linear_one() -> None:
 def test_a_warm_up_longer_than_training_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule.warmup: 3.0 epochs, training has 2"):
         learning_rate(OneCycle(warmup=3), 1e-4, 10, 2)
+
+
+def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
+    """(1e-3 - 1e-5) (1 - i / 161,728)^0.9 + 1e-5 at iteration i."""
+    rate = learning_rate(Polynomial(power=0.9, end=1e-5), 1e-3, 2527, 64)
+    assert rate(0) == 1e-3
+    for step in (1, 2527, 100_000, 161_727):
+        assert rate(step) == pytest.approx((1e-3 - 1e-5) * (1 - step / 161_728) ** 0.9 + 1e-5)
+    assert rate(161_728) == rate(10**9) == 1e-5
+
+
+def test_sgd_is_nesterovs() -> None:
+    """v = mu v + g; w -= lr (g + mu v), with the decayed weights in g."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    weight, momentum = layer.weight.detach().clone(), torch.zeros(1, 2)
+    optimizer = build_optimizer(SGD(lr=0.1, momentum=0.8, weight_decay=0.01), layer)
+    for gradient in (torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])):
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        decayed = gradient + 0.01 * weight
+        momentum = 0.8 * momentum + decayed
+        weight = weight - 0.1 * (decayed + 0.8 * momentum)
+    torch.testing.assert_close(layer.weight.detach(), weight)

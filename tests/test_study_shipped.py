@@ -86,6 +86,10 @@ def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> 
         ("dcmha-imagenet", "standard", 21_974_632),
         ("dcmha-imagenet", "dcmha", 21_974_632 + 12 * 48_384),
         ("dcmha-imagenet", "vit-m", 38_736_360),
+        # Segmenter's without its encoder's classifier, which nothing uses.
+        ("belief2-ade20k", "standard", 6_906_388 - 193_000),
+        ("belief2-ade20k", "belief2-encoder", 6_906_388 - 193_000 + 444_672),
+        ("belief2-ade20k", "belief2", 6_906_388 - 193_000 + 516_096 + 14 * 192),
         # nanoGPT, and modded-nanogpt's branch with W^s.
         ("beliefformer-gpt2", "standard", 123_532_032),
         ("beliefformer-gpt2", "belief-star", 130_609_920),
@@ -159,3 +163,32 @@ def test_readings_differ_in_what_they_say() -> None:
     }
     plain = [name for name, experiment in found.items() if experiment.model.patchify == "plain"]
     assert plain == ["plain-standard", "plain-attentionx"]
+
+
+def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
+    """Segmenter's seg_tiny_mask on ADE20K (docs/setups.md)."""
+    found = {variant.name: variant.experiment for variant in matrices()["belief2-ade20k"].variants}
+    experiment = found["standard"]
+    data, model, training = experiment.data, experiment.model, experiment.training
+    assert (data.kind, data.crop, data.short_side, data.long_side) == ("ade20k", 512, 512, 2048)
+    assert (data.batch_size, data.drop_last, data.validation) == (8, False, 0)
+    assert (model.dim, model.depth, model.heads, model.patch) == (192, 12, 3, 16)
+    assert (model.drop_path, model.decoder_depth, model.decoder_dropout) == (0.1, 2, 0.1)
+    assert model.stride is None
+    assert model.pretrained == "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
+    optimizer = experiment.optimizer.model_dump()
+    assert optimizer == {"kind": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    assert experiment.schedule.model_dump() == {"kind": "polynomial", "power": 0.9, "end": 1e-5}
+    assert (training.epochs, training.evaluate_every, training.clip) == (64, 2, None)
+    assert (training.precision, training.ema) == ("fp32", None)
+    readings = {
+        name: (e.model.attention.zz, e.model.attention.residual.activation)
+        for name, e in found.items()
+        if "belief2" in name
+    }
+    assert readings.pop("belief2-with-zz") == (True, "identity")
+    assert readings.pop("belief2-gelu") == (False, "gelu")
+    assert set(readings.values()) == {(False, "identity")}
+    starts = {name: found[name].model.attention.residual.init for name in readings}
+    assert starts.pop("belief2-fresh") == "fresh"
+    assert set(starts.values()) == {"copy"}

@@ -55,9 +55,10 @@ def last_exit(path: Path) -> Exit:
     return found
 
 
-@pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing"])
+@pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
 def test_two_devices_find_what_one_finds(name: str, cells: Path) -> None:
-    """237 images of validation are an odd number: none is counted twice, none is left out."""
+    """237 images of validation are an odd number, as are the five scenes: none is counted twice,
+    none is left out."""
     one, two = cells / f"{name}-1", cells / f"{name}-2"
     alone, shared = result(one), result(two)
     assert (alone.devices, shared.devices) == (1, 2)

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -18,7 +18,14 @@ from torch.utils.data import Dataset
 
 from lit_attn.config.data import Augmentation, Flip
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.segmentation import CategoryCrop, Photometric, Rescale, Scenery, Scenes
+from lit_attn.config.segmentation import (
+    IGNORED,
+    CategoryCrop,
+    Photometric,
+    Rescale,
+    Scenery,
+    Scenes,
+)
 from lit_attn.data import scenes
 from lit_attn.data.sets import SPLIT_SEED
 from lit_attn.data.text.steps import generator
@@ -29,6 +36,14 @@ if TYPE_CHECKING:
     from mmseg.datasets import BaseSegDataset
 
 Batch = dict[str, list[Any]]
+
+
+class Sample(NamedTuple):
+    """An image of the training set, what seeds its augmentation, and whether its labels count."""
+
+    image: int
+    seed: int
+    labelled: bool = True
 
 
 class SceneryData(L.LightningDataModule):
@@ -79,6 +94,12 @@ class SceneryData(L.LightningDataModule):
         """One loader for each of `splits`, each device's with its own share of the images."""
         return [EvaluationLoader(self, dataset) for dataset in self._evaluated.values()]
 
+    def few(self, count: int) -> Iterator[Batch]:
+        """At most `count` images, one at a time, from all over the last of `splits`."""
+        dataset = self._evaluated[self.splits[-1]]
+        count = min(count, len(dataset))
+        return self.load(dataset, [[i * len(dataset) // count] for i in range(count)])
+
     def load(self, dataset: Dataset[Any], batches: list[list[Any]]) -> Iterator[Batch]:
         """Read `batches` of indices in the worker processes."""
         return iter(loader(dataset, batches, _listed, self.data.workers, _single_threaded))
@@ -88,20 +109,22 @@ class SceneryData(L.LightningDataModule):
         trainer = self.trainer
         return (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
 
-    def samples(self, step: int) -> list[tuple[int, int]]:
-        """This device's (index, seed) pairs of training step `step`.
+    def samples(self, step: int) -> list[Sample]:
+        """This device's samples of training step `step`.
 
-        Where the last batch of an epoch does not go round all devices, its first images are used
-        again: every device needs one.
+        Where the last batch of an epoch does not go round all devices, its first images are read
+        again, without labels: every device needs as many, and none counts twice.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         order = generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
         size = self.data.batch_size
         chosen = order[index * size : (index + 1) * size]
         rank, world = self.share()
-        chosen += order[: -len(chosen) % world]
+        more = -len(chosen) % world
+        labelled = [True] * len(chosen) + [False] * more
+        chosen += order[:more]
         seeds = generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
-        return list(zip(chosen, seeds, strict=True))[rank::world]
+        return list(map(Sample, chosen, seeds, labelled))[rank::world]
 
 
 class TrainLoader:
@@ -150,7 +173,7 @@ class EvaluationLoader:
 
 
 class _Seeded(Dataset[Any]):
-    """The augmented sample of an (index, seed) pair; the generators are left as they were.
+    """Augmented samples; the generators are left as they were.
 
     mmsegmentation's transforms draw from the global generators of numpy and of Python.
     """
@@ -158,13 +181,15 @@ class _Seeded(Dataset[Any]):
     def __init__(self, dataset: "BaseSegDataset") -> None:
         self.dataset = dataset
 
-    def __getitem__(self, pair: tuple[int, int]) -> Any:
-        index, seed = pair
+    def __getitem__(self, sample: Sample) -> Any:
         states = np.random.get_state(), random.getstate()
         try:
-            np.random.seed(seed)
-            random.seed(seed)
-            return self.dataset[index]
+            np.random.seed(sample.seed)
+            random.seed(sample.seed)
+            found = self.dataset[sample.image]
+            if not sample.labelled:
+                found["data_samples"].gt_sem_seg.data.fill_(IGNORED)
+            return found
         finally:
             np.random.set_state(states[0])
             random.setstate(states[1])

@@ -31,19 +31,20 @@ PALETTE = (
 )
 
 # Changes with what a scene looks like, so that no old folder is taken for a new one.
-VERSION = 1
+VERSION = 2
 
 # Red, green and blue that a ground tends to.
 TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
 
 HEIGHT = 64
 WIDTHS = {"training": 64, "validation": 96}
-DIGITS = (8, 16)
 
-# Digits stand on a lattice of 8 pixels, so that a small model on patches of 8 reads some of them
-# after minutes on a CPU: anywhere, and in many sizes, it reads none.
-CELL = 8
-SIDE = 2 * CELL
+# How many places are drawn; those that are taken stay as they are.
+DIGITS = (16, 32)
+
+# Digits stand on a lattice, two patches of 8 wide each, so that a small model reads them after
+# minutes on a CPU: anywhere, and in many sizes, it reads none.
+SIDE = 16
 
 # Ink that makes a pixel a digit's, and ink that leaves it the ground's; between, it is nobody's.
 DIGIT_INK, GROUND_INK = 0.5, 0.25
@@ -86,8 +87,8 @@ def scene(
     taken = np.zeros((HEIGHT, width), dtype=bool)
     for _ in range(generator.integers(*DIGITS, endpoint=True)):
         chosen = generator.integers(len(images))
-        top = CELL * int(generator.integers((HEIGHT - SIDE) // CELL + 1))
-        left = CELL * int(generator.integers((width - SIDE) // CELL + 1))
+        top = SIDE * int(generator.integers(HEIGHT // SIDE))
+        left = SIDE * int(generator.integers(width // SIDE))
         box = np.s_[top : top + SIDE, left : left + SIDE]
         if taken[box].any():
             continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_attn.config.segmentation import Segmenter
+from lit_attn.config.segmentation import IGNORED, Segmenter
 from lit_attn.extras import require_mmseg
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 # Pixels go from 0..255 to -1..1, as for the published weights.
 MEAN = STD = 127.5
-
-# The label of pixels that have none.
-IGNORED = 255
 
 
 def build(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lit_attn.records import Result
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.segmentation import draw_pictures
 from lit_attn.report.style import COLOURS, GREY, MARKERS, SETTINGS, Curve, band, new_figure, sd
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ FIGURES = {
     "the baseline in grey. The axis leaves out what lies below the first quarter of training.",
     "cost": "Mean and standard deviation against trainable parameters, FLOPs of a forward pass of "
     "one sample, and the median time of a training step.",
+    "pictures": "Evaluation images, their labels (black: none) and the predictions after the last "
+    "step of training, with the first seed.",
 }
 
 
@@ -41,6 +44,7 @@ def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
         "seeds": _seeds,
         "curves": _curves,
         "cost": _cost,
+        "pictures": draw_pictures,
     }
     images = {}
     with mpl.rc_context(), warnings.catch_warnings():

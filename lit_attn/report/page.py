@@ -39,18 +39,19 @@ tbody tr:last-child > * { border-bottom: 2px solid var(--ink); }
 /* The count, with the cells that failed. */
 table.results td:nth-child(3) { white-space: normal; min-width: 6.5em; }
 tbody tr:hover { background: var(--hover); }
+.wide + .wide, figure + .wide { margin-top: 2.4rem; }
 figure { margin: 2.4rem 0 0; }
 figure img { display: block; width: 100%; max-width: 62rem; height: auto; background: #fff;
   border-radius: 6px; }
 figcaption { color: var(--soft); font-size: .84rem; margin-top: .5rem; max-width: 62rem; }
 """
 
-FILES = ("table.csv", "table.md", "table.tex", "per_seed.csv")
 
-
-def study_page(study: StudyRecord, table: str, caption: Caption, figures: list[str]) -> str:
-    """The study's table and figures."""
-    links = " · ".join(f'<a href="{name}">{name}</a>' for name in FILES)
+def study_page(
+    study: StudyRecord, tables: list[str], files: list[str], caption: Caption, figures: list[str]
+) -> str:
+    """The study's main table, its figures and its other tables, with links to `files`."""
+    links = " · ".join(f'<a href="{name}">{name}</a>' for name in files)
     alerts = "".join(
         f'<p class="alert">Warning: {html.escape(warning)}</p>\n' for warning in caption.warnings
     )
@@ -60,12 +61,13 @@ def study_page(study: StudyRecord, table: str, caption: Caption, figures: list[s
         f'<a href="{name}.svg">SVG</a> · <a href="{name}.png">PNG</a></figcaption></figure>\n'
         for name in figures
     )
+    first, *others = (f'<div class="wide">\n{table}</div>\n' for table in tables)
     title = caption.title.rstrip(".")
     body = (
         f"<h1>{html.escape(title)}</h1>\n"
         f'<p class="links"><a href="../index.html">all studies</a> · '
         f"{html.escape(study.plan.study)} · {links}</p>\n"
-        f'{alerts}<div class="wide">\n{table}</div>\n{images}'
+        f"{alerts}{first}{images}{''.join(others)}"
     )
     return _document(title, body)
 

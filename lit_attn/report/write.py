@@ -8,6 +8,7 @@ from lit_attn.report.figures import FIGURES, draw
 from lit_attn.report.formats import to_html, to_latex, to_markdown
 from lit_attn.report.page import index_page, study_page
 from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.segmentation import class_table, per_class
 from lit_attn.report.summary import per_seed, per_variant
 from lit_attn.report.table import make_table
 
@@ -27,13 +28,19 @@ def table_files(study: StudyRecord, figures: list[str]) -> dict[str, str]:
     """Everything but the figures: file name to content; the page shows `figures`."""
     summary = per_variant(study)
     table = make_table(summary, study.plan.metric, make_caption(study, summary))
-    return {
+    classes = per_class(study)
+    files = {
         "table.csv": summary.to_csv(index=False, lineterminator="\n"),
         "per_seed.csv": per_seed(study).to_csv(index=False, lineterminator="\n"),
         "table.md": to_markdown(table),
         "table.tex": to_latex(table, study.plan.study),
-        "table.html": study_page(study, to_html(table), table.caption, figures),
     }
+    tables = [to_html(table)]
+    if len(classes):
+        files["classes.csv"] = classes.to_csv(index=False, lineterminator="\n")
+        tables.append(class_table(classes))
+    files["table.html"] = study_page(study, tables, list(files), table.caption, figures)
+    return files
 
 
 def _write(study: StudyRecord, reports: Path) -> Path:
@@ -47,6 +54,9 @@ def _write(study: StudyRecord, reports: Path) -> Path:
                 # What records of before filled, and these no longer do.
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
     shown = [name for name in FIGURES if (name, "svg") in images]
-    for name, content in table_files(study, shown).items():
+    files = table_files(study, shown)
+    for name, content in files.items():
         write_atomic(folder / name, content)
+    if "classes.csv" not in files:
+        (folder / "classes.csv").unlink(missing_ok=True)
     return folder

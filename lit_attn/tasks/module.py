@@ -5,7 +5,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
@@ -54,6 +56,10 @@ class Task(L.LightningModule, ABC):
         """What the network takes of an evaluation batch."""
         *inputs, _ = batch
         return tuple(inputs)
+
+    def pictures(self, data: Any, device: torch.device) -> list[NDArray[np.uint8]]:
+        """A few pictures (h, w, 3) of what the trained network makes of `data`; none by default."""
+        return []
 
     def average_weights(self, decay: float) -> None:
         """Keep an exponential moving average of the weights, one update a step; evaluate it too."""

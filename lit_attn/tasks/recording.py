@@ -1,5 +1,6 @@
-"""What a training cell writes while it runs: metric rows and progress."""
+"""What a training cell writes: metric rows and progress while it runs, pictures at its end."""
 
+import io
 import json
 import statistics
 import time
@@ -7,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
+from PIL import Image
 
 from lit_attn.files import append, write_atomic
 from lit_attn.records import MetricRow, csv_lines, read_metrics
@@ -60,6 +65,17 @@ class MetricsFile(Logger):
             if name != "epoch"
         ]
         append(self.path, csv_lines(rows))
+
+
+def write_pictures(
+    pictures: list[NDArray[np.uint8]], folder: Path, logger: TensorBoardLogger, step: int
+) -> None:
+    """Pictures (h, w, 3) as `folder`/0.png, 1.png, ... and as images of TensorBoard."""
+    for number, picture in enumerate(pictures):
+        content = io.BytesIO()
+        Image.fromarray(picture).save(content, format="PNG")
+        write_atomic(folder / f"{number}.png", content.getvalue())
+        logger.experiment.add_image(f"pictures/{number}", picture, step, dataformats="HWC")
 
 
 class Progress(L.Callback):

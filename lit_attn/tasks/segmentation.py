@@ -4,29 +4,41 @@ Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int6
 where a pixel has none. Batches are mmsegmentation's (lit_attn.data.ade20k).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor, distributed, nn
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.config.segmentation import IGNORED
 from lit_attn.config.training import Optimizer
-from lit_attn.models.segmenter import IGNORED
+from lit_attn.data.ade20k import SceneryData
 from lit_attn.tasks.module import Task
 from lit_attn.tasks.schedule import Rate
+
+if TYPE_CHECKING:
+    from mmseg.models import EncoderDecoder
+
+# Of the pictures that stand beside a result: how many, and the pixels that one is high at most.
+PICTURES, HEIGHT = 4, 256
 
 
 class Segmentation(Task):
     """Cross-entropy of labelled pixels; mmsegmentation's scores, and every class's, of each split.
 
-    `network` is mmsegmentation's EncoderDecoder; evaluation goes over whole images or in sliding
-    windows as its `test_cfg` says, at the size of the labels. `classes` are the classes' names.
+    Evaluation goes over whole images or in sliding windows as the network's `test_cfg` says, at the
+    size of the labels. `classes` are the classes' names.
     """
+
+    network: "EncoderDecoder"
 
     def __init__(
         self,
-        network: nn.Module,
+        network: "EncoderDecoder",
         splits: list[str],
         optimizer: Optimizer,
         rate: Rate,
@@ -58,6 +70,11 @@ class Segmentation(Task):
         # Gradients are averaged over devices.
         return mean * labelled * self.trainer.world_size / everywhere.clamp(min=1)
 
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """The first window of the image."""
+        height, width = self.network.test_cfg.crop_size
+        return (self._prepared(batch, training=False)["inputs"][..., :height, :width],)
+
     def measured(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The prediction, the labels and -log p of the labels, of a batch of one image."""
         (sample,) = self.predict(batch)
@@ -70,6 +87,34 @@ class Segmentation(Task):
         """mmsegmentation's inference: its samples with `seg_logits` and `pred_sem_seg`."""
         samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))
         return samples
+
+    def pictures(self, data: SceneryData, device: torch.device) -> list[NDArray[np.uint8]]:
+        """An image, its labels and the prediction side by side, in the set's colours.
+
+        Black is what has no label.
+        """
+        colours = np.zeros((IGNORED + 1, 3), dtype=np.uint8)
+        colours[: len(data.palette)] = data.palette
+        self.to(device).eval()
+        drawn = []
+        for batch in data.few(PICTURES):
+            image = batch["inputs"][0].flip(0).permute(1, 2, 0).numpy()
+            with torch.no_grad():
+                (sample,) = self.predict(batch)
+            known, found = (
+                colours[part.data[0].cpu().numpy()]
+                for part in (sample.gt_sem_seg, sample.pred_sem_seg)
+            )
+            height = min(HEIGHT, len(known))
+            size = (round(known.shape[1] * height / len(known)), height)
+            panels = [Image.fromarray(image).resize(size)]
+            panels += [
+                Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
+                for labels in (known, found)
+            ]
+            drawn.append(np.concatenate([np.asarray(panel) for panel in panels], axis=1))
+        self.cpu()
+        return drawn
 
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
         # Only a call of its own `to` tells mmengine's preprocessor where it is.
