@@ -207,7 +207,8 @@ def test_no_copies_token_by_token(side: str) -> None:
     """A batched product of strided matrices on a CPU copies each by itself, in both passes."""
     n, heads = 512, 8
     layer = attn_layer(f"dcmha-{side}")(heads * 2, heads)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         layer(torch.randn(1, n, heads * 2)).sum().backward()
     copies = sum(event.count for event in profile.key_averages() if event.key == "aten::clone")
     assert copies < n

@@ -47,7 +47,7 @@ def _on_gpu(step: Pass) -> Footprint:
 
 def _on_cpu(step: Pass) -> Footprint:
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
         out = step.forward()
         with torch.profiler.record_function(BACKWARD):
