@@ -7,6 +7,7 @@ drawn, after the prompt, and ends after --tokens tokens or where the model ends 
 import argparse
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ TOKENS = 200
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 with a text, 2 for what cannot be had, 130 when interrupted.
 
-    Whoever reads only the beginning, as `head` does, ends it with 0.
+    And 141 where whoever reads it, as `head` does, stops.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -40,8 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         print()
         return 130
     except BrokenPipeError:
-        # Python flushes what is left at its end, and would complain of the same again.
+        # At exit Python would flush into the closed pipe once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return 0
 
 

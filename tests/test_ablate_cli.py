@@ -141,6 +141,10 @@ def test_set_changes_every_variant(
         (["--stall", "0"], "--stall: needs a number of minutes above 0"),
         (["--time", "nan"], "--time: needs a number of minutes above 0"),
         (["--params"], "--params: goes with --dry-run"),
+        (["--dryrun"], "--dryrun: is not an option; did you mean '--dry-run'?"),
+        (["--seeds", "0", "1"],
+         "1: one file of studies at a time; several seeds are written --seeds 0,1,2, several"
+         " studies --study A --study B"),
     ],
 )  # fmt: skip
 def test_bad_usage(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lit_attn.ablate import listing, look
 from lit_attn.ablate.plan import Job, Matrix, expand
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import choose, read_studies
 
@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     try:
         if words and words[0] in look.COMMANDS:
             return look.main(words)
-        options = parser().parse_args(words)
+        options, more = parser().parse_known_args(words)
+        _nothing_more(more, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _matrices(options)
         if options.dry_run:
             if options.estimate:
@@ -89,6 +90,19 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         # `| head` has read enough; at exit Python would flush into the closed pipe once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _nothing_more(words: list[str], known: list[str]) -> None:
+    """Raise ConfigError for what the command line has beyond its options, as `--seeds 0 1` has."""
+    if not words:
+        return
+    word = words[0]
+    if word.startswith("-"):
+        raise ConfigError(f"{word}: is not an option{nearest(word, known)}")
+    raise ConfigError(
+        f"{word}: one file of studies at a time; several seeds are written --seeds 0,1,2, "
+        "several studies --study A --study B"
+    )
 
 
 def _matrices(options: argparse.Namespace) -> list[Matrix]:
