@@ -96,12 +96,15 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
 
 
 @pytest.mark.parametrize(
-    "how",
-    [("scontrol", "requeue"), ("scancel", "--signal=USR2")],
+    ("how", "why"),
+    [
+        (("scontrol", "requeue"), "lit_attn.errors.Preempted: stopped by SIGTERM"),
+        (("scancel", "--signal=USR2"), "the time of its job was up"),
+    ],
     ids=["preempted", "out of time"],
 )
 def test_a_job_that_has_to_go_saves_and_is_queued_again(
-    tmp_path: Path, cluster: dict[str, str], how: tuple[str, ...]
+    tmp_path: Path, cluster: dict[str, str], how: tuple[str, ...], why: str
 ) -> None:
     studies.write(tmp_path, names("hangonce"))
     with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
@@ -111,7 +114,7 @@ def test_a_job_that_has_to_go_saves_and_is_queued_again(
         assert process.returncode == 0, output
     assert "FAILED" not in output
     assert ran(tmp_path) == {"hangonce/0": 2}
-    assert messages(tmp_path) == ["lit_attn.errors.Preempted: stopped by SIGTERM"]
+    assert messages(tmp_path) == [why]
     assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
 
 

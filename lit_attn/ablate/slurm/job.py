@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from lit_attn.ablate import folder
 from lit_attn.ablate.display import Lines
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
@@ -62,10 +63,19 @@ class SlurmCell:
         summary = Runner(launcher, slots, Lines(sys.stdout), self.limits).run([job])
         if job.state() == "done":
             return
-        if out_of_time and callable(requeue):
-            requeue(signal.SIGUSR2, None)
+        if out_of_time:
+            self._say_timed_out()
+            if callable(requeue):
+                requeue(signal.SIGUSR2, None)
         ends = [outcome.message for outcome in summary.outcomes]
         raise RuntimeError(f"{job.name}: {ends[-1] if ends else 'stopped before it began'}")
+
+    def _say_timed_out(self) -> None:
+        """The runner knows only that it was told to go."""
+        begun = folder.attempts(self.folder)
+        if begun and (said := folder.last_exit(begun[-1])) is not None:
+            changed = {"failure": "timed-out", "message": "the time of its job was up"}
+            said.model_copy(update=changed).write(begun[-1] / "exit.json")
 
     def checkpoint(self) -> "DelayedSubmission":
         """What submitit queues again: the same, for the cell goes on from its checkpoint."""
