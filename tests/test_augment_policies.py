@@ -12,6 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import RandAugment, _apply_op
 
 from lit_attn.config import data as config
+from lit_attn.config.segmentation import Rescale
 from lit_attn.data.augment import policies
 from lit_attn.data.augment.mixing import Mix
 from lit_attn.data.augment.pipeline import Pipeline
@@ -310,11 +311,12 @@ def test_policies_are_the_same_on_the_gpu(policy: policies.Policy) -> None:
     [
         ([], "needs 'normalize' once, has it 0 times"),
         (["normalize", "normalize"], "has it 2 times"),
+        (["normalize", Rescale()], "'rescale' has no meaning for images with one label"),
         (["mix", "normalize"], "'mix' works on normalised images"),
         (["normalize", "mix", "erasing"], "'mix' works on the whole batch: it goes last"),
         (["normalize", "autoaugment"], "'autoaugment' works on bytes"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(steps: list[str], message: str) -> None:
+def test_an_order_that_makes_no_sense_is_refused(steps: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config.Digits.model_validate({"augment": steps})

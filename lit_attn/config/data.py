@@ -77,6 +77,10 @@ class Mix(Augmentation):
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
 
 
+# What `augment` of images with one label each may hold.
+STEPS = (Flip, Crop, AutoAugment, RandAugment, Normalize, Erasing, Mix)
+
+
 class Data(Kind):
     """What a cell trains and evaluates on; batch sizes are over all devices."""
 
@@ -100,6 +104,8 @@ class Images(Data):
             raise ValueError(f"needs 'normalize' once, has it {kinds.count('normalize')} times")
         here = kinds.index("normalize")
         for place, step in enumerate(steps):
+            if not isinstance(step, STEPS):
+                raise ValueError(f"'{step.kind}' has no meaning for images with one label")
             if isinstance(step, Erasing | Mix) and place < here:
                 raise ValueError(
                     f"'{step.kind}' works on normalised images: put it after normalize"

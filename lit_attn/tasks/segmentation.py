@@ -59,12 +59,13 @@ class Segmentation(Task):
     def loss(self, batch: Any) -> Tensor:
         """The mean over the labelled pixels of the whole batch, whatever share a device has."""
         given = self._prepared(batch, training=True)
-        labels = torch.stack([sample.gt_sem_seg.data for sample in given["data_samples"]])
         losses = self.network.loss(**given)
         mean: Tensor = sum(value for name, value in losses.items() if "loss" in name)
         if self.trainer.world_size == 1:
             return mean
-        labelled = (labels != IGNORED).sum()
+        labelled = sum(
+            (sample.gt_sem_seg.data != IGNORED).sum() for sample in given["data_samples"]
+        )
         everywhere = labelled.clone()
         distributed.all_reduce(everywhere)
         # Gradients are averaged over devices.
