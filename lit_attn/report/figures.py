@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lit_attn.records import Result
-from lit_attn.report import stats
+from lit_attn.report import diagnostics, stats
+from lit_attn.report.attention import Recorded
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.segmentation import draw_pictures
 from lit_attn.report.style import COLOURS, GREY, MARKERS, SETTINGS, Curve, band, new_figure, sd
@@ -31,20 +32,22 @@ FIGURES = {
     "one sample, and the median time of a training step.",
     "pictures": "Evaluation images, their labels (black: none) and the predictions after the last "
     "step of training, with the first seed.",
+    **diagnostics.FIGURES,
 }
 
 
-def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
+def draw(study: StudyRecord, recorded: dict[str, Recorded]) -> dict[tuple[str, str], bytes]:
     """Every figure that the records fill, by name and kind ("svg" or "png")."""
     if not study.results():
         return {}
     import matplotlib as mpl
 
-    drawn: dict[str, Callable[[StudyRecord], Figure | None]] = {
-        "seeds": _seeds,
-        "curves": _curves,
-        "cost": _cost,
-        "pictures": draw_pictures,
+    drawn: dict[str, Callable[[], Figure | None]] = {
+        "seeds": lambda: _seeds(study),
+        "curves": lambda: _curves(study),
+        "cost": lambda: _cost(study),
+        "pictures": lambda: draw_pictures(study),
+        **diagnostics.drawn(recorded, study.plan.baseline),
     }
     images = {}
     with mpl.rc_context(), warnings.catch_warnings():
@@ -54,7 +57,7 @@ def draw(study: StudyRecord) -> dict[tuple[str, str], bytes]:
         # A name in a script that the font lacks is drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         for name, function in drawn.items():
-            if figure := function(study):
+            if figure := function():
                 for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
                     content = io.BytesIO()
                     figure.savefig(content, format=kind, dpi=200, metadata=metadata)

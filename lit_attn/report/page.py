@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lit_attn.report import diagnostics
 from lit_attn.report.caption import Caption
 from lit_attn.report.figures import FIGURES
 from lit_attn.report.read import StudyRecord
@@ -39,7 +40,8 @@ tbody tr:last-child > * { border-bottom: 2px solid var(--ink); }
 /* The count, with the cells that failed. */
 table.results td:nth-child(3) { white-space: normal; min-width: 6.5em; }
 tbody tr:hover { background: var(--hover); }
-.wide + .wide, figure + .wide { margin-top: 2.4rem; }
+.wide + .wide, figure + .wide, h2 + .wide { margin-top: 2.4rem; }
+h2 { font-size: 1.2rem; margin: 3rem 0 -.8rem; }
 figure { margin: 2.4rem 0 0; }
 figure img { display: block; width: 100%; max-width: 62rem; height: auto; background: #fff;
   border-radius: 6px; }
@@ -48,28 +50,48 @@ figcaption { color: var(--soft); font-size: .84rem; margin-top: .5rem; max-width
 
 
 def study_page(
-    study: StudyRecord, tables: list[str], files: list[str], caption: Caption, figures: list[str]
+    study: StudyRecord,
+    tables: list[str],
+    files: list[str],
+    caption: Caption,
+    figures: list[str],
+    mixture: str = "",
 ) -> str:
-    """The study's main table, its figures and its other tables, with links to `files`."""
+    """The study's main table, its figures and its other tables, with links to `files`.
+
+    What was recorded of attention layers has a section, with the table of `mixture` at its end.
+    """
     links = " · ".join(f'<a href="{name}">{name}</a>' for name in files)
     alerts = "".join(
         f'<p class="alert">Warning: {html.escape(warning)}</p>\n' for warning in caption.warnings
     )
-    images = "".join(
-        f'<figure><img src="{name}.svg" alt="{html.escape(FIGURES[name])}">\n'
-        f"<figcaption>{html.escape(FIGURES[name])} "
-        f'<a href="{name}.svg">SVG</a> · <a href="{name}.png">PNG</a></figcaption></figure>\n'
-        for name in figures
-    )
     first, *others = (f'<div class="wide">\n{table}</div>\n' for table in tables)
+    looked_at = [name for name in figures if name in diagnostics.FIGURES]
+    images = "".join(_figure(name) for name in figures if name not in looked_at)
+    section = ""
+    if looked_at or mixture:
+        section = "<h2>Attention layers</h2>\n" + "".join(map(_figure, looked_at))
+    if mixture:
+        section += f'<div class="wide">\n{mixture}</div>\n'
     title = caption.title.rstrip(".")
     body = (
         f"<h1>{html.escape(title)}</h1>\n"
         f'<p class="links"><a href="../index.html">all studies</a> · '
         f"{html.escape(study.plan.study)} · {links}</p>\n"
-        f"{alerts}{first}{images}{''.join(others)}"
+        f"{alerts}{first}{images}{''.join(others)}{section}"
     )
     return _document(title, body)
+
+
+def _figure(name: str) -> str:
+    words = html.escape(FIGURES[name])
+    links = [f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png")]
+    if table := diagnostics.TABLES.get(name):
+        links.append(f'<a href="{table}">{table}</a>')
+    return (
+        f'<figure><img src="{name}.svg" alt="{words}">\n'
+        f"<figcaption>{words} {' · '.join(links)}</figcaption></figure>\n"
+    )
 
 
 def index_page(reports: Path) -> str:

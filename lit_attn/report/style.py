@@ -47,12 +47,12 @@ def new_figure(height: float) -> "Figure":
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def band(axes: "Axes", curve: Curve, colour: str, dash: str) -> None:
-    """The mean over training, in a band of one standard deviation."""
+def band(axes: "Axes", curve: Curve, colour: str, dash: str, alpha: float = 0.2) -> None:
+    """The mean over training, in a band of one standard deviation; `alpha` is the band's."""
     means = [statistics.fmean(values) for values in curve.values()]
     low = [mean - sd(values) for mean, values in zip(means, curve.values(), strict=True)]
     high = [mean + sd(values) for mean, values in zip(means, curve.values(), strict=True)]
-    axes.fill_between(list(curve), low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.fill_between(list(curve), low, high, color=colour, alpha=alpha, linewidth=0)
     axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
 
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from lit_attn.files import write_atomic
+from lit_attn.report.attention import Recorded, ranks_table, read_recorded, values_table
 from lit_attn.report.caption import make_caption
+from lit_attn.report.diagnostics import mixture_table
 from lit_attn.report.figures import FIGURES, draw
 from lit_attn.report.formats import to_html, to_latex, to_markdown
 from lit_attn.report.page import index_page, study_page
@@ -11,6 +13,9 @@ from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import class_table, per_class
 from lit_attn.report.summary import per_seed, per_variant
 from lit_attn.report.table import make_table
+
+# Tables that not every study has.
+OPTIONAL = {"classes.csv", "diagnostics.csv", "ranks.csv"}
 
 
 def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -> list[Path]:
@@ -24,7 +29,9 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     return written
 
 
-def table_files(study: StudyRecord, figures: list[str]) -> dict[str, str]:
+def table_files(
+    study: StudyRecord, figures: list[str], recorded: dict[str, Recorded]
+) -> dict[str, str]:
     """Everything but the figures: file name to content; the page shows `figures`."""
     summary = per_variant(study)
     table = make_table(summary, study.plan.metric, make_caption(study, summary))
@@ -39,13 +46,22 @@ def table_files(study: StudyRecord, figures: list[str]) -> dict[str, str]:
     if len(classes):
         files["classes.csv"] = classes.to_csv(index=False, lineterminator="\n")
         tables.append(class_table(classes))
-    files["table.html"] = study_page(study, tables, list(files), table.caption, figures)
+    for name, frame in (
+        ("diagnostics.csv", values_table(recorded)),
+        ("ranks.csv", ranks_table(recorded)),
+    ):
+        if len(frame):
+            files[name] = frame.to_csv(index=False, lineterminator="\n")
+    mixture = mixture_table(recorded)
+    links = list(files)
+    files["table.html"] = study_page(study, tables, links, table.caption, figures, mixture)
     return files
 
 
 def _write(study: StudyRecord, reports: Path) -> Path:
     folder = reports / study.plan.study
-    images = draw(study)
+    recorded = read_recorded(study)
+    images = draw(study, recorded)
     for name in FIGURES:
         for kind in ("svg", "png"):
             if (name, kind) in images:
@@ -54,9 +70,9 @@ def _write(study: StudyRecord, reports: Path) -> Path:
                 # What records of before filled, and these no longer do.
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
     shown = [name for name in FIGURES if (name, "svg") in images]
-    files = table_files(study, shown)
+    files = table_files(study, shown, recorded)
+    for name in OPTIONAL - files.keys():
+        (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
         write_atomic(folder / name, content)
-    if "classes.csv" not in files:
-        (folder / "classes.csv").unlink(missing_ok=True)
     return folder
