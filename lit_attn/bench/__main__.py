@@ -1,113 +1,28 @@
-"""`python -m lit_attn.bench attention|memory|runner`: time as ratios within one run, and memory."""
+"""`python -m lit_attn.bench attention|memory|decoding|runner`: time as ratios, memory."""
 
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.attention.spec import PRESETS
-from lit_attn.config.errors import nearest
+from lit_attn.bench import arguments
 
 if TYPE_CHECKING:
     import torch
 
-MODES = ["eager", "compiled"]
 
-# What `memory` shows: the standard layer, mixtures of each kind, composed heads, linear keys.
-SHOWN = [
-    "standard",
-    "mgk",
-    "smgk",
-    "mgk-hard",
-    "smgk-hard",
-    "talking-heads",
-    "dcmha",
-    "linear",
-    "mlk",
-    "smlk",
-]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 1 where a preset disagrees with the reference; 2 for bad arguments."""
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    _add_attention(commands.add_parser("attention", help="whole block, forward + backward"))
-    _add_memory(commands.add_parser("memory", help="one layer, from few tokens to many"))
-    runner = commands.add_parser("runner", help="expansion, and overhead per cell")
-    runner.add_argument("--cells", type=int, default=64, help="trivial cells to run")
-    runner.add_argument("--jobs", type=int, default=2, help="cells at once")
-    runner.add_argument("--expand", type=int, default=10_000, help="cells to expand")
-    runner.add_argument("--imports", action="store_true", help="cells load torch and Lightning")
-    runner.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args(arguments)
+def main(given: list[str] | None = None) -> int:
+    """Exit code 0; 1 where a preset does not compute what it should; 2 for bad arguments."""
+    parser = arguments.parser(__doc__)
+    options = parser.parse_args(given)
     if options.command == "runner":
         return _runner(options)
-    if problem := _problem(options):
+    if problem := arguments.problem(options):
         parser.error(problem)
     # The profiler that counts a CPU's memory would tell of its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    return _attention(options) if options.command == "attention" else _memory(options)
-
-
-def _problem(options: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments, in one line."""
-    halved = [f"{name}/half-heads" for name in PRESETS] if options.command == "attention" else []
-    for name in options.presets:
-        if name not in PRESETS and name not in halved:
-            return f"--presets: '{name}' is not a preset{nearest(name, PRESETS)}"
-        if name in halved and options.heads % 2:
-            return f"--presets: {options.heads} heads have no half for '{name}'"
-    for mode in getattr(options, "modes", []):
-        if mode not in MODES:
-            return f"--modes: '{mode}' is not a mode{nearest(mode, MODES)}"
-    if options.rounds < 2:
-        return "--rounds: a spread needs at least 2"
-    if options.dim % options.heads:
-        return f"--heads: {options.heads} heads do not divide a width of {options.dim}"
-    return None
-
-
-def _add_attention(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--presets", nargs="+", default=[*PRESETS, "mgk/half-heads"], metavar="NAME[/half-heads]"
-    )
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[65], help="a table for each")
-    parser.add_argument("--dim", type=int, default=192)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--ffn-ratio", type=int, default=3, help="of the baseline's FFN")
-    parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--modes", nargs="+", default=MODES, metavar="MODE")
-    parser.add_argument("--rounds", type=int, default=15)
-    _add_where(parser)
-
-
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--presets", nargs="+", default=SHOWN, metavar="NAME", help="one of every kind by default"
-    )
-    parser.add_argument(
-        "--tokens", type=int, nargs="+", help="1k to 8k by default, linear keys to 64k"
-    )
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=3)
-    _add_where(parser)
-
-
-def _add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="a GPU where there is one")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
-    parser.add_argument(
-        "--clock",
-        choices=["wall", "cpu"],
-        default="wall",
-        help="cpu: the process's own time, where other programs share the CPU",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="also write Markdown and CSV there")
+    commands = {"attention": _attention, "memory": _memory, "decoding": _decoding}
+    return commands[options.command](options)
 
 
 def _runner(options: argparse.Namespace) -> int:
@@ -143,7 +58,8 @@ def _attention(options: argparse.Namespace) -> int:
         print(text)
         if options.out:
             name = f"attention-{device}-{tokens}{'-causal' if shape.causal else ''}"
-            report.write(options.out, name, text, attention.records(rows), where)
+            records = report.records(rows, attention.SPREADS)
+            report.write(options.out, name, text, records, where)
         disagreeing |= any(row.seconds is None for row in rows)
     return int(disagreeing)
 
@@ -172,8 +88,37 @@ def _memory(options: argparse.Namespace) -> int:
     text = report.document(title, where, memory.table(rows))
     print(text)
     if options.out:
-        report.write(options.out, f"memory-{device}", text, memory.records(rows), where)
+        records = report.records(rows, memory.SPREADS)
+        report.write(options.out, f"memory-{device}", text, records, where)
     return 0
+
+
+def _decoding(options: argparse.Namespace) -> int:
+    from lit_attn.bench import decoding, report
+    from lit_attn.bench.decoder import Shape
+
+    device, dtype = _where(options)
+    shape = Shape(
+        options.batch,
+        options.generate,
+        options.dim,
+        options.depth,
+        options.heads,
+        options.vocabulary,
+        tuple(options.windows),
+    )
+    begun = report.conditions(device, options.clock)
+    rows = decoding.run(
+        options.presets, options.tokens, shape, device, dtype, options.rounds, options.clock
+    )
+    where = report.finished(begun)
+    title = decoding.title(shape, dtype, options.rounds)
+    text = report.document(title, where, decoding.table(rows))
+    print(text)
+    if options.out:
+        records = report.records(rows, decoding.SPREADS)
+        report.write(options.out, f"decoding-{device}", text, records, where)
+    return int(any(row.token is None for row in rows))
 
 
 def _where(options: argparse.Namespace) -> tuple[str, "torch.dtype"]:

@@ -32,6 +32,8 @@ HEADER = (
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
+SPREADS = ("seconds", "ratio", "beside")
+
 
 class Row(NamedTuple):
     """One block in one mode; what it is measured by is None where it disagrees.
@@ -135,18 +137,3 @@ def table(rows: list[Row]) -> str:
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def records(rows: list[Row]) -> list[dict[str, object]]:
-    """The rows with every number in a column of its own, seconds and bytes."""
-    found = []
-    for row in rows:
-        record: dict[str, object] = {}
-        for name, value in row._asdict().items():
-            if name in ("seconds", "ratio", "beside"):
-                record[name] = None if value is None else value.median
-                record[name + "_iqr"] = None if value is None else value.iqr
-            else:
-                record[name] = value
-        found.append(record)
-    return found

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS, Dot, NoCompose
+from lit_attn.bench.arguments import HALF_HEADS
 from lit_attn.bench.materialised import Materialised
 
 BASELINE = "timm attention"
-HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
+MATERIALISED = "/materialised"
 
 
 class Shape(NamedTuple):

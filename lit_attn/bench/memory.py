@@ -26,6 +26,8 @@ HEADER = (
     "|---|---|---:|---:|---:|---:|---:|---:|---:|"
 )
 
+SPREADS = ("seconds",)
+
 
 class Row(NamedTuple):
     """One layer at one length; `whole` is one tensor of n x n x H logits, all in bytes.
@@ -96,14 +98,6 @@ def table(rows: list[Row]) -> str:
         cells += ["" if power is None else f"n^{power:.2f}" for power in powers]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def records(rows: list[Row]) -> list[dict[str, object]]:
-    """The rows with every number in a column of its own, seconds and bytes."""
-    return [
-        {**row._asdict(), "seconds": row.seconds.median, "seconds_iqr": row.seconds.iqr}
-        for row in rows
-    ]
 
 
 def _grown(before: Row, row: Row) -> Row:

@@ -2,12 +2,20 @@
 
 import datetime
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
 
 from lit_attn.files import write_atomic
+
+
+class Row(Protocol):
+    """A row of a benchmark's table: a named tuple."""
+
+    def _asdict(self) -> dict[str, Any]: ...
 
 
 def conditions(device: str, clock: str) -> dict[str, str]:
@@ -38,6 +46,21 @@ def document(title: str, where: dict[str, str], table: str) -> str:
         f"load average {where['load']}."
     )
     return f"{title}\n{line}\n\n{table}\n"
+
+
+def records(rows: Iterable[Row], spreads: Collection[str]) -> list[dict[str, object]]:
+    """The rows with every number in a column of its own; `spreads` are medians with their IQR."""
+    found = []
+    for row in rows:
+        record: dict[str, object] = {}
+        for name, value in row._asdict().items():
+            if name in spreads:
+                record[name] = None if value is None else value.median
+                record[name + "_iqr"] = None if value is None else value.iqr
+            else:
+                record[name] = value
+        found.append(record)
+    return found
 
 
 def write(

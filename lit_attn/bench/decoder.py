@@ -1,0 +1,122 @@
+"""A causal model that decodes with its cache, held to the whole sequence's logits.
+
+The model is Transformer++, as in DCMHA's Table 6: rotary positions, RMSNorm, SwiGLU, a head of its
+own, untrained. Its name is a preset's; `NAME/windows` has windows in some layers.
+
+Shapes: B batch, n tokens, V vocabulary.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_attn.attention.cache import Cache
+from lit_attn.attention.spec import PRESETS
+from lit_attn.bench.arguments import WINDOWS
+from lit_attn.config import language
+from lit_attn.config.model import FFN
+from lit_attn.models import gpt
+
+# Tokens and rows of the vocabulary that the parity check goes up to: several chunks of queries, the
+# published window of 256 several times over, and little memory in float64.
+CHECKED_TOKENS, CHECKED_VOCABULARY = 1024, 64
+
+
+class Shape(NamedTuple):
+    """B sequences that `generate` tokens are added to, and the model; `windows` as in a GPT's."""
+
+    batch: int
+    generate: int
+    dim: int
+    depth: int
+    heads: int
+    vocabulary: int
+    windows: tuple[int | None, ...]
+
+
+def configuration(name: str, shape: Shape) -> language.GPT:
+    """The model called `name`; its FFN is as wide as LLaMA's: 8 d / 3, up to a multiple of 256."""
+    base = name.removesuffix(WINDOWS)
+    return language.GPT(
+        dim=shape.dim,
+        depth=shape.depth,
+        heads=shape.heads,
+        ffn=FFN(width=-(-8 * shape.dim // (3 * 256)) * 256, activation="swiglu"),
+        positions="rotary",
+        norm="rmsnorm",
+        head="untied",
+        attention=PRESETS[base],
+        windows=(None,) if name == base else shape.windows,
+    )
+
+
+class Decoder:
+    """A model and one batch of sequences: the prompt goes in, then `decode` goes on from there."""
+
+    def __init__(self, name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.generate = shape.generate
+        self.network = network(name, shape, n + shape.generate, device, dtype)
+        self.prompt = drawn(shape.batch, n, shape.vocabulary, device)
+        # As long as the sequence is on average while it grows.
+        middle = n + (shape.generate + 1) // 2
+        self.whole = drawn(shape.batch, middle, shape.vocabulary, device)
+        self.caches: list[Cache] = []
+        self.last = self.prompt[:, -1:]
+
+    def prefill(self) -> None:
+        self.caches = self.network.trunk.new_caches()
+        self.last = self._next(self.prompt, self.caches)
+
+    def decode(self) -> None:
+        for _ in range(self.generate):
+            self.last = self._next(self.last, self.caches)
+
+    def recompute(self) -> None:
+        self._next(self.whole, None)
+
+    @torch.no_grad()
+    def _next(self, tokens: Tensor, caches: list[Cache] | None) -> Tensor:
+        """The likeliest token after those, (B, n) -> (B, 1), with no wait for the device."""
+        hidden = self.network.trunk(tokens, caches=caches)
+        return self.network.logits(hidden[:, -1:]).argmax(-1)
+
+
+def network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> gpt.GPT:
+    """The model called `name` for up to `n` tokens."""
+    built = gpt.build(configuration(name, shape), shape.vocabulary, n, device)
+    return built.to(dtype).eval()
+
+
+def drawn(batch: int, n: int, vocabulary: int, device: str) -> Tensor:
+    """Random tokens, (B, n)."""
+    return torch.randint(vocabulary, (batch, n), device=device)
+
+
+def held(caches: Sequence[Cache]) -> int:
+    """Bytes of the memory behind all that the caches hold."""
+    storages = [part.untyped_storage() for cache in caches for part in cache.tensors()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@torch.no_grad()
+def agrees(name: str, shape: Shape, n: int, device: str) -> bool:
+    """Whether a prompt and a few tokens one by one give the whole sequence's logits, in float64.
+
+    Of the first layers, every window among them.
+    """
+    torch.manual_seed(0)
+    depth = min(shape.depth, max(2, len(shape.windows)))
+    small = shape._replace(
+        depth=depth, vocabulary=min(shape.vocabulary, CHECKED_VOCABULARY), generate=3
+    )
+    n = min(n, CHECKED_TOKENS)
+    compared = network(name, small, n + small.generate, device, torch.double)
+    tokens = drawn(min(shape.batch, 2), n + small.generate, small.vocabulary, device)
+    caches = compared.trunk.new_caches()
+    cuts = itertools.pairwise([0, *range(n, n + small.generate + 1)])
+    found = torch.cat([compared(tokens[:, start:stop], caches) for start, stop in cuts], dim=1)
+    return torch.allclose(found, compared(tokens), rtol=1e-9, atol=1e-11)

@@ -1,0 +1,306 @@
+"""The decoding benchmark: no number for a wrong cache, counted bytes, ratios of the same round."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_attn.attention.cache import Cache, KeyValues, RunningSums
+from lit_attn.attention.compose import Maps
+from lit_attn.attention.spec import PRESETS
+from lit_attn.bench import decoder, decoding
+from lit_attn.bench.__main__ import main
+
+DIM, HEADS, DEPTH, PROMPT, GENERATED = 24, 3, 2, 7, 3
+WIDTH = DIM // HEADS
+SHAPE = decoder.Shape(
+    batch=2,
+    generate=GENERATED,
+    dim=DIM,
+    depth=DEPTH,
+    heads=HEADS,
+    vocabulary=11,
+    windows=(4, None),
+)
+SMALL = (
+    f"decoding --device cpu --batch 2 --tokens {PROMPT} --generate {GENERATED} --dim {DIM} "
+    f"--depth {DEPTH} --heads {HEADS} --vocabulary 11 --windows 4 none --rounds 2"
+).split()
+
+
+def measured(*names: str) -> list[decoding.Row]:
+    return decoding.run(names, [PROMPT], SHAPE, "cpu", torch.float32, rounds=2)
+
+
+def in_csv(folder: Path, device: str = "cpu") -> list[dict[str, str]]:
+    with (folder / f"decoding-{device}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def cells(printed: str, name: str) -> list[str]:
+    (line,) = (line for line in printed.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def timed_one(name: str, shape: decoder.Shape = SHAPE) -> decoder.Decoder:
+    return decoder.Decoder(name, shape, PROMPT, "cpu", torch.double)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "standard/windows", "mgk/windows", "dcmha/windows"])
+def test_every_preset_agrees(name: str) -> None:
+    assert decoder.agrees(name, SHAPE, PROMPT, "cpu")
+
+
+@pytest.mark.parametrize("name", ["standard", "mgk", "dcmha/windows"])
+def test_what_is_timed_is_greedy_decoding(name: str) -> None:
+    """With its caches the model says the tokens that it says without them."""
+    timed = timed_one(name)
+    found = []
+    timed.prefill()
+    for step in range(GENERATED):
+        found.append(timed.last)
+        timed.generate = 1
+        timed.decode()
+        assert all(cache.seen == PROMPT + step + 1 for cache in timed.caches)
+    sequence = timed.prompt
+    with torch.no_grad():
+        for token in found:
+            assert torch.equal(timed.network(sequence)[:, -1:].argmax(-1), token)
+            sequence = torch.cat([sequence, token], dim=1)
+
+
+def test_decoding_goes_on_from_the_prompt_of_its_round() -> None:
+    timed = timed_one("standard")
+    for _ in range(2):
+        timed.prefill()
+        timed.decode()
+        assert [cache.seen for cache in timed.caches] == [PROMPT + GENERATED] * DEPTH
+
+
+def test_without_a_cache_the_sequence_is_as_long_as_on_average(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed = timed_one("standard", SHAPE._replace(generate=4))
+    seen = []
+
+    def forward(tokens: Tensor, caches: list[Cache] | None) -> Tensor:
+        seen.append((tokens.shape, caches))
+        return right(tokens, caches=caches)
+
+    right = timed.network.trunk.forward
+    monkeypatch.setattr(timed.network.trunk, "forward", forward)
+    timed.recompute()
+    assert seen == [((2, PROMPT + 2), None)]
+
+
+def test_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With made-up seconds, every column is what its name says."""
+    given = {
+        "prefill": {
+            "standard": [8.0, 9.0],
+            "standard/windows": [7.0, 7.0],
+            "xsa/windows": [4.0] * 2,
+        },
+        "decode": {
+            "standard": [3.0, 6.0],
+            "standard/windows": [1.5, 3.0],
+            "xsa/windows": [6.0, 12],
+        },
+        "recompute": {
+            "standard": [1.0] * 2,
+            "standard/windows": [2.0] * 2,
+            "xsa/windows": [5.0] * 2,
+        },
+    }
+
+    def interleaved(
+        calls: dict[str, Callable[[], None]], rounds: int, *_: str
+    ) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {name: given[name.split()[0]][name.split()[1]] for name in calls}
+
+    monkeypatch.setattr(decoding, "interleaved", interleaved)
+    standard, same, xsa = measured("xsa/windows")
+    assert [row.name for row in (standard, same)] == ["standard", "standard/windows"]
+    assert standard.ratio == (1, 0)
+    assert standard.beside is None
+    assert same.ratio == (2, 0)
+    assert (xsa.ratio, xsa.beside) == ((0.5, 0), (0.25, 0))
+    assert (xsa.prefill, xsa.recomputed) == ((4, 0), (5, 0))
+    assert xsa.token is not None
+    assert xsa.token.median == 9 / GENERATED
+    assert xsa.rate == 2 * GENERATED / 9
+    assert (standard.recomputed, standard.prefill) == ((1, 0), (8.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("standard", 2 * DIM),
+        ("xsa", 2 * DIM),
+        ("belief2", 3 * DIM),
+        ("mgk", 3 * DIM),
+        ("mgk-hard", 3 * DIM),
+        ("smgk", 3 * DIM),
+        ("talking-heads", 2 * DIM),
+        # At two places two vectors of rank 2 over the heads, and the gate.
+        ("dcmha", 2 * DIM + 2 * (2 * 2 * HEADS + HEADS)),
+        ("dcmha-query", 2 * DIM),
+    ],
+)
+def test_cache_bytes(name: str, kept: int) -> None:
+    """The table in docs/design.md, of every token; of one sequence, whatever the batch."""
+    assert measured(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * kept
+
+
+def test_cache_bytes_of_running_sums() -> None:
+    assert measured("mlk")[-1].cache == DEPTH * 4 * HEADS * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.mark.parametrize("name", ["xsa", "dcmha"])
+def test_a_window_keeps_its_own_tokens(name: str) -> None:
+    """In the first layer the last 3, in the second all 10."""
+    whole, part = measured(name, name + "/windows")[-2:]
+    assert whole.cache is not None
+    assert part.cache == whole.cache * (3 + 10) // 20
+
+
+def test_the_models_are_those_of_table_6() -> None:
+    """Widths of the FFN: LLaMA 7B, 13B and 33B, and Transformer++ of 2.8B and of 405M."""
+    for dim, width in ((4096, 11008), (5120, 13824), (6656, 17920), (2560, 6912), (1024, 2816)):
+        model = decoder.configuration("dcmha/windows", SHAPE._replace(dim=dim, heads=dim // 64))
+        assert model.ffn is not None
+        assert (model.ffn.width, model.ffn.activation) == (width, "swiglu")
+    assert (model.positions, model.norm, model.head) == ("rotary", "rmsnorm", "untied")
+    assert model.windows == (4, None)
+    assert decoder.configuration("dcmha", SHAPE).windows == (None,)
+
+
+def test_no_number_for_a_wrong_cache(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A hundredth too much in the cached composition maps, which start near nothing."""
+    right = KeyValues.extend_maps
+
+    def wrong(self: KeyValues, place: str, new: Maps) -> Maps:
+        return Maps(*(None if part is None else 1.01 * part for part in right(self, place, new)))
+
+    monkeypatch.setattr(KeyValues, "extend_maps", wrong)
+    assert main([*SMALL, "--presets", "dcmha", "mgk", "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "no number" in cells(printed, "dcmha")[3]
+    assert not any(cells(printed, "dcmha")[4:])
+    assert "no number" not in "".join(cells(printed, "mgk") + cells(printed, "standard"))
+    standard, dcmha, mgk = in_csv(tmp_path)
+    assert dcmha["token"] == dcmha["ratio"] == dcmha["cache"] == ""
+    assert int(dcmha["parameters"]) > int(standard["parameters"])
+    assert float(mgk["ratio"]) > 0
+
+
+def test_no_ratio_to_a_wrong_baseline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every cache but that of linear keys, which are sums."""
+    right = KeyValues.extend
+
+    def wrong(self: KeyValues, name: str, new: Tensor, axis: int = -2) -> Tensor:
+        return 0.99 * right(self, name, new, axis)
+
+    monkeypatch.setattr(KeyValues, "extend", wrong)
+    assert main([*SMALL, "--presets", "mlk", "xsa/windows"]) == 1
+    printed = capsys.readouterr().out
+    for name in ("standard", "standard/windows", "xsa/windows"):
+        assert "no number" in cells(printed, name)[3]
+    linear = cells(printed, "mlk")
+    assert float(linear[5]) > 0
+    assert linear[6:8] == ["", ""]
+
+
+def test_wrong_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RunningSums.add
+    monkeypatch.setattr(RunningSums, "add", lambda self, k, v: right(self, k, v * 1.0001))
+    assert not decoder.agrees("mlk", SHAPE, PROMPT, "cpu")
+
+
+def test_a_table_with_its_conditions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = [*SMALL, "--presets", "belief2", "dcmha/windows", "--clock", "cpu"]
+    assert main([*arguments, "--tokens", "5", "6", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "decoding-cpu.md").read_text()
+    assert text in capsys.readouterr().out
+    for said in (
+        "load average",
+        "CPU time",
+        f"{DEPTH} layers, width {DIM}, {HEADS} heads, vocabulary of 11, batch 2",
+        "the layers in turn see 4 tokens, all",
+        f"then {GENERATED} tokens",
+        "2 interleaved rounds",
+    ):
+        assert said in text
+    header, rule = (line for line in text.splitlines() if line.startswith(("| model", "|---")))
+    assert header.count("|") == rule.count("|") == len(cells(text.split("| 6 |")[0], "belief2")) + 1
+    rows = in_csv(tmp_path)
+    names = ["standard", "standard/windows", "belief2", "dcmha/windows"]
+    assert [(row["tokens"], row["name"]) for row in rows] == [
+        (tokens, name) for tokens in "56" for name in names
+    ]
+    for row in rows:
+        for column in ("prefill", "prefill_iqr", "token", "token_iqr", "rate", "recomputed"):
+            assert float(row[column]) >= 0
+        assert (row["beside"] != "") == row["name"].endswith("/windows")
+        assert row["torch"] == torch.__version__
+    assert int(rows[4]["cache"]) - int(rows[0]["cache"]) == DEPTH * 4 * 2 * DIM
+
+
+def test_without_windows_no_model_has_them() -> None:
+    assert [row.name for row in measured("xsa")] == ["standard", "xsa"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_half_precision(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["belief2", "mgk-hard", "mlk", "talking-heads", "dcmha/windows"]
+    assert main([*SMALL, "--presets", *names, "--dtype", dtype]) == 0
+    printed = capsys.readouterr().out
+    assert dtype in printed
+    assert "no number" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--presets dcmah", "did you mean 'dcmha'?"),
+        ("--presets dcmha/window", "did you mean 'dcmha/windows'?"),
+        ("--presets mgk/half-heads", "'mgk/half-heads' is not a preset"),
+        ("--presets mlk/windows", "'mlk/windows': linear keys have no windows"),
+        ("--windows 256 nome", "'nome' is neither a number of keys nor none"),
+        ("--windows 0", "'0' is neither a number of keys nor none"),
+        ("--dim 10 --heads 3", "3 heads do not divide a width of 10"),
+        ("--dim 9 --heads 3", "heads of an even width, not 3"),
+        ("--heads 0", "'0' is not a number from 1 on"),
+        ("--tokens 8 -1", "'-1' is not a number from 1 on"),
+        ("--generate 0", "'0' is not a number from 1 on"),
+        ("--rounds 1", "a spread needs at least 2"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["decoding", *arguments.split()])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path) -> None:
+    arguments = (
+        "decoding --device cuda --tokens 300 --generate 8 --dim 128 --depth 2 --heads 4 "
+        "--vocabulary 100 --rounds 2"
+    )
+    assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
+    for row in in_csv(tmp_path, "cuda"):
+        assert float(row["token"]) > 0
+        assert float(row["ratio"]) > 0
+        assert int(row["cache"]) > 0
