@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
@@ -31,6 +32,8 @@ pytest.importorskip("mmseg")
 require_mmseg("tests")
 
 from mmseg.evaluation import IoUMetric  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
 
 
 def result_of(folder: Path) -> Result:
@@ -192,6 +195,39 @@ def test_smoke_and_estimate(root: Path, tmp_path: Path) -> None:
     timing = Timing.model_validate_json((folder / "timing.json").read_text())
     assert (timing.steps, timing.evaluations) == (9, 2)
     assert timing.step_time > 0
+
+
+def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
+    """experiments/ade20k_segmenter.yaml as a tiny model, on noise that is labelled as a bed."""
+    drawn = np.random.default_rng(0)
+    for split, count in (("training", 5), ("validation", 3)):
+        for kind in ("images", "annotations"):
+            (tmp_path / kind / split).mkdir(parents=True)
+        for number in range(count):
+            size = (40 + number, 60)
+            image = Image.fromarray(drawn.integers(256, size=(*size, 3), dtype=np.uint8))
+            image.save(tmp_path / "images" / split / f"{number}.jpg")
+            labels = Image.fromarray(np.full(size, 8, dtype=np.uint8))
+            labels.save(tmp_path / "annotations" / split / f"{number}.png")
+    written = yaml.safe_load((ROOT / "experiments" / "ade20k_segmenter.yaml").read_text())
+    written["data"] |= {"root": str(tmp_path), "crop": 32, "short_side": 32, "workers": 1}
+    written["data"] |= {
+        "batch_size": 2,
+        "augment": ["rescale", {"kind": "category-crop", "most": 1}],
+    }
+    written["model"] |= {"pretrained": None, "dim": 16, "depth": 1, "heads": 2}
+    written["training"] |= {"epochs": 2, "accelerator": "cpu"}
+    cell = scenes_cell(tmp_path).model_copy(
+        update={"experiment": Experiment.model_validate(written)}
+    )
+    folder = folder_of(cell, tmp_path)
+    run_cell(folder)
+    result = result_of(folder)
+    assert result.steps == 6
+    assert 0 < result.metrics["test/loss"] < np.log(150)
+    # ADE20K's own name ends in a space.
+    assert "test/IoU:bed" in result.metrics
+    assert len(list((folder / "pictures").iterdir())) == 3
 
 
 def test_diagnostics_look_at_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
