@@ -10,9 +10,9 @@ from attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor
 
 from lit_attn.attention import chunked
-from lit_attn.attention.layer import Attention
+from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import rotary
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture
+from lit_attn.attention.spec import PRESETS, AttentionSpec, KeyCompose, Linear, Mixture
 
 SPECS = attention_cases.all_specs()
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
@@ -125,6 +125,23 @@ def test_weights_of_keys_by_position(part: type[Mixture | Linear], scope: str) -
         layer(tokens(N), is_causal=True, cache=cache)
         with pytest.raises(ValueError, match=f"{N + 1} tokens, .* for {N} positions"):
             layer(tokens(1), is_causal=True, cache=cache)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
+    """Of cached keys, whose maps are of low rank, H x H numbers each would be used once."""
+    heads, n, rank = 12, 64, 2
+    spec = AttentionSpec(compose=KeyCompose(groups=groups, rank=rank))
+    composer = attn_layer(spec)(24, heads).composers["pre"]
+    maps, a = composer.maps(torch.randn(1, n, 24))["key"], torch.randn(1, heads, 2, n)
+    whole = composer(a, None, maps)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        alone = composer(a[:, :, :1], None, maps)
+    torch.testing.assert_close(alone, whole[:, :, :1], rtol=1e-5, atol=1e-6)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 4 * n * rank * heads < 4 * n * heads * heads // groups
 
 
 def test_many_tokens_of_linear_keys() -> None:
