@@ -10,6 +10,7 @@ import math
 import multiprocessing.util
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -124,23 +125,28 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     result = Result.model_validate_json((cell_dir / "result.json").read_bytes())
     evaluation = 0.0 if result.evaluation_time is None else result.evaluation_time.median
     # What is neither steps at their usual pace nor evaluation: data, model, compilation.
-    startup = seconds - result.steps * result.step_time.median - evaluation
+    startup = seconds - result.steps * result.step_time.median - evaluation - extent.looked
     Timing(
         startup=max(0.0, startup),
         step_time=result.step_time.median,
         steps=extent.steps,
-        evaluation_time=evaluation * extent.evaluation_share,
+        evaluation_time=evaluation * extent.evaluation_share + extent.looking / extent.evaluations,
         evaluations=extent.evaluations,
         memory=result.peak_memory,
     ).write(cell_dir / "timing.json")
 
 
 class Extent(NamedTuple):
-    """All of a cell's steps and evaluations, and how many times a limited one goes into a whole."""
+    """All of a cell's steps and evaluations, and how many times a limited one goes into a whole.
+
+    `looked` are the seconds that this run has looked at diagnostics, `looking` those of all.
+    """
 
     steps: int
     evaluations: int
     evaluation_share: float
+    looked: float
+    looking: float
 
 
 def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
@@ -191,12 +197,13 @@ def _train(
     # In this order a step's time is without the checkpoint before it, an evaluation's without what
     # is looked at after it.
     callbacks: list[L.Callback] = [checkpoints, progress]
+    looking = None
     if training.diagnostics is not None:
         every = training.evaluate_every * data.steps_per_epoch
         looking = Diagnostics(cell_dir, training.diagnostics, every, total, tensorboard)
+        callbacks.append(looking)
         if group.is_first:
             looking.start(start)
-        callbacks.append(looking)
     with without_noise():
         trainer = L.Trainer(
             accelerator=device.type,
@@ -286,7 +293,12 @@ def _train(
     batches = [len(loader) for loader in data.val_dataloader()]
     evaluated = [min(count, limits.evaluation_batches) if limits else count for count in batches]
     every = training.evaluate_every * data.steps_per_epoch
-    return Extent(int(whole), math.ceil(whole / every), sum(batches) / sum(evaluated))
+    evaluations = math.ceil(whole / every)
+    share = sum(batches) / sum(evaluated)
+    if looking is None:
+        return Extent(int(whole), evaluations, share, looked=0.0, looking=0.0)
+    of_all = statistics.fmean(looking.times) * math.ceil(evaluations / looking.chosen.every)
+    return Extent(int(whole), evaluations, share, sum(looking.times), of_all)
 
 
 def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:

@@ -15,8 +15,9 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.errors import explain
 from lit_attn.config.training import Training
 from lit_attn.errors import Preempted
-from lit_attn.records import read_diagnostics, read_metrics
-from lit_attn.train import run_cell
+from lit_attn.records import Result, Timing, read_diagnostics, read_metrics
+from lit_attn.tasks.diagnostics import Diagnostics
+from lit_attn.train import run_cell, time_cell
 
 KINDS = ["residual", "rank", "maps", "heads", "mixture"]
 RECORDS = ("diagnostics.csv", "attention.npz")
@@ -124,6 +125,28 @@ def test_the_trained_weights_and_not_their_average(looked: Path, tmp_path: Path)
     folder = run(cell(ema=0.9), tmp_path)
     for name in RECORDS:
         assert (folder / name).read_bytes() == (looked / name).read_bytes()
+
+
+def test_an_estimate_counts_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven evaluations four are looked after, for two seconds each."""
+    original = Diagnostics.on_validation_end
+
+    def slow(self: Diagnostics, *given: Any) -> None:
+        original(self, *given)
+        self.times = [2.0 for _ in self.times]
+
+    monkeypatch.setattr(Diagnostics, "on_validation_end", slow)
+    found = []
+    for diagnostics in (None, {"kinds": ["heads"], "every": 2}):
+        made = cell(diagnostics, epochs=7)
+        folder = folder_of(made, tmp_path / str(bool(diagnostics)))
+        time_cell(folder)
+        timing = Timing.model_validate_json((folder / "timing.json").read_bytes())
+        result = Result.model_validate_json((folder / "result.json").read_bytes())
+        assert result.evaluation_time is not None
+        assert timing.evaluations == 7
+        found.append(timing.evaluation_time - result.evaluation_time.median)
+    assert found == [pytest.approx(0), pytest.approx(2.0 * 4 / 7)]
 
 
 def test_linear_keys_have_no_attention_matrix(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Shapes: n tokens, H heads.
 import copy
 import io
 import math
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ class Diagnostics(L.Callback):
     """Appends to `diagnostics.csv` after evaluations; the last one writes `attention.npz` too.
 
     What is looked at are the weights that train, on the first samples of the first evaluated split,
-    without dropout, uncompiled; each layer in float64. No random number is drawn.
+    without dropout, uncompiled; each layer in float64. No random number is drawn. `times` are the
+    seconds of every look.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class Diagnostics(L.Callback):
         self.total = total
         self.tensorboard = tensorboard
         self.inputs: tuple[Any, ...] | None = None
+        self.times: list[float] = []
 
     def start(self, step: int) -> None:
         """Begin, or go on from a checkpoint at `step`: rows past it will be written again."""
         kept = [row for row in read_diagnostics(self.path) if row.step <= step] if step else []
         write_atomic(self.path, csv_lines([DiagnosticRow._fields, *kept]))
+        self.arrays.unlink(missing_ok=True)
 
     def on_validation_batch_start(
         self,
@@ -83,7 +87,7 @@ class Diagnostics(L.Callback):
         if self.inputs is None:
             return
         assert isinstance(module, Task)
-        step = trainer.global_step
+        began, step = time.perf_counter(), trainer.global_step
         looked = look(module.network, self.inputs, self.chosen, step)
         self.inputs = None
         append(self.path, csv_lines(looked.rows))
@@ -96,6 +100,7 @@ class Diagnostics(L.Callback):
             content = io.BytesIO()
             np.savez_compressed(content, **looked.arrays)  # type: ignore[arg-type]  # no bool
             write_atomic(self.arrays, content.getvalue())
+        self.times.append(time.perf_counter() - began)
 
     def _due(self, trainer: L.Trainer) -> bool:
         step = trainer.global_step
