@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention import masks, reference
@@ -200,6 +201,23 @@ def test_groups_compose_among_themselves() -> None:
     assert not torch.allclose(one[:, 2:], two[:, 2:])
     with pytest.raises(ValueError, match="3 groups do not divide 4 heads"):
         make(AttentionSpec(compose=QueryKeyCompose(groups=3)), 16, 4)
+
+
+@pytest.mark.parametrize("name", ["standard", "belief"])
+def test_one_call_copies_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values as wide as the queries go into the call as they are."""
+    n, given = 512, []
+    layer = attn_layer(name)(16, 2)
+    call = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *a, **k: (given.extend(a[:3]), call(*a, **k))[1]
+    )
+    projected = []
+    layer.qkv.register_forward_hook(lambda module, inputs, output: projected.append(output))
+    layer(torch.randn(1, n, 16))
+    assert {part.untyped_storage().data_ptr() for part in given} == {
+        projected[0].untyped_storage().data_ptr()
+    }
 
 
 @pytest.mark.parametrize("side", ["query", "key"])

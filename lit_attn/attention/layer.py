@@ -300,15 +300,20 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
     full = wide if wide == width else wide + -wide % 8
     out = F.scaled_dot_product_attention(
-        F.pad(q, (0, full - wide)),
-        F.pad(k, (0, full - wide)).flatten(2, 3),
-        F.pad(v, (0, full - width)).repeat(1, 1, m, 1),
+        _padded(q, full),
+        _padded(k, full).flatten(2, 3),
+        _padded(v, full).repeat(1, 1, m, 1) if m > 1 else _padded(v, full),
         mask,
         dropout_p=dropout,
         is_causal=masks.is_causal and plain,
         scale=scale,
     )
     return out[..., :width]
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros up to `width`, itself where it is that wide: `pad` would copy it, at length."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _complete_standard_weights(
