@@ -110,7 +110,7 @@ def test_every_preset_takes_the_weights(name: str) -> None:
 
 
 def test_logits_are_those_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="comes with lit_attn[dev]")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=DIM, n_layer=DEPTH, n_head=HEADS
     )
