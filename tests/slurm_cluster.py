@@ -1,4 +1,4 @@
-"""A SLURM of one node on this machine, of Debian's slurm-wlm and munge, in its own folder."""
+"""A SLURM on this machine, of Debian's slurm-wlm and munge, in a temporary folder of its own."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,11 +55,17 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, nodes: int = 1) -> Iterator[dict[str, str]]:
-    """Run the daemons in `folder`; what a process needs in its environment to speak with them.
+def cluster(nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Run the daemons; what a process needs in its environment to speak with them.
 
     All `nodes` are on this machine, each with a daemon of its own.
     """
+    # Not below a test's folder: the paths of SLURM's sockets end at 108 characters.
+    with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
+        yield from _running(Path(folder), nodes)
+
+
+def _running(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
     names = [f"node{number}" for number in range(nodes)]
     for name in ("state", *(f"spool.{name}" for name in names)):
         (folder / name).mkdir(parents=True)

@@ -22,8 +22,8 @@ SLURM = ("--launcher", "slurm")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm")) as environment:
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm_cluster.cluster() as environment:
         yield environment
 
 

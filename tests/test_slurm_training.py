@@ -42,7 +42,7 @@ def test_a_job_goes_on_as_if_it_had_never_stopped(
 ) -> None:
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
-    with slurm_cluster.cluster(tmp_path / "slurm", nodes) as environment:
+    with slurm_cluster.cluster(nodes) as environment:
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm",
              "--seeds", "0,", *asked],

@@ -181,9 +181,11 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     missing = [job for job, found in states if found != "done" and job not in diverged]
     done = len(states) - len(missing) - len(diverged)
     missing = missing[: options.limit]
-    print(f"{len(states)} cells: {done} done, {len(missing)} to run")
+    # Flushed, as what comes next takes long, or goes to the other stream.
+    print(f"{len(states)} cells: {done} done, {len(missing)} to run", flush=True)
     if diverged:
-        print(f"{len(diverged)} diverged before and would again: --retry runs them all the same")
+        again = f"{len(diverged)} diverged before and would again: --retry runs them all the same"
+        print(again, flush=True)
     summary = start(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
@@ -208,7 +210,7 @@ def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target
     slots.check(job.cell for matrix in matrices for job in matrix.jobs)
 
     def start(missing: list[Job]) -> "Summary":
-        print(f"{slots.at_once(job.cell for job in missing)} at once")
+        print(f"{slots.at_once(job.cell for job in missing)} at once", flush=True)
         launcher = Launcher(target, options.smoke)
         return Runner(launcher, slots, make_display(sys.stdout), _limits(options)).run(missing)
 
@@ -229,7 +231,7 @@ def _on_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) 
 
     def start(missing: list[Job]) -> "Summary":
         count = submit_missing(matrices, missing, wanted, cell, options.jobs)
-        print(f"{count} jobs submitted, {len(missing) - count} were there already")
+        print(f"{count} jobs submitted, {len(missing) - count} were there already", flush=True)
         return Follower(matrices, make_display(sys.stdout)).run(missing)
 
     return start
