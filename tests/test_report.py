@@ -1,5 +1,6 @@
 """Reports from records: what they say, that they say it the same way twice, and nothing unsafe."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,12 @@ def rows(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "table.csv").set_index("variant")
 
 
+def index_cells(path: Path) -> list[str]:
+    """What the index says of the one study: the best mean, and what differs."""
+    page = (path / "reports" / "index.html").read_text()
+    return re.findall('<td class="text">(.*?)</td>', page)[-2:]
+
+
 def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     folder = report(tmp_path)
@@ -47,6 +54,7 @@ def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
     assert "cannot go below 2/2ⁿ (0.0625 at 5 pairs)" in markdown
     assert "it takes at least 7 pairs" in markdown
     assert "3,375,076" in markdown
+    assert index_cells(tmp_path) == ["belief2", "none"]
 
 
 def test_a_star_where_the_corrected_test_passes(tmp_path: Path) -> None:
@@ -57,6 +65,8 @@ def test_a_star_where_the_corrected_test_passes(tmp_path: Path) -> None:
     assert r" \*" in (folder / "table.md").read_text()
     assert r"\textsuperscript{*}" in (folder / "table.tex").read_text()
     assert "<sup>*</sup>" in (folder / "table.html").read_text()
+    table = rows(folder)
+    assert index_cells(tmp_path) == ["belief2", ", ".join(table.index[table["significant"]])]
 
 
 def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -> None:

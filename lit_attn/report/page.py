@@ -48,6 +48,9 @@ figure img { display: block; width: 100%; max-width: 62rem; height: auto; backgr
 figcaption { color: var(--soft); font-size: .84rem; margin-top: .5rem; max-width: 62rem; }
 """
 
+# Columns of a study's table.csv whose variants the index names.
+TOLD = ("best", "significant")
+
 
 def study_page(
     study: StudyRecord,
@@ -100,7 +103,8 @@ def index_page(reports: Path) -> str:
     body = (
         '<h1>Studies</h1>\n<div class="wide">\n<table>\n<thead><tr><th scope="col">study</th>'
         '<th scope="col" class="text">title</th><th scope="col">cells done</th>'
-        '<th scope="col" class="text">best mean</th></tr></thead>\n'
+        '<th scope="col" class="text">best mean</th>'
+        '<th scope="col" class="text">differs, p Holm ≤ 0.05</th></tr></thead>\n'
         f"<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
     )
     return _document("Studies", body)
@@ -111,13 +115,14 @@ def _index_row(folder: Path) -> str:
     title = found[1] if found else ""
     cells = pd.read_csv(folder / "per_seed.csv")
     variants = pd.read_csv(folder / "table.csv", dtype={"variant": str})
-    best = ", ".join(variants.loc[variants["best"], "variant"])
+    best, differ = (", ".join(variants.loc[variants[of], "variant"]) for of in TOLD)
     name = html.escape(folder.name)
     return (
         f'<tr><th scope="row"><a href="{name}/table.html">{name}</a></th>'
         f'<td class="text">{title}</td>'
         f"<td>{(cells['status'] == 'done').sum()} / {len(cells)}</td>"
-        f'<td class="text">{html.escape(best)}</td></tr>\n'
+        f'<td class="text">{html.escape(best)}</td>'
+        f'<td class="text">{html.escape(differ) or "none"}</td></tr>\n'
     )
 
 
