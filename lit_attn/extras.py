@@ -15,8 +15,6 @@ def require_mmseg(key: str) -> None:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             # ... and warns of mmcv's compiled operations, of which nothing here makes use.
             warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-            # It imports optimisers that torch 2.11 still scripts.
-            warnings.filterwarnings("ignore", message=r"`torch.jit\.\w+` is deprecated")
             for module in ("mmseg.datasets", "mmseg.models"):
                 importlib.import_module(module)
     except ModuleNotFoundError as error:

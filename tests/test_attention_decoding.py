@@ -135,9 +135,8 @@ def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
     composer = attn_layer(spec)(24, heads).composers["pre"]
     maps, a = composer.maps(torch.randn(1, n, 24))["key"], torch.randn(1, heads, 2, n)
     whole = composer(a, None, maps)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         alone = composer(a[:, :, :1], None, maps)
     torch.testing.assert_close(alone, whole[:, :, :1], rtol=1e-5, atol=1e-6)
     largest = max(event.self_cpu_memory_usage for event in profile.events())
