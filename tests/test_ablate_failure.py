@@ -37,6 +37,10 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (-1, "", "killed", "ended by SIGHUP"),
     (255, "step 12", "killed", "ended with the server that it was forked from"),
     (255, "ValueError: other", "error", "ValueError: other"),
+    # A cell that had no room for its log either.
+    (74, "", "no-space", "no space left on device"),
+    (74, "step 12", "no-space", "no space left on device"),
+    (74, f"Traceback\n{FULL}", "no-space", FULL),
     (-24, "", "timed-out", "ended by SIGXCPU"),
     (1, "TimeoutError: no step for 600 s", "timed-out", "TimeoutError"),
     (-11, "", "error", "ended by SIGSEGV"),

@@ -18,7 +18,7 @@ from test_ablate_runner import TIMEOUT, alive, cli, jobs, names, ran, running, u
 
 from lit_attn.ablate import folder, runner
 from lit_attn.ablate.display import Lines
-from lit_attn.ablate.failure import classify
+from lit_attn.ablate.failure import FULL, classify
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
@@ -206,6 +206,22 @@ def test_a_full_disk(small_disk: Path) -> None:
     again, _ = run([first, second])
     assert again.failed == []
     assert ran(small_disk)["ok/0"] == 1
+
+
+def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> None:
+    """A cell without room for its lock, so without a log, says why by its exit code."""
+    (job,) = (job for job in jobs(small_disk, "ok") if job.cell.seed == 0)
+    job.cell.write(job.folder / "config.yaml")
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2**21))
+    slot = make_slots(1).take(job.cell)
+    assert slot is not None
+    cell = Launcher(fake_cells.TARGET).start(job, slot)
+    assert cell.end() == FULL
+    ballast.unlink()
+    summary, _ = run([job])
+    assert summary.failed == []
 
 
 def test_the_server_that_cells_are_forked_from_is_killed(tmp_path: Path) -> None:

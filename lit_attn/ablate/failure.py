@@ -36,6 +36,9 @@ TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, sign
 OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
 LOST = 255
 """What multiprocessing reports of a process whose fork server is gone, and the process with it."""
+FULL = 74
+"""Exit code of a cell that found no room on a disk, maybe not even for its log (EX_IOERR of
+sysexits.h)."""
 
 
 def classify(returncode: int, tail: str) -> FailureClass:
@@ -49,6 +52,8 @@ def classify(returncode: int, tail: str) -> FailureClass:
         return "killed"
     line = _exception(tail)
     if line is None:
+        if returncode == FULL:
+            return "no-space"
         if returncode == LOST or (returncode == 0 and "SIGTERM" in tail):
             return "killed"
         if returncode == 0:
@@ -78,6 +83,8 @@ def reason(returncode: int, tail: str) -> str:
         return f"ended by {received.name}"
     if returncode == LOST:
         return "ended with the server that it was forked from"
+    if returncode == FULL:
+        return "no space left on device"
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     said = f"; its log ends: {last}" if last else ""
     return f"exit code {returncode} without a result{said}"

@@ -5,12 +5,15 @@ it called by one process for each of the cell's devices.
 """
 
 import contextlib
+import errno
 import faulthandler
 import importlib
 import os
 import sys
+import traceback
 from pathlib import Path
 
+from lit_attn.ablate.failure import FULL
 from lit_attn.ablate.folder import new_attempt, result
 from lit_attn.ablate.lock import Held, hold
 from lit_attn.ablate.ranks import ranks, redirect
@@ -61,3 +64,10 @@ def run(
                 sys.exit(code)
     except Held:
         sys.exit(BUSY)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # There may be no room for a log that says so.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        sys.exit(FULL)
