@@ -10,6 +10,7 @@ nothing else):
     runs/<study>/<variant>/<seed>-<identity>/diagnostics.csv  step,layer,head,name,value
     runs/<study>/<variant>/<seed>-<identity>/attention.npz    arrays of the last look
     runs/<study>/<variant>/<seed>-<identity>/pictures/<k>.png image | labels | prediction
+    runs/<study>/<variant>/<seed>-<identity>/pictures/legend.json       Legend
 """
 
 import contextlib
@@ -51,6 +52,11 @@ class Metric(Record):
     goal: Literal["max", "min"] = "max"
     scale: float = 100.0
     selection: Literal["last", "best-validation"] = "last"
+
+    @property
+    def averaged(self) -> bool:
+        """Whether it is of the moving average of the weights, and not of the trained ones."""
+        return self.name.partition("/")[2].startswith("ema-")
 
 
 class PlannedVariant(Record):
@@ -139,6 +145,14 @@ class Timing(Record):
         """The whole cell's."""
         of_steps = self.steps * self.step_time
         return self.startup + of_steps + self.evaluations * self.evaluation_time
+
+
+class Legend(Record):
+    """How to read a cell's pictures, whose predictions are made after the last step."""
+
+    weights: Literal["trained", "averaged"] = Field(description="that predict")
+    classes: dict[str, tuple[int, int, int]] = Field(description="colour of every class, 0 to 255")
+    shown: list[str] = Field(description="classes that are labelled or predicted in a picture")
 
 
 class Exit(Record):

@@ -281,8 +281,8 @@ def _train(
     settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": costs.ffn_width}
     settings |= cell.experiment.model_dump(mode="json")
     tensorboard.log_hyperparams(settings, chosen_by, step=result.steps)
-    pictures = task.pictures(data, device)
-    write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
+    if pictures := task.pictures(data, device, cell.metric.averaged):
+        write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
     tensorboard.finalize("success")
     checkpoints.keep_weights(task.network)
     if task.average is not None:

@@ -5,19 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 from fake_study import result, write_study
 from PIL import Image
 
-from lit_attn.records import Metric
+from lit_attn.records import Legend, Metric
 from lit_attn.report import write_reports
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import class_table, draw_pictures, per_class
+from lit_attn.report.style import SETTINGS
 
 NASTY = 'tree | <b>&"x"</b>'
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}
 
 
 def write(root: Path, metric: str = "test/mIoU", pictures: int = 2) -> StudyRecord:
@@ -80,10 +83,68 @@ def test_images_labels_and_a_row_of_predictions_for_each_variant(tmp_path: Path)
     colours = [tuple((255 * picture[0, 0, :3]).astype(int)) for picture in shown]
     assert colours == [RED] * 2 + [GREEN] * 2 + [BLUE] * 4
     assert shown[0].shape == (4, 6, 3)
+    # Cells of before say nothing of their colours.
+    assert figure.legends == []
 
 
 def test_without_pictures_there_is_no_figure(tmp_path: Path) -> None:
     assert draw_pictures(write(tmp_path, pictures=0)) is None
+
+
+def tell(study: StudyRecord, variant: str, weights: str, shown: list[str]) -> None:
+    """What a cell of the first seed says of its pictures' colours."""
+    legend = Legend(weights=weights, classes=CLASSES, shown=shown)
+    legend.write(study.of(variant)[0].folder / "pictures" / "legend.json")
+
+
+def legend_of(study: StudyRecord) -> tuple[str, dict[str, tuple[int, ...]], int]:
+    """The legend's title, its classes with their colours, and how many stand side by side."""
+    figure = draw_pictures(study)
+    assert figure is not None
+    (legend,) = figure.legends
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    shown = [tuple(round(255 * part) for part in colour[:3]) for colour in colours]
+    labels = [text.get_text() for text in legend.get_texts()]
+    return legend.get_title().get_text(), dict(zip(labels, shown, strict=True)), legend._ncols
+
+
+def test_a_legend_of_the_classes_that_occur_for_any_variant(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    tell(study, "a", "trained", ["sky", "wall"])
+    tell(study, "b", "trained", ["wall", NASTY])
+    title, classes, columns = legend_of(study)
+    assert title == "Predictions of the weights after the last step"
+    # In the set's order; what has one colour shares an entry.
+    assert list(classes.items()) == [(f"wall / {NASTY}", RED), ("sky", BLUE)]
+    assert columns == 2
+
+
+def test_the_legend_says_which_weights_predict(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    tell(study, "a", "averaged", ["wall"])
+    tell(study, "b", "averaged", ["wall"])
+    assert legend_of(study)[0].startswith("Predictions of the moving average of the weights (EMA)")
+    tell(study, "b", "trained", ["wall"])
+    title = legend_of(study)[0]
+    assert title.endswith("after the last step: a; of the weights after the last step: b")
+
+
+def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}
+    legend = Legend(weights="trained", classes=classes, shown=list(classes))
+    legend.write(study.of("a")[0].folder / "pictures" / "legend.json")
+    with matplotlib.rc_context(SETTINGS):
+        figure = draw_pictures(study)
+        assert figure is not None
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= 0
+    assert min(axes.get_window_extent().y0 for axes in figure.axes) >= box.y1
+    # The rows of pictures are as high as without a legend.
+    assert min(axes.get_window_extent().height for axes in figure.axes) > 85
 
 
 def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_pat
     result = Result.model_validate_json((folder / "result.json").read_text())
     assert result.metrics["test/aAcc"] > 0.7
     assert 20 < sum(name.startswith("test/IoU:") for name in result.metrics) <= 150
-    for path in (folder / "pictures").iterdir():
+    for path in (folder / "pictures").glob("*.png"):
         _, labels, prediction = np.split(np.asarray(Image.open(path)), 3, axis=1)
         assert len(labels) == 256
         known = labels.any(-1)

@@ -22,7 +22,7 @@ from lit_attn.data.ade20k import SceneryData
 from lit_attn.errors import Preempted
 from lit_attn.extras import require_mmseg
 from lit_attn.models import budget
-from lit_attn.records import Result, Timing, read_diagnostics, read_metrics
+from lit_attn.records import Legend, Result, Timing, read_diagnostics, read_metrics
 from lit_attn.tasks import build
 from lit_attn.tasks.recording import Progress
 from lit_attn.tasks.segmentation import PICTURES, Overlap
@@ -147,9 +147,10 @@ def test_the_record_of_a_cell(trained: Path) -> None:
 
 def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
     data = SceneryData(scenes_cell(root).experiment.data, seed=0)
-    paths = sorted((trained / "pictures").iterdir())
+    paths = sorted((trained / "pictures").glob("*.png"))
     assert [path.name for path in paths] == [f"{number}.png" for number in range(PICTURES)]
     colours = {tuple(colour) for colour in data.palette}
+    seen = set()
     for path, index in zip(paths, (0, 1, 2, 3), strict=True):
         stem = f"validation/scene_{index * 5 // 4:05d}"
         picture = np.asarray(Image.open(path))
@@ -159,9 +160,32 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
         known = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
         assert not labels[known == 0].any()
         assert (labels[known == 1] == data.palette[0]).all()
-        assert {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()} <= colours
+        predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
+        assert predicted <= colours
+        seen |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
+    legend = Legend.model_validate_json((trained / "pictures/legend.json").read_bytes())
+    assert list(legend.classes) == list(data.classes)
+    assert {legend.classes[name] for name in legend.shown} == seen & colours
+    assert legend.weights == "trained"
     events = EventAccumulator(str(trained)).Reload()
     assert set(events.Tags()["images"]) == {f"pictures/{number}" for number in range(PICTURES)}
+
+
+def test_pictures_are_of_the_weights_that_the_metric_is_of(trained: Path, root: Path) -> None:
+    """Averaged weights that label everything as the last class, beside trained ones."""
+    cell = scenes_cell(root, training={"ema": 0.9})
+    _, task, *_ = build.build(cell, torch.device("cpu"))
+    data = SceneryData(cell.experiment.data, seed=0)
+    task.network.load_state_dict(weights(trained))
+    assert task.average is not None
+    norm = task.average.module.decode_head.mask_norm
+    norm.weight.zero_()
+    norm.bias.copy_(torch.arange(13.0))
+    for averaged in (True, False):
+        pictures = task.pictures(data, torch.device("cpu"), averaged)
+        assert pictures.legend.weights == ("averaged" if averaged else "trained")
+        predictions = np.concatenate([np.split(p, 3, axis=1)[2] for p in pictures.drawn])
+        assert (predictions == data.palette[12]).all() == averaged
 
 
 def test_resume_is_exact(
@@ -227,7 +251,7 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     assert 0 < result.metrics["test/loss"] < np.log(150)
     # ADE20K's own name ends in a space.
     assert "test/IoU:bed" in result.metrics
-    assert len(list((folder / "pictures").iterdir())) == 3
+    assert len(list((folder / "pictures").glob("*.png"))) == 3
 
 
 def test_diagnostics_look_at_encoder_and_decoder(root: Path, tmp_path: Path) -> None:

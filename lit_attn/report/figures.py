@@ -31,7 +31,8 @@ FIGURES = {
     "cost": "Mean and standard deviation against trainable parameters, FLOPs of a forward pass of "
     "one sample, and the median time of a training step.",
     "pictures": "Evaluation images, their labels (black: none) and the predictions after the last "
-    "step of training, with the first seed.",
+    "step of training, with the first seed. The legend has the weights that predict, and the "
+    "classes that occur.",
     **diagnostics.FIGURES,
 }
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from lit_attn.records import Legend
 from lit_attn.report.read import StudyRecord
-from lit_attn.report.style import new_figure
+from lit_attn.report.style import GREY, WIDTH, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 
 IOU = "IoU:"
 
+# Inches: a line of the legend, and a letter of it on average.
+LINE, LETTER = 0.17, 0.07
+
+WEIGHTS = {
+    "trained": "the weights after the last step",
+    "averaged": "the moving average of the weights (EMA) after the last step",
+}
+
 
 def per_class(study: StudyRecord) -> pd.DataFrame:
     """A row for each class and variant: mean and sd (ddof 1) of the IoU in percent, over n seeds.
@@ -24,8 +33,8 @@ def per_class(study: StudyRecord) -> pd.DataFrame:
     Of the split, and of the weights (trained or averaged), that the study's metric is of; no row
     where these have no classes.
     """
-    split, _, name = study.plan.metric.name.partition("/")
-    prefix = f"{split}/{'ema-' * name.startswith('ema-')}{IOU}"
+    metric = study.plan.metric
+    prefix = f"{metric.name.partition('/')[0]}/{'ema-' * metric.averaged}{IOU}"
     rows = []
     for variant in study.plan.variants:
         values: dict[str, list[float]] = {}
@@ -67,24 +76,81 @@ def class_table(classes: pd.DataFrame) -> str:
 
 
 def draw_pictures(study: StudyRecord) -> "Figure | None":
-    """Images, labels and every variant's predictions with the first seed; None without any."""
-    shown = {}
+    """Images, labels and every variant's predictions with the first seed; None without any.
+
+    Below them the classes that occur, and the weights that predict, where the cells say so.
+    """
+    shown, legends = {}, {}
     for variant in study.plan.variants:
         cell = study.of(variant.name)[0]
-        if cell.result is not None and (panels := _panels(cell.folder / "pictures")):
+        folder = cell.folder / "pictures"
+        if cell.result is not None and (panels := _panels(folder)):
             shown[variant.name] = panels
+            if legend := _legend(folder / "legend.json"):
+                legends[variant.name] = legend
     if not shown:
         return None
     first = next(iter(shown.values()))
     rows = {"image": [panel[0] for panel in first], "labels": [panel[1] for panel in first]}
     rows |= {name: [panel[2] for panel in panels] for name, panels in shown.items()}
-    figure = new_figure(1.05 * len(rows))
+    colours = _colours(list(legends.values()))
+    columns = _columns(list(colours))
+    lines = 1 + -(-len(colours) // columns) if legends else 0
+    figure = new_figure(1.05 * len(rows) + LINE * lines)
     grid = figure.subplots(len(rows), len(first), squeeze=False)
     for line, (name, pictures) in zip(grid, rows.items(), strict=True):
         for axes, picture in zip(line, pictures, strict=False):
             _show(axes, picture)
         line[0].set_ylabel(name, rotation="horizontal", ha="right", va="center")
+    if legends:
+        _add_legend(figure, colours, columns, _weights(legends))
     return figure
+
+
+def _legend(path: Path) -> Legend | None:
+    """How to read the pictures beside `path`; None of a cell that did not say it yet."""
+    return Legend.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _colours(legends: list[Legend]) -> dict[str, tuple[int, int, int]]:
+    """The classes that occur for any variant, in their set's order, with their colours.
+
+    Classes of one colour, of which ADE20K has two, share an entry.
+    """
+    occur = {name for legend in legends for name in legend.shown}
+    names: dict[tuple[int, int, int], list[str]] = {}
+    for name, colour in [item for legend in legends[:1] for item in legend.classes.items()]:
+        if name in occur:
+            names.setdefault(colour, []).append(name)
+    return {" / ".join(same): colour for colour, same in names.items()}
+
+
+def _weights(legends: dict[str, Legend]) -> str:
+    """Which weights predict; by variant where they are not the same."""
+    of: dict[str, list[str]] = {}
+    for name, legend in legends.items():
+        of.setdefault(WEIGHTS[legend.weights], []).append(name)
+    if len(of) == 1:
+        return f"Predictions of {next(iter(of))}"
+    return "Predictions of " + "; of ".join(f"{which}: {', '.join(v)}" for which, v in of.items())
+
+
+def _columns(names: list[str]) -> int:
+    """How many entries as wide as the longest name stand side by side."""
+    longest = max(map(len, names), default=0)
+    return max(1, min(len(names), int(WIDTH / (0.5 + LETTER * longest))))
+
+
+def _add_legend(
+    figure: "Figure", colours: dict[str, tuple[int, int, int]], columns: int, title: str
+) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [
+        Patch(facecolor=(r / 255, g / 255, b / 255), edgecolor=GREY, linewidth=0.4, label=name)
+        for name, (r, g, b) in colours.items()
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
 
 
 def _panels(folder: Path) -> "list[list[NDArray]]":

@@ -1,8 +1,10 @@
 """What every task's LightningModule shares: when it stops, what it records, how it goes on."""
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -14,8 +16,16 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from lit_attn.config.training import Optimizer
 from lit_attn.errors import Diverged
+from lit_attn.records import Legend
 from lit_attn.tasks.optim import build_optimizer
 from lit_attn.tasks.schedule import Rate
+
+
+class Pictures(NamedTuple):
+    """Pictures (h, w, 3) uint8, and how to read them."""
+
+    drawn: list[NDArray[np.uint8]]
+    legend: Legend
 
 
 class Task(L.LightningModule, ABC):
@@ -57,15 +67,25 @@ class Task(L.LightningModule, ABC):
         *inputs, _ = batch
         return tuple(inputs)
 
-    def pictures(self, data: Any, device: torch.device) -> list[NDArray[np.uint8]]:
-        """A few pictures (h, w, 3) of what the trained network makes of `data`; none by default."""
-        return []
+    def pictures(self, data: Any, device: torch.device, averaged: bool) -> Pictures | None:
+        """A few pictures of what the network, of trained or averaged weights, makes of `data`."""
+        return None
 
     def average_weights(self, decay: float) -> None:
         """Keep an exponential moving average of the weights, one update a step; evaluate it too."""
         # Lightning puts all modules into evaluation and back, and warns of those already there.
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
         self.metrics.extend(self.metrics_of(split) for split in self.splits)
+
+    @contextlib.contextmanager
+    def with_average(self) -> Iterator[None]:
+        """Let `network` be the average of the weights for a while."""
+        assert self.average is not None
+        trained, self.network = self.network, self.average.module
+        try:
+            yield
+        finally:
+            self.network = trained
 
     def compile_network(self) -> None:
         """torch.compile what `loss` and `measured` call."""
@@ -95,9 +115,8 @@ class Task(L.LightningModule, ABC):
         with torch.autocast(self.device.type, enabled=False):
             self._metrics(dataloader_idx).update(*self.measured(batch))
             if self.average is not None:
-                trained, self.network = self.network, self.average.module
-                averaged = self.measured(batch)
-                self.network = trained
+                with self.with_average():
+                    averaged = self.measured(batch)
                 self._metrics(len(self.splits) + dataloader_idx).update(*averaged)
 
     def on_validation_epoch_end(self) -> None:

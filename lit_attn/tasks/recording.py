@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
-from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.files import append, write_atomic
 from lit_attn.records import MetricRow, csv_lines, read_metrics
 from lit_attn.tasks import measure
+from lit_attn.tasks.module import Pictures
 
 RECENT = 100
 """Steps whose times say how long one takes now."""
@@ -67,11 +66,10 @@ class MetricsFile(Logger):
         append(self.path, csv_lines(rows))
 
 
-def write_pictures(
-    pictures: list[NDArray[np.uint8]], folder: Path, logger: TensorBoardLogger, step: int
-) -> None:
-    """Pictures (h, w, 3) as `folder`/0.png, 1.png, ... and as images of TensorBoard."""
-    for number, picture in enumerate(pictures):
+def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:
+    """As `folder`/0.png, 1.png, ..., legend.json, and as images of TensorBoard."""
+    pictures.legend.write(folder / "legend.json")
+    for number, picture in enumerate(pictures.drawn):
         content = io.BytesIO()
         Image.fromarray(picture).save(content, format="PNG")
         write_atomic(folder / f"{number}.png", content.getvalue())

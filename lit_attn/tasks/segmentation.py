@@ -4,11 +4,11 @@ Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int6
 where a pixel has none. Batches are mmsegmentation's (lit_attn.data.ade20k).
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, distributed
 from torch.nn import functional as F
@@ -17,7 +17,8 @@ from torchmetrics import Metric
 from lit_attn.config.segmentation import IGNORED
 from lit_attn.config.training import Optimizer
 from lit_attn.data.ade20k import SceneryData
-from lit_attn.tasks.module import Task
+from lit_attn.records import Legend
+from lit_attn.tasks.module import Pictures, Task
 from lit_attn.tasks.schedule import Rate
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Segmentation(Task):
         samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))
         return samples
 
-    def pictures(self, data: SceneryData, device: torch.device) -> list[NDArray[np.uint8]]:
+    def pictures(self, data: SceneryData, device: torch.device, averaged: bool) -> Pictures:
         """An image, its labels and the prediction side by side, in the set's colours.
 
         Black is what has no label.
@@ -97,25 +98,30 @@ class Segmentation(Task):
         colours = np.zeros((IGNORED + 1, 3), dtype=np.uint8)
         colours[: len(data.palette)] = data.palette
         self.to(device).eval()
-        drawn = []
+        drawn, shown = [], set()
         for batch in data.few(PICTURES):
             image = batch["inputs"][0].flip(0).permute(1, 2, 0).numpy()
-            with torch.no_grad():
+            with torch.no_grad(), self.with_average() if averaged else contextlib.nullcontext():
                 (sample,) = self.predict(batch)
             known, found = (
-                colours[part.data[0].cpu().numpy()]
-                for part in (sample.gt_sem_seg, sample.pred_sem_seg)
+                part.data[0].cpu().numpy() for part in (sample.gt_sem_seg, sample.pred_sem_seg)
             )
+            shown |= {*np.unique(known).tolist(), *np.unique(found).tolist()}
             height = min(HEIGHT, len(known))
             size = (round(known.shape[1] * height / len(known)), height)
             panels = [Image.fromarray(image).resize(size)]
             panels += [
-                Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
+                Image.fromarray(colours[labels]).resize(size, Image.Resampling.NEAREST)
                 for labels in (known, found)
             ]
             drawn.append(np.concatenate([np.asarray(panel) for panel in panels], axis=1))
         self.cpu()
-        return drawn
+        legend = Legend(
+            weights="averaged" if averaged else "trained",
+            classes=dict(zip(self.classes, map(tuple, data.palette), strict=True)),
+            shown=[name for number, name in enumerate(self.classes) if number in shown],
+        )
+        return Pictures(drawn, legend)
 
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
         # Only a call of its own `to` tells mmengine's preprocessor where it is.
