@@ -175,6 +175,41 @@ def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
         until(lambda pids=pids: not any(map(alive, pids)))
 
 
+def test_ranks_that_were_stopped_before_they_were_let_go() -> None:
+    """A signal to the whole group may come between: that is no failure of the one who lets go."""
+    code = (
+        "import sys\n"
+        "from lit_attn.ablate import ranks\n"
+        "with ranks.ranks(2, lambda: None) as made:\n"
+        "    for process in made.processes: process.terminate(), process.join()\n"
+        "    sys.exit(made.run(None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_cell_that_is_told_to_go_while_it_starts_goes(number: signal.Signals) -> None:
+    """It is forked from a server that such a signal leaves alone."""
+    code = (
+        "import os, sys\n"
+        "from lit_attn.ablate import tether\n"
+        "number = int(sys.argv[1])\n"
+        "os.kill(os.getpid(), number)\n"
+        "cell = os.fork()\n"
+        "if not cell:\n"
+        "    os.kill(os.getpid(), number)\n"
+        "    tether.answer_signals()\n"
+        "    os._exit(0)\n"
+        "_, status = os.waitpid(cell, 0)\n"
+        "print(os.waitstatus_to_exitcode(status))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{-number}\n")
+
+
 def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
     """One that only lost its connection, and one that waits for ever."""
     code = (

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,26 @@ def test_resume_is_exact(
     assert not (folder / "result.json").exists()
     run_cell(folder)
     assert_same(folder, uninterrupted)
+
+
+def test_told_twice_it_saves_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner tells the cell's group, its first process all of its ranks; on a busy machine these
+    are seconds apart, in which a step may not be over."""
+    folder = folder_of(digits_cell(), tmp_path)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"went with {code}, and saved none"))
+    original, clock = Progress.on_train_batch_end, time.monotonic
+
+    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
+        original(self, trainer, *rest)
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "on_train_batch_end", stopping)
+    with pytest.raises(Preempted, match="saved at step 5"):
+        run_cell(folder)
+    assert [path.name for path in folder.glob("checkpoints/*")] == ["step-000000005.ckpt"]
 
 
 def assert_same(one: Path, two: Path) -> None:

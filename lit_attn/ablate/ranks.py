@@ -96,7 +96,9 @@ class Ranks:
         with _folder() as store:
             try:
                 for pipe in self.pipes:
-                    pipe.send(Go(f"{store}/rendezvous", attempt))
+                    # One that was told to stop before this has ended already, and failed so.
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.send(Go(f"{store}/rendezvous", attempt))
                 ended = self._wait()
             finally:
                 signal.signal(signal.SIGTERM, before)

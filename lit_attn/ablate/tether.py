@@ -13,6 +13,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+HELD_BACK = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent() -> None:
@@ -22,11 +23,14 @@ def die_with_parent() -> None:
 
 
 def answer_signals() -> None:
-    """Undo in a cell what the server has told it to ignore; only SIGUSR2 stays the runner's."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Let a cell hear what the server does not, also what has come since it was forked; only
+    SIGUSR2 stays the runner's."""
+    for number in HELD_BACK:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
 die_with_parent()
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-    signal.signal(number, signal.SIG_IGN)
+# Not ignored: a cell that is told to go while it starts would not notice.
+signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
