@@ -87,6 +87,14 @@ def test_one_call_holds_no_logits(name: str) -> None:
     assert whole.peak < logits(1024)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["belief2", "mgk", "smgk"])
+def test_joined_keys_grow_with_n(name: str, causal: bool) -> None:
+    half, whole = taken(name, 1024, causal), taken(name, 2048, causal)
+    assert whole.held < 2.05 * half.held
+    assert whole.peak < 2.05 * half.peak
+
+
 def test_the_check_sees_kept_logits() -> None:
     """The materialised form fails what the fast one passes."""
     kept = "talking-heads/materialised"

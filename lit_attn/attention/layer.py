@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention import chunked, spec
+from lit_attn.attention import chunked, fused, spec
 from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.compose import Maps, all_maps, make_composers
 from lit_attn.attention.linear import Linear
@@ -22,7 +22,7 @@ from lit_attn.attention.masks import Masks
 from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import SIMILARITIES as SOFTMAX_SIMILARITIES
-from lit_attn.attention.similarity import Dot, Shape
+from lit_attn.attention.similarity import Dot, Shape, as_multiplied
 from lit_attn.attention.spec import AttentionSpec, Split, preset
 
 # Children that hold what a layer has beyond the standard one.
@@ -165,7 +165,10 @@ class Attention(nn.Module):
         if isinstance(self.similarity, Linear):
             heads = self.similarity.attend(q, keys, values, masks)
             return Look(None, heads.transpose(1, 2), own)
-        q, k, scale = self._features(x, q, keys, None)
+        q, k, scale = self._features(q, keys, None)
+        if self.z is not None:
+            z = self._split_z(x)
+            q, k = self._with_z(q, k, z, z)
         maps, all_of = self._maps(x, None), slice(0, x.shape[1])
         weights = chunked.weights(
             q,
@@ -211,35 +214,52 @@ class Attention(nn.Module):
         masks: Masks,
         cache: KeyValues | None,
     ) -> Tensor:
-        """The heads' sums (B, H, n, D): one call on all keys where that is what they are."""
-        q, k, scale = self._features(x, q, keys, cache)
+        """The heads' sums (B, H, n, D): by flash attention where no logits have to be formed."""
+        q, k, scale = self._features(q, keys, cache)
         self.similarity.observe(q, k, scale, masks)
+        z = all_z = None if self.z is None else self._split_z(x)
+        if z is not None and cache is not None:
+            all_z = cache.extend("z", z)
         dropout = self.attn_drop if self.training else 0.0
         # Dropout takes a pair of tokens out with all of its keys. On a CPU, weights of few tokens
         # are cheaper formed, and added up over the keys, than computed twice.
         few = q.device.type == "cpu" and q.shape[-2] <= chunked.WHOLE_UP_TO
         mixed = k.shape[2] > 1 and (few or dropout > 0)
-        if self.composers or self.similarity.hard or mixed:
+        formed = len(self.composers) > 0 or self.similarity.hard or mixed
+        several = z is not None or k.shape[2] > 1
+        # FLOPs are counted on the meta device, which knows those of torch's own calls.
+        if several and not formed and masks.only_causal and not dropout and not q.is_meta:
+            q, k, v = as_multiplied(q), as_multiplied(k), as_multiplied(v)
+            z = None if z is None else as_multiplied(z)
+            return fused.attend(q, k, z, v, masks.is_causal, scale)
+        if z is not None and all_z is not None:
+            q, k = self._with_z(q, k, z, all_z)
+        if formed:
             maps = self._maps(x, cache)
             hard = self.similarity.hard
             return chunked.attend(q, k, v, masks, hard, self.composers, maps, scale, dropout)
         return one_call(q, k, v, masks, scale, dropout)
 
     def _features(
-        self, x: Tensor, q: Tensor, keys: Tensor, cache: KeyValues | None
+        self, q: Tensor, keys: Tensor, cache: KeyValues | None
     ) -> tuple[Tensor, Tensor, float]:
         """q' (B, H, n, E), k' (B, H, M, n, E) and what their products are scaled by: the logits."""
         q, k = self.similarity.features(q, keys, 0 if cache is None else cache.first)
-        if self.z is not None:
-            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            q = torch.cat([q, z], -1)
-            if cache is not None:
-                z = cache.extend("z", z)
-            k = torch.cat([k, z.unsqueeze(2).expand(*k.shape[:-1], -1)], -1)
-        scale = self.head_dim**-0.5
         if self.temperature is not None:
-            q, scale = q * self.temperature.exp(), 1.0
-        return q, k, scale
+            return q * self.temperature.exp(), k, 1.0
+        return q, k, self.head_dim**-0.5
+
+    def _split_z(self, x: Tensor) -> Tensor:
+        """z (B, H, n, D)."""
+        assert self.z is not None
+        return self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _with_z(self, q: Tensor, k: Tensor, z: Tensor, all_z: Tensor) -> tuple[Tensor, Tensor]:
+        """[q'|z] and [k'|z], the keys' z of what is cached too."""
+        if self.temperature is not None:
+            z = z * self.temperature.exp()
+        all_z = all_z.unsqueeze(2).expand(*k.shape[:-1], -1)
+        return torch.cat([q, z], -1), torch.cat([k, all_z], -1)
 
     def _maps(self, x: Tensor, cache: KeyValues | None) -> dict[str, dict[str, Maps]]:
         """The composers' maps: of x as queries and, as keys, of what is cached too."""

@@ -25,6 +25,16 @@ class Masks(NamedTuple):
     without_self: bool
     offset: int = 0
 
+    @property
+    def only_causal(self) -> bool:
+        """Whether nothing is hidden but, where it `is_causal`, what follows."""
+        return (
+            self.attn_mask is None
+            and self.window is None
+            and not self.without_self
+            and not self.offset
+        )
+
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
         """True where a query of `rows` may see a key of `columns`; broadcasts to (B, H, c, m)."""
         first, last = rows.start + self.offset, rows.stop + self.offset

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention import spec
 
@@ -102,9 +103,17 @@ class Split(Epilogue):
         self.projected = like(project, part.bias)
 
     def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+        if torch.compiler.is_compiling():
+            # What follows from heads and values in one pass is not kept beside them.
+            across, along = checkpoint(self.parts, heads, values, use_reentrant=False)
+        else:
+            across, along = self.parts(heads, values)
+        return project(across) + self.projected(along)
+
+    def parts(self, heads: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """MH - alpha V and phi(alpha V), each (B, n, d)."""
         along = projected(heads, values, self.part.scope)
-        across = (heads - along).flatten(-2)
-        return project(across) + self.projected(self.activation(along.flatten(-2)))
+        return (heads - along).flatten(-2), self.activation(along.flatten(-2))
 
 
 def like(project: nn.Linear, bias: bool) -> nn.Linear:

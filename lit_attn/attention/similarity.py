@@ -5,7 +5,7 @@ Shapes: B batch, n tokens, H heads, D head width, M keys for every token, E widt
 A similarity makes keys (B, n, M, H, D) and, from them and q, features q' (B, H, n, E) and k'
 (B, H, M, n, E) with
     s_ijr = q'_i . k'_jr / sqrt(D)
-so that one scaled-dot-product call on M n keys computes a soft mixture. Terms that are constant in
+so that a softmax over the products with all M n keys is a soft mixture. Terms that are constant in
 the key are left out where a softmax follows at once, for it does not see them.
 """
 

@@ -1,0 +1,290 @@
+"""Softmax attention with q.k + z.z as its logits, or several keys a token, by flash attention.
+
+Flash attention wants one q, one k and one v, all of one width: [q|z], [k|z] and padded values. Kept
+for the backward pass they would take half of a block's memory again. Here they are made for a slice
+of the batch at a time, forward and again backward, and what is kept is what was given. Several
+keys are as many calls, each as causal as the whole, whose sums are merged by their normalisers.
+In the backward pass the merged output and normaliser stand for each call's own: a weight is
+exp(logit - normaliser), whichever keys the normaliser is over.
+
+Both are operators of torch's, so that what is kept does not depend on being compiled.
+
+Shapes: B batch, n tokens, H heads, M keys for every token, E width of the features, D of z and v.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+aten = torch.ops.aten
+
+# Bytes of [q|z] in a slice: what a core's cache holds, or enough to fill a GPU.
+SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
+
+Index = tuple[slice, ...]
+
+
+def attend(
+    q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
+) -> Tensor:
+    """softmax over all M n keys of scale (q.k + z.z), times v: (B, H, n, D).
+
+    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. The gradient cannot be
+    differentiated again.
+    """
+    out: Tensor = _attend(q, k, z, v, is_causal, scale)[0]
+    return out
+
+
+class Summed(NamedTuple):
+    """What a kernel returns: sums (B, H, n, E) and the normalisers' logarithms (B, H, n or more).
+
+    `seed` and `offset` belong to its dropout, which is off, but its backward pass takes them.
+    """
+
+    out: Tensor
+    lse: Tensor
+    seed: Tensor
+    offset: Tensor
+
+
+@torch.library.custom_op("lit_attn::attend", mutates_args=())
+def _attend(
+    q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = _tokens_first(v)
+    normalisers = []
+    axis, cuts = _slices(q, z)
+    last = None
+    for cut in cuts:
+        last = _summed(cut, q, k, z, v, is_causal, scale)
+        out[cut] = last.out[..., : v.shape[-1]]
+        normalisers.append(last.lse)
+    assert last is not None
+    return out, torch.cat(normalisers, axis), last.seed, last.offset
+
+
+@_attend.register_fake
+def _(
+    q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    whole = _summed((), q, k, z, v, is_causal, scale)
+    return _tokens_first(v), whole.lse, whole.seed, whole.offset
+
+
+@torch.library.custom_op("lit_attn::attend_backward", mutates_args=())
+def _attend_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    z: Tensor | None,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    """The gradients of q, k, v and, where there is one, of z."""
+    grads = _empty_gradients(q, k, z, v)
+    wide, own = q.shape[-1], v.shape[-1]
+    for cut in _slices(q, z)[1]:
+        dq, dk, dv, *dz = (grad[cut] for grad in grads)
+        queries = _joined(q, z, cut)
+        values, g, o = (_padded(x[cut], queries.shape[-1]) for x in (v, gradient, out))
+        summed = Summed(o, lse[cut], seed, offset)
+        for r in range(k.shape[2]):
+            keys = _joined(k[:, :, r], z, cut)
+            to_q, to_k, to_v = _backward(g, queries, keys, values, summed, is_causal, scale)
+            _add(dq, to_q[..., :wide], r)
+            _add(dv, to_v[..., :own], r)
+            dk[:, :, r] = to_k[..., :wide]
+            for to_z in dz:
+                both = slice(wide, wide + own)
+                _add(to_z, to_q[..., both] + to_k[..., both], r)
+    return grads
+
+
+@_attend_backward.register_fake
+def _(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    z: Tensor | None,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    return _empty_gradients(q, k, z, v)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, z, v, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, z, v, *output)
+
+
+def _gradients(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, *dz = _attend_backward(gradient, *ctx.saved_tensors, ctx.is_causal, ctx.scale)
+    return dq, dk, dz[0] if dz else None, dv, None, None
+
+
+_attend.register_autograd(_gradients, setup_context=_keep)
+
+
+def _summed(
+    cut: Index, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
+) -> Summed:
+    """All keys' sums of a slice, merged in float32 or wider."""
+    queries = _joined(q, z, cut)
+    values = _padded(v[cut], queries.shape[-1])
+    n = q.shape[2]
+    merged = _forward(queries, _joined(k[:, :, 0], z, cut), values, is_causal, scale)
+    for r in range(1, k.shape[2]):
+        other = _forward(queries, _joined(k[:, :, r], z, cut), values, is_causal, scale)
+        ours, theirs = merged.lse[..., :n], other.lse[..., :n]
+        both = torch.logaddexp(ours, theirs)
+        out = merged.out * (ours - both).exp().unsqueeze(-1)
+        out = out + other.out * (theirs - both).exp().unsqueeze(-1)
+        # Some kernels' normalisers are longer than n.
+        lse = other.lse.clone()
+        lse[..., :n] = both
+        merged = merged._replace(out=out, lse=lse)
+    return merged._replace(out=merged.out.to(v.dtype))
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Summed:
+    """One call, all of one width, by the kernel that torch would take."""
+    none = q.new_empty(0)
+    backend = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale)
+    if backend == SDPBackend.FLASH_ATTENTION.value and q.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
+        return Summed(out, lse, none, none.clone())
+    if backend == SDPBackend.FLASH_ATTENTION.value:
+        out, lse, *_, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, is_causal, False, scale=scale
+        )
+        return Summed(out, lse, seed, offset)
+    if backend == SDPBackend.EFFICIENT_ATTENTION.value:
+        return Summed(
+            *aten._scaled_dot_product_efficient_attention(
+                q, k, v, None, True, 0.0, is_causal, scale=scale
+            )
+        )
+    logits = _logits(q, k, is_causal, scale)
+    lse = logits.logsumexp(-1)
+    weights = (logits - lse.unsqueeze(-1)).exp().to(v.dtype)
+    return Summed(weights @ v, lse, none, none.clone())
+
+
+def _backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    summed: Summed,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, by the kernel of `_forward`."""
+    out, lse, seed, offset = summed
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    backend = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale)
+    if backend == SDPBackend.FLASH_ATTENTION.value and q.device.type == "cpu":
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale
+        )
+    elif backend == SDPBackend.FLASH_ATTENTION.value:
+        n = q.shape[2]
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+            gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
+        )
+    elif backend == SDPBackend.EFFICIENT_ATTENTION.value:
+        wanted = [True, True, True, False]
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+            gradient, q, k, v, None, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scale
+        )
+    else:
+        weights = (_logits(q, k, is_causal, scale) - lse.unsqueeze(-1)).exp()
+        g = gradient.to(weights.dtype)
+        along = (g * out).sum(-1, keepdim=True)
+        to_logits = weights * (g @ v.to(g.dtype).transpose(-1, -2) - along) * scale
+        dq, dk = to_logits @ k.to(g.dtype), to_logits.transpose(-1, -2) @ q.to(g.dtype)
+        dv = weights.transpose(-1, -2) @ g
+    return dq, dk, dv
+
+
+def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """(B, H, n, n) in float32 or wider: where no kernel of torch's takes what is given."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
+    if is_causal:
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        logits = logits.masked_fill(future, -math.inf)
+    return logits
+
+
+def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
+    """The axis, batch or heads, and the slices along it that keep what is joined small."""
+    batch, heads, n, width = q.shape
+    width = _joined_width(width + (0 if z is None else z.shape[-1]))
+    limit = SLICE.get(q.device.type, SLICE["cuda"])
+    if q.device.type == "cpu":
+        limit *= torch.get_num_threads()
+    one = n * width * q.element_size()
+    axis = 0 if heads * one <= limit or batch >= heads else 1
+    size = max(1, limit // (one * (heads, batch)[axis]))
+    length = q.shape[axis]
+    cuts = [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    return axis, [(slice(None),) * axis + (cut,) for cut in cuts]
+
+
+def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
+    """[x|z] of a slice, with zeros up to a width that flash attention takes."""
+    parts = [x[cut]] if z is None else [x[cut], z[cut]]
+    width = sum(part.shape[-1] for part in parts)
+    if missing := _joined_width(width) - width:
+        parts.append(x.new_zeros(1).expand(*parts[0].shape[:-1], missing))
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+def _joined_width(width: int) -> int:
+    return width + -width % 8
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros up to `width`, itself where it is that wide: `pad` would copy it."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """An empty tensor like x (B, H, n, D), whose heads lie side by side as the projections do."""
+    b, heads, n, width = x.shape
+    return x.new_empty(b, n, heads, width).transpose(1, 2)
+
+
+def _empty_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[Tensor]:
+    """Of q, k, v and z, laid out as the projections are."""
+    b, heads, m, n, width = k.shape
+    dk = k.new_empty(b, n, m, heads, width).permute(0, 3, 2, 1, 4)
+    return [_tokens_first(q), dk, _tokens_first(v)] + ([] if z is None else [_tokens_first(z)])
+
+
+def _add(total: Tensor, part: Tensor, earlier: int) -> None:
+    """Add to what `earlier` parts sum to, or begin with it."""
+    if earlier:
+        total.add_(part)
+    else:
+        total.copy_(part)
