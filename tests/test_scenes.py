@@ -1,5 +1,6 @@
 """Scenes of real digits, and mmsegmentation's pipeline over ADE20K's layout."""
 
+import io
 import random
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from lit_attn.data import scenes, sets
 from lit_attn.data.ade20k import Sample, SceneryData, _Seeded, pipeline
 
 pytest.importorskip("mmseg")
+
+from lit_attn.data.annotations import CheckedAnnotations, CheckedImage
 
 ADE20K = Path(__file__).parents[2] / "shared" / "data" / "ade20k" / "ADEChallengeData2016"
 
@@ -178,14 +181,14 @@ def test_held_out_images_leave_training(root: Path) -> None:
 
 def test_the_pipeline_is_the_published_one() -> None:
     steps = pipeline(Ade20k(), augmented=True)
-    assert [step["type"].removeprefix("mmseg.") for step in steps] == [
-        "LoadImageFromFile",
-        "LoadAnnotations",
+    assert [step["type"] for step in steps] == [
+        CheckedImage,
+        CheckedAnnotations,
         "RandomResize",
-        "RandomCrop",
-        "RandomFlip",
-        "PhotoMetricDistortion",
-        "PackSegInputs",
+        "mmseg.RandomCrop",
+        "mmseg.RandomFlip",
+        "mmseg.PhotoMetricDistortion",
+        "mmseg.PackSegInputs",
     ]
     assert steps[2]["scale"] == (2048, 512)
     assert steps[2]["ratio_range"] == (0.5, 2.0)
@@ -219,6 +222,70 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "images/validation/a.jpg").unlink()
     with pytest.raises(ConfigError, match=r"holds no \.jpg images"):
         SceneryData(Ade20k(root=tmp_path), seed=0)
+
+
+def test_the_folder_above_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "ADEChallengeData2016").mkdir()
+    with pytest.raises(ConfigError, match=r"did you mean .*/ADEChallengeData2016\?$"):
+        SceneryData(Ade20k(root=tmp_path), seed=0)
+
+
+def png(mode: str, size: tuple[int, int], label: int = 1) -> bytes:
+    content = io.BytesIO()
+    Image.new(mode, size, label).save(content, format="PNG")
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("annotations", png("L", (40, 30)), r"a\.png has 40 x 30 pixels, .*a\.jpg has 60 x 40"),
+        ("annotations", png("L", (60, 40), 151), r"a\.png has the label 151; labels are 1 to 150"),
+        ("annotations", png("I;16", (60, 40), 300), r"a\.png has pixels of mode I;16"),
+        ("annotations", png("RGB", (60, 40)), r"a\.png has pixels of mode RGB"),
+        ("annotations", b"text", r"a\.png cannot be read as an image"),
+        ("annotations", png("L", (60, 40))[:-20], r"a\.png cannot be read as an image"),
+        ("images", b"text", r"a\.jpg cannot be read as an image"),
+        ("images", b"", r"a\.jpg cannot be read as an image"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    file: str, content: bytes, message: str, workers: int, tmp_path: Path
+) -> None:
+    """In one line, from a process that reads as well as from this one, training and evaluating."""
+    for split in ("training", "validation"):
+        for kind, picture in (("images", "a.jpg"), ("annotations", "a.png")):
+            path = tmp_path / kind / split / picture
+            path.parent.mkdir(parents=True)
+            Image.new("L", (60, 40), 150).save(path)
+            if kind == file:
+                path.write_bytes(content)
+    data = SceneryData(Ade20k(root=tmp_path, batch_size=1, workers=workers), seed=0)
+    for split, batches in (
+        ("training", data.train_dataloader()),
+        ("validation", data.val_dataloader()[0]),
+    ):
+        with pytest.raises(ConfigError, match=rf"^data\.root: .*/{split}/{message}") as caught:
+            next(iter(batches))
+        assert "\n" not in str(caught.value)
+
+
+def test_labels_are_read_as_they_are(tmp_path: Path) -> None:
+    """The last class, no class by either number, and a palette's indices."""
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            (tmp_path / kind / split).mkdir(parents=True)
+            if kind == "images":
+                Image.new("RGB", (3, 2)).save(tmp_path / kind / split / "a.jpg")
+            else:
+                labels = Image.fromarray(np.array([[0, 150, 255]] * 2, dtype=np.uint8), "P")
+                labels.putpalette([0] * 768)
+                labels.save(tmp_path / kind / split / "a.png")
+    chosen = Ade20k(root=tmp_path, short_side=2, long_side=3, batch_size=1, workers=0)
+    data = SceneryData(chosen, seed=0)
+    (read,) = next(iter(data.val_dataloader()[0]))["data_samples"]
+    assert read.gt_sem_seg.data.tolist() == [[[255, 149, 255]] * 2]
 
 
 def test_the_fingerprint_sees_a_file_change(tmp_path: Path) -> None:

@@ -285,6 +285,14 @@ def test_a_compiled_cell_trains_what_mmsegmentation_calls(
     [
         ({"data": {"kind": "digits"}}, "'digits' does not go with `task: segmentation`"),
         ({"model": {"kind": "jit"}}, "choose from segmenter"),
+        (
+            {"model": {"kind": "segmenter", "patch": 15}},
+            "patch: patches of 15 do not tile windows of 64 x 64 .* of 16",
+        ),
+        (
+            {"model": {"kind": "segmenter", "stride": 65}},
+            "stride: 65 leaves gaps between windows of 64 .*; 64 at most",
+        ),
         ({"training": {"epochs": 1, "devices": 3}}, "3 cannot share a batch of 4 evenly"),
         ({"optimizer": {"kind": "sgd", "lr": 1, "betas": [0, 0]}}, "unknown key 'betas'"),
     ],
@@ -295,8 +303,19 @@ def test_mistakes(changes: dict[str, Any], message: str, root: Path) -> None:
         Experiment.model_validate(written)
 
 
-def test_a_metric_that_no_split_has_is_named_before_training(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("val/mIoU", "this data has test to measure"),
+        ("test/miou", "'miou' is not measured; did you mean 'mIoU'"),
+        ("test/IoU:digit 10", "did you mean 'IoU:digit 1'"),
+        ("test/ema-mIoU", "is of averaged weights; set training.ema"),
+    ],
+)
+def test_a_metric_that_nothing_measures_is_named_before_training(
+    name: str, message: str, root: Path
+) -> None:
     cell = scenes_cell(root)
-    metric = cell.metric.model_copy(update={"name": "val/mIoU"})
-    with pytest.raises(ConfigError, match="this data has test to measure"):
+    metric = cell.metric.model_copy(update={"name": name})
+    with pytest.raises(ConfigError, match=message):
         build.build(cell.model_copy(update={"metric": metric}), torch.device("cpu"))

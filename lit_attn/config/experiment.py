@@ -81,6 +81,26 @@ class Experiment(Config):
 
     @field_validator("model")
     @classmethod
+    def _of_the_window(cls, model: Model, info: ValidationInfo) -> Model:
+        data = info.data.get("data")
+        if not isinstance(data, Scenery) or not isinstance(model, Segmenter):
+            return model
+        if data.crop % model.patch:
+            tiling = [size for size in range(1, data.crop + 1) if data.crop % size == 0]
+            closest = min(tiling, key=lambda size: abs(size - model.patch))
+            raise ValueError(
+                f"patch: patches of {model.patch} do not tile windows of {data.crop} x {data.crop} "
+                f"(data.crop); the nearest that do are of {closest}"
+            )
+        if model.stride is not None and model.stride > data.crop:
+            raise ValueError(
+                f"stride: {model.stride} leaves gaps between windows of {data.crop} (data.crop); "
+                f"{data.crop} at most"
+            )
+        return model
+
+    @field_validator("model")
+    @classmethod
     def _a_weight_for_every_key(cls, model: Model, info: ValidationInfo) -> Model:
         data, keys = info.data.get("data"), model.attention.similarity
         if not isinstance(keys, MixedKeys) or keys.prior_scope != "position":

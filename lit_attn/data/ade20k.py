@@ -101,8 +101,15 @@ class SceneryData(L.LightningDataModule):
         return self.load(dataset, [[i * len(dataset) // count] for i in range(count)])
 
     def load(self, dataset: Dataset[Any], batches: list[list[Any]]) -> Iterator[Batch]:
-        """Read `batches` of indices in the worker processes."""
-        return iter(loader(dataset, batches, _listed, self.data.workers, _single_threaded))
+        """Read `batches` of indices in the worker processes; ConfigError for what cannot be used.
+
+        It names the file (lit_attn.data.annotations).
+        """
+        told = _Told(dataset)
+        for batch in loader(told, batches, _listed, self.data.workers, _single_threaded):
+            if isinstance(batch, ConfigError):
+                raise batch
+            yield batch
 
     def share(self) -> tuple[int, int]:
         """This process's rank and the number of processes that train together."""
@@ -195,10 +202,25 @@ class _Seeded(Dataset[Any]):
             random.setstate(states[1])
 
 
+class _Told(Dataset[Any]):
+    """Samples, or in place of one the ConfigError that a worker would bury in a traceback."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except ConfigError as error:
+            return error
+
+
 def pipeline(data: Scenery, *, augmented: bool) -> list[dict[str, Any]]:
     """mmsegmentation's configuration of the steps from a file to a sample."""
-    read = {"type": "LoadImageFromFile"}
-    labels = {"type": "mmseg.LoadAnnotations"}
+    from lit_attn.data.annotations import CheckedAnnotations, CheckedImage
+
+    read = {"type": CheckedImage}
+    labels = {"type": CheckedAnnotations, "num_classes": data.num_classes}
     packed = {"type": "mmseg.PackSegInputs"}
     if augmented:
         return [read, labels, *(_step(step, data) for step in data.augment), packed]
@@ -249,9 +271,11 @@ def _names(root: Path, folder: str) -> list[str]:
     images, annotations = root / "images" / folder, root / "annotations" / folder
     for place in (images, annotations):
         if not place.is_dir():
+            inside = root / "ADEChallengeData2016"
+            meant = f"; did you mean {inside}?" if inside.is_dir() else ""
             raise ConfigError(
                 f"data.root: {place} is not a folder; root is ADE20K's ADEChallengeData2016 "
-                "(`kind: scenes` needs no download)"
+                f"(`kind: scenes` needs no download){meant}"
             )
     names = sorted(path.stem for path in images.glob("*.jpg"))
     missing = sorted(set(names) - {path.stem for path in annotations.glob("*.png")})
@@ -270,8 +294,13 @@ def _hold_out(count: int, held: int) -> tuple[list[int], list[int]]:
     return sorted(order[:held].tolist()), sorted(order[held:].tolist())
 
 
-def _listed(samples: list[dict[str, Any]]) -> Batch:
-    return {key: [sample[key] for sample in samples] for key in samples[0]}
+def _listed(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
+    read = []
+    for sample in samples:
+        if isinstance(sample, ConfigError):
+            return sample
+        read.append(sample)
+    return {key: [sample[key] for sample in read] for key in read[0]}
 
 
 def _single_threaded() -> None:

@@ -8,7 +8,7 @@ import torch
 from lit_attn.config.cell import Cell
 from lit_attn.config.composition import HeadComposition
 from lit_attn.config.data import Data, Images
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.image_folder import ClassFolders
 from lit_attn.config.segmentation import Scenery
@@ -58,10 +58,10 @@ def build(cell: Cell, device: torch.device) -> Parts:
     costs = budget.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
     data = data_module(experiment.data, cell.seed, device)
-    _measured(cell.metric, data.splits)
     task = _task(experiment.model_copy(update={"model": model}), data)
     if experiment.training.ema is not None:
         task.average_weights(experiment.training.ema)
+    _measured(cell.metric, task)
     if experiment.training.compile:
         task.compile_network()
     if isinstance(data, SteppedData):
@@ -69,13 +69,23 @@ def build(cell: Cell, device: torch.device) -> Parts:
     return Parts(data, task, costs, accumulate=1, tokens=None)
 
 
-def _measured(metric: Metric, splits: list[str]) -> None:
-    """Raise ConfigError, before training and not after, where no split is what the metric is of."""
+def _measured(metric: Metric, task: Task) -> None:
+    """Raise ConfigError, before training and not after, where nothing is what the metric is of."""
     split, _, name = metric.name.partition("/")
+    splits = task.splits
     if split not in ("train", "evaluation", *splits):
         raise ConfigError(f"metric: '{metric.name}': this data has {', '.join(splits)} to measure")
     if metric.selection == "best-validation" and "val" not in splits:
         raise ConfigError(f"metric: best-validation needs 'val/{name}', this data has no val")
+    if split not in splits:
+        return
+    if metric.averaged and task.average is None:
+        raise ConfigError(f"metric: '{metric.name}' is of averaged weights; set training.ema")
+    bare, names = name.removeprefix("ema-"), task.names_of(split)
+    if bare not in names:
+        raise ConfigError(
+            f"metric: '{metric.name}': '{bare}' is not measured{nearest(bare, names)}"
+        )
 
 
 def data_module(data: Data, seed: int, device: torch.device) -> AnyData:

@@ -49,6 +49,9 @@ class Classification(Task):
             compute_groups=False,
         )
 
+    def names_of(self, split: str) -> list[str]:
+        return ["accuracy", "top5", "calibration", "loss"]
+
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch
         return F.cross_entropy(self.network(*inputs), targets, label_smoothing=self.label_smoothing)

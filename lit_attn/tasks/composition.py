@@ -37,6 +37,10 @@ class HeadComposition(Task):
     def metrics_of(self, split: str) -> "Grid":
         return Grid(self.held_out)
 
+    def names_of(self, split: str) -> list[str]:
+        tasks = map(composition.name, range(composition.TASKS))
+        return ["accuracy", "trained", "held-out", "loss", *tasks]
+
     def loss(self, batch: Any) -> Tensor:
         tokens, answers, _ = batch
         return F.cross_entropy(self._logits(tokens), answers)

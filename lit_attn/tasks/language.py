@@ -42,6 +42,12 @@ class LanguageModelling(Task):
     def metrics_of(self, split: str) -> "TokenLoss":
         return TokenLoss(self.text[split])
 
+    def names_of(self, split: str) -> list[str]:
+        measure = self.text[split]
+        known = ["bits_per_byte"] * (measure.bytes_per_token is not None)
+        known += ["word_perplexity"] * (measure.words_per_token is not None)
+        return ["loss", "perplexity", *known]
+
     def compile_network(self) -> None:
         """All but the head, whose adaptive kind chooses its work by the targets."""
         self.network.trunk.compile()

@@ -55,6 +55,10 @@ class Task(L.LightningModule, ABC):
         """What is measured on a split; `compute` gives a scalar for each name, one of them loss."""
 
     @abstractmethod
+    def names_of(self, split: str) -> list[str]:
+        """Every name that `metrics_of` of this split may give."""
+
+    @abstractmethod
     def loss(self, batch: Any) -> Tensor:
         """What is minimised, of one batch: a scalar."""
 

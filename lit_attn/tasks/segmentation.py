@@ -51,6 +51,9 @@ class Segmentation(Task):
     def metrics_of(self, split: str) -> "Overlap":
         return Overlap(self.classes)
 
+    def names_of(self, split: str) -> list[str]:
+        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.classes)]
+
     def compile_network(self) -> None:
         """What mmsegmentation calls as modules: the encoder, and the decoder's layers."""
         self.network.backbone.compile()
