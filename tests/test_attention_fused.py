@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lit_attn.attention import chunked, fused
+from lit_attn.attention import chunked, fused, kernels
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Gaussian, Split
 from lit_attn.bench import blocks
 from lit_attn.bench.footprint import footprint
@@ -221,8 +221,7 @@ def test_kernels_of_a_gpu_are_called_as_they_are_declared(
     choice: str, m: int, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On tensors without contents: names, orders, dtypes and shapes, but not what they compute."""
-    backend = getattr(SDPBackend, choice).value
-    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *a, **k: backend)
+    monkeypatch.setattr(kernels, "choose", lambda *a: getattr(SDPBackend, choice))
     with FakeTensorMode(), torch.no_grad():
         sizes = [(2, 3, 40, 24), (2, 3, m, 40, 24), (2, 3, 40, 16), (2, 3, 40, 16)]
         given = [torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in sizes]

@@ -12,15 +12,14 @@ Both are operators of torch's, so that what is kept does not depend on being com
 Shapes: B batch, n tokens, H heads, M keys for every token, E width of the features, D of z and v.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend
 
-aten = torch.ops.aten
+from lit_attn.attention import kernels
+from lit_attn.attention.kernels import Summed
 
 # Bytes of [q|z] in a slice: what a core's cache holds, or enough to fill a GPU.
 SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
@@ -38,18 +37,6 @@ def attend(
     """
     out: Tensor = _attend(q, k, z, v, is_causal, scale)[0]
     return out
-
-
-class Summed(NamedTuple):
-    """What a kernel returns: sums (B, H, n, E) and the normalisers' logarithms (B, H, n or more).
-
-    `seed` and `offset` belong to its dropout, which is off, but its backward pass takes them.
-    """
-
-    out: Tensor
-    lse: Tensor
-    seed: Tensor
-    offset: Tensor
 
 
 @torch.library.custom_op("lit_attn::attend", mutates_args=())
@@ -91,16 +78,15 @@ def _attend_backward(
     scale: float,
 ) -> list[Tensor]:
     """The gradients of q, k, v and, where there is one, of z."""
-    grads = _empty_gradients(q, k, z, v)
+    grads: list[Tensor] = []
     wide, own = q.shape[-1], v.shape[-1]
+    summed = Summed(out, lse, seed, offset)
     for cut in _slices(q, z)[1]:
-        dq, dk, dv, *dz = (grad[cut] for grad in grads)
-        queries = _joined(q, z, cut)
-        values, g, o = (_padded(x[cut], queries.shape[-1]) for x in (v, gradient, out))
-        summed = Summed(o, lse[cut], seed, offset)
         for r in range(k.shape[2]):
-            keys = _joined(k[:, :, r], z, cut)
-            to_q, to_k, to_v = _backward(g, queries, keys, values, summed, is_causal, scale)
+            to_q, to_k, to_v = _of_keys(r, cut, gradient, q, k, z, v, summed, is_causal, scale)
+            # Made only here, when what the kernel was given is free again.
+            grads = grads or _empty_gradients(q, k, z, v)
+            dq, dk, dv, *dz = (grad[cut] for grad in grads)
             _add(dq, to_q[..., :wide], r)
             _add(dv, to_v[..., :own], r)
             dk[:, :, r] = to_k[..., :wide]
@@ -144,12 +130,14 @@ def _summed(
     cut: Index, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> Summed:
     """All keys' sums of a slice, merged in float32 or wider."""
-    queries = _joined(q, z, cut)
-    values = _padded(v[cut], queries.shape[-1])
+    queries, keys = _joined(q, z, cut), _joined(k[:, :, 0], z, cut)
+    kernel = kernels.choose(queries, keys, is_causal)
+    values = _padded(v[cut], kernels.value_width(kernel, queries, v))
     n = q.shape[2]
-    merged = _forward(queries, _joined(k[:, :, 0], z, cut), values, is_causal, scale)
+    merged = kernels.forward(kernel, queries, keys, values, is_causal, scale)
     for r in range(1, k.shape[2]):
-        other = _forward(queries, _joined(k[:, :, r], z, cut), values, is_causal, scale)
+        keys = _joined(k[:, :, r], z, cut)
+        other = kernels.forward(kernel, queries, keys, values, is_causal, scale)
         ours, theirs = merged.lse[..., :n], other.lse[..., :n]
         both = torch.logaddexp(ours, theirs)
         out = merged.out * (ours - both).exp().unsqueeze(-1)
@@ -161,85 +149,31 @@ def _summed(
     return merged._replace(out=merged.out.to(v.dtype))
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Summed:
-    """One call, all of one width, by the kernel that torch would take."""
-    none = q.new_empty(0)
-    backend = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale)
-    if backend == SDPBackend.FLASH_ATTENTION.value and q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, is_causal, scale=scale
-        )
-        return Summed(out, lse, none, none.clone())
-    if backend == SDPBackend.FLASH_ATTENTION.value:
-        out, lse, *_, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-            q, k, v, 0.0, is_causal, False, scale=scale
-        )
-        return Summed(out, lse, seed, offset)
-    if backend == SDPBackend.EFFICIENT_ATTENTION.value:
-        return Summed(
-            *aten._scaled_dot_product_efficient_attention(
-                q, k, v, None, True, 0.0, is_causal, scale=scale
-            )
-        )
-    logits = _logits(q, k, is_causal, scale)
-    lse = logits.logsumexp(-1)
-    weights = (logits - lse.unsqueeze(-1)).exp().to(v.dtype)
-    return Summed(weights @ v, lse, none, none.clone())
-
-
-def _backward(
+def _of_keys(
+    r: int,
+    cut: Index,
     gradient: Tensor,
     q: Tensor,
     k: Tensor,
+    z: Tensor | None,
     v: Tensor,
     summed: Summed,
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, by the kernel of `_forward`."""
-    out, lse, seed, offset = summed
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    backend = torch._fused_sdp_choice(q, k, v, None, 0.0, is_causal, scale=scale)
-    if backend == SDPBackend.FLASH_ATTENTION.value and q.device.type == "cpu":
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale
-        )
-    elif backend == SDPBackend.FLASH_ATTENTION.value:
-        n = q.shape[2]
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
-        )
-    elif backend == SDPBackend.EFFICIENT_ATTENTION.value:
-        wanted = [True, True, True, False]
-        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-            gradient, q, k, v, None, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scale
-        )
-    else:
-        weights = (_logits(q, k, is_causal, scale) - lse.unsqueeze(-1)).exp()
-        g = gradient.to(weights.dtype)
-        along = (g * out).sum(-1, keepdim=True)
-        to_logits = weights * (g @ v.to(g.dtype).transpose(-1, -2) - along) * scale
-        dq, dk = to_logits @ k.to(g.dtype), to_logits.transpose(-1, -2) @ q.to(g.dtype)
-        dv = weights.transpose(-1, -2) @ g
-    return dq, dk, dv
-
-
-def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
-    """(B, H, n, n) in float32 or wider: where no kernel of torch's takes what is given."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    logits = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
-    if is_causal:
-        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        logits = logits.masked_fill(future, -math.inf)
-    return logits
+    """What the keys r of a slice give to the gradients of [q|z], of [k|z] and of v."""
+    queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
+    kernel = kernels.choose(queries, keys, is_causal)
+    width = kernels.value_width(kernel, queries, v)
+    values, g, out = (_padded(x[cut], width) for x in (v, gradient, summed.out))
+    summed = summed._replace(out=out, lse=summed.lse[cut].contiguous())
+    return kernels.backward(kernel, g, queries, keys, values, summed, is_causal, scale)
 
 
 def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     """The axis, batch or heads, and the slices along it that keep what is joined small."""
     batch, heads, n, width = q.shape
-    width = _joined_width(width + (0 if z is None else z.shape[-1]))
+    width = kernels.round_up(width + (0 if z is None else z.shape[-1]))
     limit = SLICE.get(q.device.type, SLICE["cuda"])
     if q.device.type == "cpu":
         limit *= torch.get_num_threads()
@@ -255,13 +189,9 @@ def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
     """[x|z] of a slice, with zeros up to a width that flash attention takes."""
     parts = [x[cut]] if z is None else [x[cut], z[cut]]
     width = sum(part.shape[-1] for part in parts)
-    if missing := _joined_width(width) - width:
+    if missing := kernels.round_up(width) - width:
         parts.append(x.new_zeros(1).expand(*parts[0].shape[:-1], missing))
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
-
-
-def _joined_width(width: int) -> int:
-    return width + -width % 8
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
