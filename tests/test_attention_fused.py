@@ -275,6 +275,19 @@ def test_split_is_computed_again_where_it_is_compiled() -> None:
         torch.testing.assert_close(fast, plain)
 
 
+@pytest.mark.parametrize("name", ["belief2", "mgk"])
+def test_flash_attention_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways; without a kernel the result is the same."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
+        make(PRESETS[name]).float()(tokens(65).float()).sum().backward()
+    ran = {event.key for event in profile.key_averages()}
+    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert {flash, flash + "_backward"} <= ran
+    assert "aten::bmm" not in ran
+
+
 def test_one_key_is_what_torch_computes() -> None:
     q, k, _, v = made(1, False)
     assert q is not None

@@ -47,7 +47,7 @@ def choose(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
 
 def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
     """Flash attention wants values as wide as the queries, others a multiple of 8."""
-    if kernel is SDPBackend.FLASH_ATTENTION:
+    if kernel == SDPBackend.FLASH_ATTENTION:
         return queries.shape[-1]
     return round_up(v.shape[-1])
 
@@ -57,17 +57,17 @@ def forward(
 ) -> Summed:
     """One call of `kernel`, whose values are `value_width` wide."""
     none = q.new_empty(0)
-    if kernel is SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
+    if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, scale=scale
         )
         return Summed(out, lse, none, none.clone())
-    if kernel is SDPBackend.FLASH_ATTENTION:
+    if kernel == SDPBackend.FLASH_ATTENTION:
         out, lse, *_, seed, offset, _ = aten._scaled_dot_product_flash_attention(
             q, k, v, 0.0, is_causal, False, scale=scale
         )
         return Summed(out, lse, seed, offset)
-    if kernel is SDPBackend.EFFICIENT_ATTENTION:
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
         return Summed(
             *aten._scaled_dot_product_efficient_attention(
                 q, k, v, None, True, 0.0, is_causal, scale=scale
@@ -94,16 +94,16 @@ def backward(
     dq: Tensor
     dk: Tensor
     dv: Tensor
-    if kernel is SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
+    if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale
         )
-    elif kernel is SDPBackend.FLASH_ATTENTION:
+    elif kernel == SDPBackend.FLASH_ATTENTION:
         n = q.shape[2]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
             gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
         )
-    elif kernel is SDPBackend.EFFICIENT_ATTENTION:
+    elif kernel == SDPBackend.EFFICIENT_ATTENTION:
         wanted = [True, True, True, False]
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
             gradient, q, k, v, None, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scale
