@@ -53,6 +53,41 @@ def test_additive_mask(spec: AttentionSpec) -> None:
     assert_same(make(spec), tokens(9), attn_mask=bias)
 
 
+@every_spec
+@pytest.mark.parametrize("absent", [slice(6, 9), slice(0, 3)], ids=["right", "left"])
+def test_causal_with_a_padding_mask(spec: AttentionSpec, absent: slice) -> None:
+    """Padded on the left, the first tokens see nothing at all."""
+    layer, x = make(spec), tokens(9)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., absent] = False
+    given = {"attn_mask": present, "is_causal": True}
+    assert_same(layer, x, **given)
+    layer.train()
+    layer.attn_drop = 0.5
+    if getattr(spec.similarity, "prior", None) == "m-step":
+        # Its pi are learned in training, from all tokens.
+        assert torch.isfinite(layer(x, **given)).all()
+        return
+    changed = x.clone()
+    changed[:, 5:] += 1.0
+    changed[1, absent] = 7.0
+    outs = []
+    for t in (x, changed):
+        torch.manual_seed(3)
+        outs.append(layer(t, **given)[:, :5][present[:, 0, 0, :5]])
+    torch.testing.assert_close(*outs)
+
+
+@every_softmax
+@pytest.mark.parametrize("dtype", [torch.bool, torch.double], ids=["boolean", "additive"])
+def test_causal_with_a_mask_of_pairs(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.randn(1, HEADS, 9, 9, dtype=torch.double, generator=generator)
+    mask = mask > 0 if dtype == torch.bool else mask.masked_fill(mask < -1, -torch.inf)
+    assert_same(make(spec), tokens(9), attn_mask=mask, is_causal=True)
+    assert_same(make(spec), tokens(9), attn_mask=mask[:, :1], is_causal=True)
+
+
 @every_linear
 def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
     with pytest.raises(ValueError, match="linear keys take a boolean mask of present keys"):

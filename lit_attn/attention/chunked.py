@@ -80,7 +80,11 @@ def weights(
         logits = logits + bias.unsqueeze(-2)
     if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
         logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = _compose("post", composers, _over_keys(logits).to(dtype), maps, rows, columns)
+    a = _over_keys(logits).to(dtype)
+    if "post" in composers and seen is not None and seen.ndim > 2 and seen.shape[-3] > 1:
+        # A head that sees nothing has weights all the same, which others would take from it.
+        a = a.masked_fill(~seen, 0)
+    a = _compose("post", composers, a, maps, rows, columns)
     # Composition puts something there again, and a query that sees nothing gets nothing.
     return a if seen is None else a.masked_fill(~seen, 0)
 

@@ -314,7 +314,10 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
     # To one new token nothing that is cached is hidden.
     alone = masks.offset > 0 and queries == 1 and not masks.without_self
-    plain = m == 1 and not masks.offset and masks.window is None and not masks.without_self
+    # Torch takes a mask or `is_causal`, not both.
+    both = masks.is_causal and masks.attn_mask is not None
+    apart = masks.window is None and not masks.without_self and not masks.offset and not both
+    plain = m == 1 and apart
     mask = masks.attn_mask if plain or alone else masks.whole(n, q.device)
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
