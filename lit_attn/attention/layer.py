@@ -7,6 +7,8 @@ wherever timm's own attention does: `timm.create_model("vit_tiny_patch16_224",
 attn_layer=attn_layer("belief2"))`, pretrained weights included.
 """
 
+import copyreg
+import functools
 import math
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +25,8 @@ from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import SIMILARITIES as SOFTMAX_SIMILARITIES
 from lit_attn.attention.similarity import Dot, Shape, as_multiplied
-from lit_attn.attention.spec import AttentionSpec, Split, preset
+from lit_attn.attention.spec import AttentionSpec, Split
+from lit_attn.config.overrides import attention_spec
 
 # Children that hold what a layer has beyond the standard one.
 EXTRA = ("composers", "residual", "similarity", "z")
@@ -293,16 +296,36 @@ class Attention(nn.Module):
 
 
 def attn_layer(
-    chosen: AttentionSpec | str, *, local_self_attention: bool = False
+    chosen: AttentionSpec | str | dict[str, Any], *, local_self_attention: bool = False
 ) -> type[Attention]:
-    """The class for timm's `attn_layer=`: `chosen` is a preset's name or a whole specification.
+    """The class for timm's `attn_layer=`; the same class for the same choice.
 
-    With `local_self_attention` the temperature is learned and no token attends to itself (LSA, Lee
-    et al. 2021, eq. 4-5). Raises ValueError for a name that is not a preset.
+    `chosen` is what `attention:` of a YAML may be, a preset's name or a mapping as
+    `{"preset": "belief2", "residual": {"activation": "silu"}}`, or a whole specification. With
+    `local_self_attention` the temperature is learned and no token attends to itself (LSA, Lee et
+    al. 2021, eq. 4-5). Raises ConfigError, a ValueError, for what is not a choice.
     """
-    resolved = preset(chosen) if isinstance(chosen, str) else chosen
-    fixed = {"spec": resolved, "local_self_attention": local_self_attention}
-    return type("Attention", (Attention,), fixed)
+    return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
+
+
+class _Chosen(type):
+    """The type of the classes that `attn_layer` makes, which no module holds by a name."""
+
+
+@functools.cache
+def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Attention]:
+    fixed = {"spec": chosen, "local_self_attention": local_self_attention}
+    made: type = _Chosen("Attention", (Attention,), fixed)
+    return made
+
+
+def _pickled(made: type[Attention]) -> str | tuple[Any, ...]:
+    """By what it was made of; a subclass that a user has written, by its name."""
+    chosen = made.spec, made.local_self_attention
+    return (_chosen_class, chosen) if _chosen_class(*chosen) is made else made.__qualname__
+
+
+copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

@@ -5,6 +5,7 @@ Shapes: B batch, n tokens, H heads, D head width, d = H D.
 `project` is W, the layer's output projection (d -> d).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,14 @@ from lit_attn.attention import spec
 # to zero instead of NaN. Part of the definition: the reference uses the same floor.
 FLOOR = 1e-12
 
-ACTIVATIONS = {
-    "identity": lambda x: x,
+
+def identity(x: Tensor) -> Tensor:
+    """x: a function with a name, so that a layer that uses it can be pickled."""
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": identity,
     "gelu": F.gelu,
     "silu": F.silu,
     "relu": F.relu,

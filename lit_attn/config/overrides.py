@@ -17,9 +17,11 @@ import difflib
 from functools import cache
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.base import Config, Kind
-from lit_attn.config.errors import ConfigError, nearest
+from lit_attn.config.errors import ConfigError, explain, nearest
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
 
@@ -86,6 +88,23 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
+def attention_spec(given: AttentionSpec | str | dict[str, Any], asked_by: str) -> AttentionSpec:
+    """What `attention:` of a YAML would make of `given`, for callers in Python.
+
+    Raises ConfigError, named by `asked_by`, for what a YAML may not say either.
+    """
+    if isinstance(given, AttentionSpec):
+        return given
+    where, context = Where(asked_by), "attention"
+    if not isinstance(given, str | dict):
+        raise ConfigError(f"{where}: {context}: needs a preset's name or a mapping, not {given!r}")
+    parts = _attention(_located(given, where), where, context)
+    try:
+        return AttentionSpec.model_validate(parts)
+    except ValidationError as error:
+        raise explain(error, f"{where}: {context}") from error
+
+
 def normalized(experiment: Mapping, context: str) -> Mapping:
     """An experiment's own mapping with its preset and its `ffn: none` spelled out."""
     return _parts(experiment, context)
@@ -108,7 +127,7 @@ def _parts(changes: Mapping, context: str) -> Mapping:
     changes["model"] = model
     if "attention" in model:
         where = model.where["attention"]
-        model["attention"] = _attention(model["attention"], where, context)
+        model["attention"] = _attention(model["attention"], where, f"{context}: attention")
     match model.get("ffn", {}):
         case "with":
             # Changes nothing where there is an FFN, and lacks a width where there is none.
@@ -129,9 +148,7 @@ def _attention(value: Any, where: Where, context: str) -> Any:
     for key in value:
         if key != "preset" and key not in AttentionSpec.model_fields:
             hint = nearest(key, ["preset", *AttentionSpec.model_fields])
-            raise ConfigError(
-                f"{value.where[key]}: {context}: attention: unknown key '{key}'{hint}"
-            )
+            raise ConfigError(f"{value.where[key]}: {context}: unknown key '{key}'{hint}")
     if "preset" not in value:
         return value
     parts = value.copy()
@@ -143,7 +160,7 @@ def _preset(name: Any, where: Where, context: str) -> Mapping:
     try:
         parts = preset(str(name)).model_dump()
     except ValueError as error:
-        raise ConfigError(f"{where}: {context}: attention: {error}") from error
+        raise ConfigError(f"{where}: {context}: {error}") from error
     return _located(parts, where)
 
 
@@ -152,7 +169,7 @@ def _located(value: Any, where: Where) -> Any:
         return value
     found = Mapping(where)
     for key, item in value.items():
-        found.put(key, _located(item, where), where)
+        found.put(str(key), _located(item, where), where)
     return found
 
 
