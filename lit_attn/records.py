@@ -3,7 +3,7 @@
 These are the whole interface between training (which writes them) and the report (which reads
 nothing else):
 
-    runs/<study>/plan.json                                    Plan
+    runs/<study>/plan.json                                    Plan      of a trial, <study>@<...>
     runs/<study>/<variant>/<seed>-<identity>/result.json      Result    written last: success
     runs/<study>/<variant>/<seed>-<identity>/attempts/<k>/exit.json     Exit
     runs/<study>/<variant>/<seed>-<identity>/metrics.csv      step,epoch,name,value

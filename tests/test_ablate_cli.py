@@ -95,10 +95,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_smoke_keeps_apart(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok"))
     assert call(tmp_path, "--smoke")[0] == 0
-    assert not (tmp_path / "runs" / "tiny").exists()
-    log = (tmp_path / "runs" / "smoke" / "tiny" / "ran.txt").read_text()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["smoke"]
+    log = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "ran.txt").read_text()
     assert sorted(log.splitlines()) == ["ok/0 smoke", "ok/1 smoke"]
-    plan = (tmp_path / "runs" / "smoke" / "tiny" / "plan.json").read_text()
+    plan = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "plan.json").read_text()
     assert "the numbers mean nothing" in plan
 
 

@@ -34,7 +34,7 @@ def write(path: Path) -> list[Job]:
     cells = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs").jobs
     run([job for job in cells if job.cell.variant in ("ok", "crash")])
     matrix = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs")
-    matrix.plan(smoke=False).write(matrix.folder / "plan.json")
+    matrix.plan().write(matrix.folder / "plan.json")
     return cells
 
 

@@ -268,7 +268,7 @@ axes:
 
 def test_published_numbers_and_seeds(tmp_path: Path) -> None:
     source = studies.study(tmp_path, CELLS + "\npublished: {a: [72.01, 0.20], b: 76}")
-    plan = expand(source, tmp_path).plan(smoke=False)
+    plan = expand(source, tmp_path).plan()
     assert [variant.published for variant in plan.variants] == [(72.01, 0.20), (76.0, None)]
     assert plan.seeds == [0, 1]
     assert [cell.path for cell in plan.cells] == [

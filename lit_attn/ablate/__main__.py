@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--estimate", action="store_true", help="with --dry-run: measure a few steps of each model")
     add("--jobs", type=int, metavar="N", help="cells at once; default: one per GPU, or per core")
     add("--seeds", metavar="N|A,B,...", help="a count, or the seeds themselves; one seed is 'A,'")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="for every variant")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="for all variants: a trial")
     add("--limit", type=int, metavar="N", help="run at most N cells of what is missing")
     add("--out", type=Path, metavar="DIR", help="default: runs, or runs/smoke")
     add("--reports", type=Path, metavar="DIR", help="default: reports, or runs/smoke/reports")
@@ -122,7 +122,7 @@ def _matrices(options: argparse.Namespace) -> list[Matrix]:
     options.reports = options.reports or default
     studies = choose(read_studies(options.file), options.study, options.file)
     changes, seeds = _changes("--set", options.set), _seeds(options.seeds)
-    return [expand(study, options.out, changes, seeds) for study in studies]
+    return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
 
 
 def _changes(option: str, settings: list[str]) -> Mapping:
@@ -172,10 +172,12 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     prepare = _on_slurm if options.launcher == "slurm" else _on_this_machine
     start = prepare(matrices, options, target)
     try:
-        for matrix in matrices:
-            matrix.plan(options.smoke).write(matrix.folder / "plan.json")
+        _write_plans(matrices)
     except OSError as error:
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
+    for matrix in matrices:
+        if matrix.is_trial:
+            print(f"{matrix.folder}: a trial; study {matrix.source.name} stays as it is")
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
     diverged = [job for job, found in states if found == "diverged" and not options.retry]
     missing = [job for job, found in states if found != "done" and job not in diverged]
@@ -190,7 +192,9 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
 
-    names = [matrix.source.name for matrix in matrices]
+    # Once more: another command may have begun further seeds meanwhile.
+    _write_plans(matrices)
+    names = [matrix.name for matrix in matrices]
     write_reports(options.out, options.reports, names)
     for name in names:
         print(f"\n{(options.reports / name / 'table.md').read_text(encoding='utf-8')}")
@@ -198,6 +202,11 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     return 1 if summary.failed or diverged else 0
+
+
+def _write_plans(matrices: list[Matrix]) -> None:
+    for matrix in matrices:
+        matrix.plan().write(matrix.folder / "plan.json")
 
 
 def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":

@@ -56,7 +56,7 @@ def table(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
     """Every variant's cost, and the hours of what is yet to run."""
     width = max(len(variant.name) for variant in matrix.variants)
     lines = [
-        f"{matrix.source.name}: {matrix.source.study.title}",
+        f"{matrix.name}: {matrix.title}",
         f"  {'':<{width}}  {'ms/step':>9}  {'steps':>8}  {'start':>7}  {'evaluations':>14}"
         f"  {'a cell':>9}  {'GB':>6}",
     ]

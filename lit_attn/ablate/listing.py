@@ -14,7 +14,7 @@ def show(matrices: list[Matrix], params: bool, stream: TextIO) -> None:
 
 def _show(matrix: Matrix, params: bool, stream: TextIO) -> None:
     source = matrix.source
-    print(f"{source.name}: {source.study.title}", file=stream)
+    print(f"{matrix.name}: {matrix.title}", file=stream)
     print(f"  experiment {source.experiment_path}, baseline {source.study.baseline}", file=stream)
     if params:
         _show_costs(matrix, stream)

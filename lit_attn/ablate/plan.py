@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_attn.ablate import trial
 from lit_attn.ablate.folder import State, state
 from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.config.cell import Cell
@@ -11,7 +12,7 @@ from lit_attn.config.source import Mapping
 from lit_attn.config.study import StudySource
 from lit_attn.records import Plan, PlannedCell, PlannedVariant
 
-SMOKE = " (smoke run: one step per cell, the numbers mean nothing)"
+SMOKE = "smoke run: one step per cell, the numbers mean nothing"
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,35 @@ class Job:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A study's cells below `folder`, which is the study's.
+    """A study's cells below `folder`, which is the study's, or those of a trial of it.
 
-    Every seed is complete before the next begins, so a matrix that is stopped early still compares
-    all its variants.
+    `name` is the folder's, see lit_attn.ablate.trial. `jobs` are the cells of `seeds`, those that
+    are to run now. Every seed is complete before the next begins, so a matrix that is stopped early
+    still compares all its variants.
     """
 
     source: StudySource
+    name: str
+    title: str
     variants: list[Variant]
     seeds: tuple[int, ...]
     folder: Path
     jobs: list[Job]
 
-    def plan(self, smoke: bool) -> Plan:
-        """The record of what was to be run."""
+    @property
+    def is_trial(self) -> bool:
+        return self.name != self.source.name
+
+    def plan(self) -> Plan:
+        """The record of what was to be run: the study's seeds, also where others are to run now,
+        those, and every seed that was begun before."""
         study = self.source.study
+        own = dict.fromkeys(study.seeds)
+        others = {*self.seeds, *self._begun()} - own.keys()
+        seeds = (*own, *sorted(others))
         return Plan(
-            study=self.source.name,
-            title=study.title + (SMOKE if smoke else ""),
+            study=self.name,
+            title=self.title,
             source=study.source,
             baseline=study.baseline,
             metric=study.metric,
@@ -60,17 +72,29 @@ class Matrix:
                 PlannedVariant(name=variant.name, published=study.published.get(variant.name))
                 for variant in self.variants
             ],
-            seeds=list(self.seeds),
+            seeds=list(seeds),
             cells=[
                 PlannedCell(
-                    variant=job.cell.variant,
-                    seed=job.cell.seed,
-                    identity=job.identity,
-                    path=job.cell.folder,
+                    variant=cell.variant,
+                    seed=cell.seed,
+                    identity=cell.fingerprint,
+                    path=cell.folder,
                 )
-                for job in self.jobs
+                for cell in _cells(self.source, self.name, self.variants, seeds)
             ],
         )
+
+    def _begun(self) -> set[int]:
+        """The seeds with a folder of this very cell, of any variant."""
+        found: set[int] = set()
+        for variant in self.variants:
+            for path in (self.folder / variant.name).glob("*-*"):
+                number = path.name.partition("-")[0]
+                if number.isdecimal() and int(number) not in found:
+                    cell = variant.cell(self.name, int(number), self.source.study)
+                    if self.folder / cell.folder == path:
+                        found.add(int(number))
+        return found
 
 
 def expand(
@@ -78,18 +102,28 @@ def expand(
     out: Path,
     changes: Mapping | None = None,
     seeds: tuple[int, ...] | None = None,
+    smoke: bool = False,
 ) -> Matrix:
-    """All cells of a study below `out`; `seeds` replaces its own. ConfigError for any mistake."""
+    """All cells of a study below `out`, or of a trial of it; `seeds` run now in place of its own.
+
+    Raises ConfigError for any mistake.
+    """
     variants = resolve(source, changes)
     seeds = source.study.seeds if seeds is None else seeds
-    folder = out / source.name
-    return Matrix(source, variants, seeds, folder, list(_jobs(source, variants, seeds, folder)))
+    said = [] if changes is None else trial.settings(source, variants, changes)
+    notes = [f"with {', '.join(said)}"] if said else []
+    if smoke:
+        said, notes = [*said, trial.SMOKE], [*notes, SMOKE]
+    name = trial.named(source.name, said)
+    title = source.study.title + "".join(f" ({note})" for note in notes)
+    folder = out / name
+    jobs = [Job(cell, folder / cell.folder) for cell in _cells(source, name, variants, seeds)]
+    return Matrix(source, name, title, variants, seeds, folder, jobs)
 
 
-def _jobs(
-    source: StudySource, variants: list[Variant], seeds: tuple[int, ...], folder: Path
-) -> Iterator[Job]:
+def _cells(
+    source: StudySource, name: str, variants: list[Variant], seeds: tuple[int, ...]
+) -> Iterator[Cell]:
     for seed in seeds:
         for variant in variants:
-            cell = variant.cell(source.name, seed, source.study)
-            yield Job(cell, folder / cell.folder)
+            yield variant.cell(name, seed, source.study)

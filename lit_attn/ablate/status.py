@@ -70,7 +70,7 @@ def plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Path]]:
     if not where.is_dir():
         studies = choose(read_studies(where), names, where)
         matrices = [expand(study, out) for study in studies]
-        return [(matrix.plan(smoke=False), matrix.folder) for matrix in matrices]
+        return [(matrix.plan(), matrix.folder) for matrix in matrices]
     found = [path for path in sorted(where.glob("*/plan.json")) if not names or _of(path, names)]
     if not found:
         what = f"no study {', '.join(names)}" if names else "no study"

@@ -62,7 +62,7 @@ def submit_missing(
     queued = {folder for folder, task in tasks.items() if not task.is_over}
     todo = [job for job in missing if job.folder not in queued and job.state() != "running"]
     for matrix in matrices:
-        own = [job for job in todo if job.cell.study == matrix.source.name]
+        own = [job for job in todo if job.cell.study == matrix.name]
         for start in range(0, len(own), LARGEST):
             part = own[start : start + LARGEST]
             _submit(matrix.folder, part, wanted[matrix.folder], make, at_once)
