@@ -13,6 +13,7 @@ from lit_attn.attention.cache import Cache
 from lit_attn.config import language
 from lit_attn.config.text import IGNORED
 from lit_attn.models.adaptive import AdaptiveSoftmax
+from lit_attn.models.draws import by_name
 from lit_attn.models.initialise import initialise
 from lit_attn.models.trunk import Device, Trunk
 
@@ -72,5 +73,6 @@ def build(model: language.GPT, vocabulary: int, context: int, device: Device = N
     """The network that `model` describes, initialised; nothing is allocated on "meta"."""
     network = GPT(model, vocabulary, context, device)
     if network.trunk.tokens.weight.device.type != "meta":
-        initialise(network, model, tied=model.head != "untied")
+        with by_name(network):
+            initialise(network, model, tied=model.head != "untied")
     return network

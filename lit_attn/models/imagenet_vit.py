@@ -14,6 +14,7 @@ from torch import nn
 from lit_attn.attention.layer import attn_layer
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.imagenet import ImageViT, Transformer
+from lit_attn.models.draws import by_name
 from lit_attn.models.vit import AttentionBlock, initialise
 
 Device = torch.device | str | None
@@ -37,7 +38,8 @@ def build(
         device=device,
     )
     if not vit.get_parameter("pos_embed").is_meta:
-        initialise(vit, "timm")
+        with by_name(vit):
+            initialise(vit, "timm")
     if model.positions == "sincos":
         fix_positions(vit)
     return vit
@@ -79,7 +81,6 @@ def assemble(
         attn_layer=attn_layer(model.attention),
         dynamic_img_size=True,
         dynamic_img_pad=True,
-        weight_init="skip",
         device=device,
     )
     for index, block in enumerate(vit.blocks):

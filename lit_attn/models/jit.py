@@ -13,6 +13,7 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.imagenet import JiT
+from lit_attn.models.draws import by_name
 from lit_attn.models.imagenet_vit import Device, Shape, require_tiles
 from lit_attn.models.norms import HeadNorm
 
@@ -119,7 +120,8 @@ def build(model: JiT, image_shape: Shape, num_classes: int, device: Device = Non
     """The network that `model` describes, initialised except on the meta device."""
     network = JiTClassifier(model, image_shape, num_classes, device)
     if not network.head.weight.is_meta:
-        initialise(network)
+        with by_name(network):
+            initialise(network)
     return network
 
 

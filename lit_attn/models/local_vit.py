@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
 from lit_attn.config.imagenet import LocalViT
+from lit_attn.models.draws import by_name
 from lit_attn.models.imagenet_vit import Device, Shape, assemble
 
 
@@ -42,7 +43,8 @@ def build(
     """The network that `model` describes, initialised; ConfigError where patches do not tile."""
     vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)
     if not vit.get_parameter("pos_embed").is_meta:
-        initialise(vit)
+        with by_name(vit):
+            initialise(vit)
     if model.positions == "fixed":
         vit.get_parameter("pos_embed").requires_grad_(False)
     return vit

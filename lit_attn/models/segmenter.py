@@ -9,6 +9,7 @@ import torch
 
 from lit_attn.config.segmentation import IGNORED, Segmenter
 from lit_attn.extras import require_mmseg
+from lit_attn.models.draws import by_name
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder
@@ -37,8 +38,9 @@ def build(
         network = MODELS.build(ConfigDict(configuration(model, image_shape[-1], num_classes)))
     if torch.device(device or "cpu").type != "meta":
         # The parts one by one: mmengine's own loop over them logs every parameter.
-        network.backbone.init_weights()
-        network.decode_head.init_weights()
+        with by_name(network):
+            network.backbone.init_weights()
+            network.decode_head.init_weights()
     return network
 
 

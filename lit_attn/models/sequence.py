@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.config import language
+from lit_attn.models.draws import by_name
 from lit_attn.models.initialise import initialise
 from lit_attn.models.trunk import Device, Trunk
 
@@ -65,5 +66,6 @@ def build(
     """The network that `model` describes, initialised; nothing is allocated on "meta"."""
     network = SequenceClassifier(model, vocabulary, context, classes, pairs, device)
     if network.trunk.tokens.weight.device.type != "meta":
-        initialise(network, model, tied=False)
+        with by_name(network):
+            initialise(network, model, tied=False)
     return network

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.model import ViT
+from lit_attn.models.draws import by_name
 from lit_attn.models.patches import ShiftedPatchEmbed
 
 
@@ -57,12 +58,12 @@ def build(
         norm_layer=nn.LayerNorm,
         embed_layer=ShiftedPatchEmbed if model.patchify == "shifted" else PatchEmbed,
         attn_layer=attn_layer(model.attention, local_self_attention=model.local_self_attention),
-        weight_init="skip",
         device=device,
     )
     vit.blocks = nn.Sequential(*(_fitted(block, model, device) for block in vit.blocks))
     if vit.head.weight.device.type != "meta":
-        initialise(vit, model.init)
+        with by_name(vit):
+            initialise(vit, model.init)
     return vit
 
 
