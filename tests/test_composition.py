@@ -12,11 +12,12 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.composition import (
     CONTEXT,
     PATTERNS,
+    TASK_NAMES,
     TRANSFORMATIONS,
     HeadComposition,
 )
 from lit_attn.config.text import IGNORED
-from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out, name
+from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out
 from lit_attn.records import Result
 from lit_attn.tasks.composition import Grid
 from lit_attn.train import run_cell
@@ -92,7 +93,7 @@ def test_what_entities_become() -> None:
 
 def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
     module = data()
-    assert [name(task) for task in held_out(module.data)] == [
+    assert [TASK_NAMES[task] for task in held_out(module.data)] == [
         f"{pattern}:{transformation}"
         for pattern, transformation in zip(PATTERNS, TRANSFORMATIONS, strict=True)
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lit_attn.ablate.points import NAME, Point, points
+from lit_attn.config import metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError, nearest, problem
 from lit_attn.config.experiment import Experiment
@@ -70,6 +71,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         for point in found
     ]
     _all_different(source, found, variants)
+    _measured(source, variants)
     return variants
 
 
@@ -153,6 +155,16 @@ def _names_exist(source: StudySource, names: list[str]) -> None:
             raise source.error(
                 ("published", name), f"no variant '{name}'{nearest(name, names[:30])}"
             )
+
+
+def _measured(source: StudySource, variants: list[Variant]) -> None:
+    """The metric is one that every variant's cells measure."""
+    for variant in variants:
+        try:
+            metrics.check(source.study.metric, variant.experiment)
+        except ValueError as error:
+            which = "" if variant is variants[0] else f"variant '{variant.name}': "
+            raise source.error(("metric", "name"), f"{which}{error}") from error
 
 
 def _all_different(source: StudySource, found: list[Point], variants: list[Variant]) -> None:

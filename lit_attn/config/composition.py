@@ -13,6 +13,9 @@ PATTERNS = ("same-key", "other-key", "same-value", "different", "other-class")
 # What the source becomes, which is a head's OV circuit.
 TRANSFORMATIONS = ("copy", "class", "capability", "opposite", "previous")
 
+# The grid: task t is pattern t // 5 and transformation t % 5.
+TASK_NAMES = tuple(f"{pattern}:{change}" for pattern in PATTERNS for change in TRANSFORMATIONS)
+
 # Three facts of a key and a value each; then the query's item, pattern and transformation.
 FACTS = 3
 CONTEXT = 2 * FACTS + 3

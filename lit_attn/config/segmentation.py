@@ -17,6 +17,9 @@ from lit_attn.config.model import FFN
 # The label of pixels that have none.
 IGNORED = 255
 
+# Of `kind: scenes`: three grounds and ten digits.
+SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
+
 
 class Rescale(Augmentation):
     """Resize by a factor drawn from `ratio`, relative to the size of evaluation."""
@@ -118,7 +121,7 @@ class Scenes(Scenery):
 
     @property
     def num_classes(self) -> int:
-        return 13
+        return len(SCENE_CLASSES)
 
 
 class Segmenter(Transformer):

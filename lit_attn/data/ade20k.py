@@ -20,6 +20,7 @@ from lit_attn.config.data import Augmentation, Flip
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.segmentation import (
     IGNORED,
+    SCENE_CLASSES,
     CategoryCrop,
     Photometric,
     Rescale,
@@ -262,7 +263,7 @@ def _dataset(
     }
     if not isinstance(data, Scenes):
         return ADE20KDataset(**arguments)
-    metainfo = {"classes": scenes.CLASSES, "palette": scenes.PALETTE}
+    metainfo = {"classes": SCENE_CLASSES, "palette": scenes.PALETTE}
     return BaseSegDataset(**arguments, metainfo=metainfo, reduce_zero_label=True)
 
 

@@ -23,23 +23,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.composition import FACTS, PATTERNS, TRANSFORMATIONS, HeadComposition
+from lit_attn.config.composition import (
+    FACTS,
+    PATTERNS,
+    TASK_NAMES,
+    TRANSFORMATIONS,
+    HeadComposition,
+)
 from lit_attn.config.text import IGNORED
 from lit_attn.data.text.steps import SteppedData, generator
 
 Ids = NDArray[np.int64]
 Batch = tuple[Tensor, Tensor, Tensor]
 
-TASKS = len(PATTERNS) * len(TRANSFORMATIONS)
+TASKS = len(TASK_NAMES)
 
 # The lexicon and the evaluated questions are the same for all seeds.
 FIXED = 0
-
-
-def name(task: int) -> str:
-    """`pattern:transformation`."""
-    pattern, transformation = divmod(task, len(TRANSFORMATIONS))
-    return f"{PATTERNS[pattern]}:{TRANSFORMATIONS[transformation]}"
 
 
 def held_out(data: HeadComposition) -> Ids:

@@ -21,8 +21,6 @@ from lit_attn.config.errors import ConfigError
 from lit_attn.config.segmentation import Scenes
 from lit_attn.data import sets
 
-CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
-
 # Greys for the grounds, hues round the circle for the digits.
 PALETTE = (
     *((70, 70, 70), (140, 140, 140), (210, 210, 210)),

@@ -79,7 +79,20 @@ def _study(path: Path) -> StudyRecord:
     if plan.study != path.parent.name:
         # The report's folder is called after the study.
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
-    return StudyRecord(plan, [_cell(path.parent, cell, plan.metric) for cell in plan.cells])
+    record = StudyRecord(plan, [_cell(path.parent, cell, plan.metric) for cell in plan.cells])
+    _some_have_the_metric(path, record)
+    return record
+
+
+def _some_have_the_metric(path: Path, record: StudyRecord) -> None:
+    """Raise ConfigError where cells have results and none of them the study's metric."""
+    name = record.plan.metric.name
+    lacking = [cell for cell in record.cells if cell.status == f"without {name}"]
+    if not lacking or record.results():
+        return
+    found = result(lacking[0].folder, lacking[0].planned.identity)
+    known = [] if found is None else sorted(found.metrics)
+    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{nearest(name, known)}")
 
 
 def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:

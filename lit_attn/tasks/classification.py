@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
+from lit_attn.config.metrics import CLASSIFICATION
 from lit_attn.config.text import IGNORED
 from lit_attn.config.training import Optimizer
 from lit_attn.tasks.module import Task
@@ -50,7 +51,7 @@ class Classification(Task):
         )
 
     def names_of(self, split: str) -> list[str]:
-        return ["accuracy", "top5", "calibration", "loss"]
+        return list(CLASSIFICATION)
 
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch

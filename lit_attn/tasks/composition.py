@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.config.composition import TASK_NAMES
+from lit_attn.config.metrics import NAMES
 from lit_attn.config.text import IGNORED
 from lit_attn.config.training import Optimizer
 from lit_attn.data import composition
@@ -38,8 +40,7 @@ class HeadComposition(Task):
         return Grid(self.held_out)
 
     def names_of(self, split: str) -> list[str]:
-        tasks = map(composition.name, range(composition.TASKS))
-        return ["accuracy", "trained", "held-out", "loss", *tasks]
+        return [*NAMES["head-composition"], *TASK_NAMES]
 
     def loss(self, batch: Any) -> Tensor:
         tokens, answers, _ = batch
@@ -91,8 +92,8 @@ class Grid(Metric):
         held_out[self.held_out] = True
         everything = torch.ones_like(held_out)
         groups = {"accuracy": everything, "trained": ~held_out, "held-out": held_out}
-        for task in range(composition.TASKS):
-            groups[composition.name(task)] = torch.arange(len(held_out)) == task
+        for task, name in enumerate(TASK_NAMES):
+            groups[name] = torch.arange(len(held_out)) == task
         found = {"loss": self.total / self.asked.sum()}
         for name, chosen in groups.items():
             chosen = chosen.to(self.asked.device)

@@ -14,6 +14,7 @@ from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.config.metrics import NAMES
 from lit_attn.config.segmentation import IGNORED
 from lit_attn.config.training import Optimizer
 from lit_attn.data.ade20k import SceneryData
@@ -52,7 +53,7 @@ class Segmentation(Task):
         return Overlap(self.classes)
 
     def names_of(self, split: str) -> list[str]:
-        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.classes)]
+        return [*NAMES["segmentation"], *(f"IoU:{name}" for name in self.classes)]
 
     def compile_network(self) -> None:
         """What mmsegmentation calls as modules: the encoder, and the decoder's layers."""
