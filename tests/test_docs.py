@@ -1,9 +1,15 @@
-"""The documentation's worked example runs as it is printed."""
+"""What the documentation prints to be run runs."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from lit_attn.records import Plan
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,3 +43,27 @@ def test_adding_a_part() -> None:
     code += CHECK.format(tests=str(ROOT / "tests"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_trial_of_the_readme(tmp_path: Path) -> None:
+    """It ends with results, and beside the studies that it tries."""
+    (command,) = re.findall(r"`… (--set .*?)` \| a trial", (ROOT / "README.md").read_text())
+    shutil.copy(ROOT / "ablations.yaml", tmp_path)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 4
+    plans = {path.parent.name: path for path in tmp_path.glob("runs/*/plan.json")}
+    assert plans
+    for name, path in plans.items():
+        assert "@training.max_steps=" in name
+        assert Plan.model_validate_json(path.read_bytes()).study == name
+        assert (tmp_path / "reports" / name / "table.html").exists()

@@ -326,11 +326,11 @@ def test_exit_codes(
     assert "config.yaml: cannot be read" in capsys.readouterr().err
     diverging = digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0})
     assert main([str(folder_of(diverging, tmp_path))]) == 1
-    impossible = digits_cell(schedule={"warmup": 9})
+    impossible = digits_cell(data={"validation": 5000})
     assert main([str(folder_of(impossible, tmp_path))]) == 2
-    assert "warmup: 9" in capsys.readouterr().err
-    with hold(tmp_path / digits_cell(schedule={"warmup": 9}).folder):
-        assert main([str(tmp_path / digits_cell(schedule={"warmup": 9}).folder)]) == 75
+    assert "data.validation: " in capsys.readouterr().err
+    with hold(tmp_path / digits_cell(data={"validation": 5000}).folder):
+        assert main([str(tmp_path / digits_cell(data={"validation": 5000}).folder)]) == 75
         assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """One experiment: everything a cell needs but the variant and the seed."""
 
+import math
 from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationInfo, field_validator
@@ -111,6 +112,23 @@ class Experiment(Config):
                 f"{data.context} tokens of data.context"
             )
         return model
+
+    @field_validator("training")
+    @classmethod
+    def _longer_than_its_ramps(cls, training: Training, info: ValidationInfo) -> Training:
+        schedule = info.data.get("schedule")
+        ramps = {
+            name: getattr(schedule, name)
+            for name in ("warmup", "warmdown")
+            if getattr(schedule, name, 0)
+        }
+        if (needed := sum(ramps.values())) > training.epochs:
+            said = " + ".join(f"schedule.{name}" for name in ramps)
+            raise ValueError(
+                f"epochs: {training.epochs}, and {said} takes {needed:g}; the fewest that will do "
+                f"are {math.ceil(needed)} (training.max_steps stops a trial before its last epoch)"
+            )
+        return training
 
     @field_validator("training")
     @classmethod
