@@ -1,14 +1,17 @@
-"""What the server that cells are forked from has loaded before there is a cell."""
+"""The server that cells are forked from: how it starts, and what it has loaded by then."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import studies
 import yaml
+from test_ablate_runner import TIMEOUT, names, ran, until
 from training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
 from lit_attn.config.cell import Cell
@@ -71,3 +74,70 @@ def test_a_cell_finds_its_task_loaded(tmp_path: Path) -> None:
         assert packages <= sys.stdlib_module_names, task
     # Which no other cell's server pays for.
     assert "mmseg" in loaded["segmentation"]
+
+
+# A target whose import takes as long as torch's, and can be the server's death.
+TARGET = """\
+import os, signal, time
+from pathlib import Path
+from fake_cells import run_cell
+begun = Path("importing")
+if Path("deadly").exists() and not begun.exists():
+    begun.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+begun.touch()
+time.sleep(0.5)
+"""
+SCRIPT = """\
+import sys
+import fake_cells
+if __name__ == "__main__":
+    fake_cells.TARGET = "slow_target:run_cell"
+    sys.exit(fake_cells._main())
+"""
+
+
+def start(path: Path) -> "subprocess.Popen[str]":
+    """A run of two cells, in a session of its own as a terminal's would be."""
+    studies.write(path, names("ok"))
+    (path / "slow_target.py").write_text(TARGET)
+    (path / "script.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, "script.py", "ablations.yaml", "--jobs", "1"],
+        cwd=path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])},
+    )
+
+
+def server_of(process: "subprocess.Popen[str]") -> bool:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline") for child in children]
+    return any(b"multiprocessing.forkserver" in path.read_bytes() for path in commands)
+
+
+@pytest.mark.parametrize("when", ["its first moment", "its imports"])
+def test_an_interrupt_while_the_server_starts_drains(tmp_path: Path, when: str) -> None:
+    with start(tmp_path) as process:
+        until(
+            (tmp_path / "importing").exists if when == "its imports" else lambda: server_of(process)
+        )
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    assert "starting no more" in output
+    # The one that was about to start has ended well.
+    assert ran(tmp_path) == {"ok/0": 1}, output
+
+
+def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "deadly").touch()
+    with start(tmp_path) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert "after killed: the server that cells are forked from has ended" in output
+    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 
 from lit_attn.ablate import folder, worker
@@ -24,6 +25,10 @@ TRAINING = [
     "sklearn.model_selection",
     "torch.utils.tensorboard",
 ]
+
+
+class ServerLost(Exception):
+    """The server that cells are forked from has ended before it made one."""
 
 
 class Running:
@@ -106,7 +111,10 @@ class Launcher:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // slots)))
 
     def start(self, job: Job, slot: Slot) -> Running:
-        """Fork the cell's process. The first call waits for the server's imports."""
+        """Fork the cell's process. The first call waits for the server's imports.
+
+        Raises ServerLost where the server ends meanwhile; the next call starts another.
+        """
         process = self.context.Process(
             target=worker.run,
             args=(
@@ -119,5 +127,21 @@ class Launcher:
             ),
             name=job.name,
         )
-        process.start()
+        _start_server()
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise ServerLost("the server that cells are forked from has ended") from error
         return Running(job, slot, process)
+
+
+def _start_server() -> None:
+    """Where none is running. It hears no interrupt, from its first moment on: a Ctrl-C while it
+    imports is the runner's to answer."""
+    # Which the server's start would do, and unblock interrupts.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

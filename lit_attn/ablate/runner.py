@@ -13,7 +13,7 @@ from types import FrameType
 
 from lit_attn.ablate import failure, folder
 from lit_attn.ablate.display import Display, Snapshot
-from lit_attn.ablate.launch import Launcher, Running
+from lit_attn.ablate.launch import Launcher, Running, ServerLost
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.signals import answered
 from lit_attn.ablate.slots import Slot, Slots
@@ -144,7 +144,12 @@ class Runner:
             self._finish(Outcome(job, 0.0, failure.classify(1, message), message))
             self.slots.give_back(slot, job.cell)
             return
-        cell = self.launcher.start(job, slot)
+        try:
+            cell = self.launcher.start(job, slot)
+        except ServerLost as error:
+            self._finish(Outcome(job, 0.0, "killed", str(error), stopped=self.urgency > 0))
+            self.slots.give_back(slot, job.cell)
+            return
         self.running[cell.process.sentinel] = cell
 
     def _collect(self) -> None:
