@@ -67,7 +67,8 @@ def test_a_cell_finds_its_task_loaded(tmp_path: Path) -> None:
         task: {name for name in names if name.startswith("lit_attn")}
         for task, names in loaded.items()
     }
-    assert ours.pop("segmentation") == {"lit_attn.models.mmseg_parts", "lit_attn.models.pretrained"}
+    mmsegs = {"data.annotations", "models.mmseg_parts", "models.pretrained"}
+    assert ours.pop("segmentation") == {f"lit_attn.{name}" for name in mmsegs}
     assert not any(ours.values()), ours
     for task in ours:
         packages = {name for name in loaded[task] if "." not in name}
