@@ -23,8 +23,9 @@ from lit_attn.errors import Diverged, Preempted
 from lit_attn.models import budget
 from lit_attn.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.tasks import checkpoints
+from lit_attn.tasks.outcome import selected
 from lit_attn.tasks.recording import Progress
-from lit_attn.train import main, run_cell, selected
+from lit_attn.train import main, run_cell
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

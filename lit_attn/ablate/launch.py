@@ -16,11 +16,7 @@ from lit_attn.ablate.slots import Slot, cores
 # and what they load on demand. Not mmsegmentation, which is optional: a cell of segmentation takes
 # 0.4 s of CPU and 60 MB for it (2026-11-21), and the server of every other run would.
 TRAINING = [
-    "lit_attn.tasks.build",
-    "lit_attn.tasks.checkpoints",
-    "lit_attn.tasks.diagnostics",
-    "lit_attn.tasks.environment",
-    "lit_attn.tasks.recording",
+    "lit_attn.tasks.fit",
     "sklearn.datasets",
     "sklearn.model_selection",
     "torch.utils.tensorboard",
