@@ -341,3 +341,22 @@ def test_two_runners_share_one_matrix(tmp_path: Path) -> None:
         assert (first.wait(TIMEOUT), second.wait(TIMEOUT)) == (0, 0)
     assert len(ran(tmp_path)) == 8
     assert set(ran(tmp_path).values()) == {1}
+
+
+def test_two_runners_find_a_failure_once(tmp_path: Path) -> None:
+    """What has failed for the one is not run again by the other, and counts for both."""
+    studies.write(tmp_path, names("gated", "diverged", "crash", "ok"))
+    with cli(tmp_path, "--jobs", "1") as first:
+        until(lambda: running(tmp_path))
+        with cli(tmp_path, "--jobs", "1") as second:
+            until(lambda: ran(tmp_path)["ok/0"])
+            (tmp_path / "runs" / "tiny" / "go").touch()
+            assert second.wait(TIMEOUT) == 1
+            output = first.communicate(timeout=TIMEOUT)[0]
+            assert first.returncode == 1
+    assert set(ran(tmp_path).values()) == {1}
+    assert "FAILED   tiny/diverged/1  diverged: " in output
+    # Where the user says so, and to whom alone.
+    with cli(tmp_path, "--retry") as again:
+        assert again.wait(TIMEOUT) == 1
+    assert ran(tmp_path)["diverged/0"] == ran(tmp_path)["crash/1"] == 2

@@ -28,6 +28,8 @@ RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """How often a run tries a cell again, by how it failed last; what is not here would fail again."""
 BACKOFF = 10.0
 """Seconds before a cell's first retry; each further one waits twice as long."""
+FINAL: set[FailureClass] = {"diverged", "bad-configuration", "error"}
+"""What another runner that shares the matrix has found so while this one ran is not run again."""
 STOP = 2
 """The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
 
@@ -84,6 +86,7 @@ class Runner:
         self.display = display
         self.limits = limits or Limits()
         self.queue: deque[Job] = deque()
+        self.before: dict[Path, int] = {}
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
         self.resting: list[tuple[float, Job]] = []
         self.running: dict[int, Running] = {}
@@ -93,6 +96,7 @@ class Runner:
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Run `jobs` in order; cells that another runner holds are waited for at the end."""
         self.queue = deque(jobs)
+        self.before = {job.folder: len(folder.attempts(job.folder)) for job in self.queue}
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
         with answered(self._interrupt):
             self.display.open()
@@ -131,10 +135,18 @@ class Runner:
                     self.summary.outcomes.append(Outcome(job, 0.0))
                 case "running":
                     self.queue.append(job)
+                case _ if (ended := self._ended_elsewhere(job)) is not None:
+                    self._finish(Outcome(job, 0.0, ended.failure, ended.message))
                 case _:
                     self._launch(job, slot)
                     continue
             self.slots.give_back(slot, job.cell)
+
+    def _ended_elsewhere(self, job: Job) -> Exit | None:
+        """How another runner's attempt at a cell of this run has failed, where it would again."""
+        begun = folder.attempts(job.folder)[self.before[job.folder] :]
+        ended = folder.last_exit(begun[-1]) if begun else None
+        return ended if ended is not None and ended.failure in FINAL else None
 
     def _launch(self, job: Job, slot: Slot) -> None:
         try:
