@@ -42,7 +42,7 @@ def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_list_may_be_cut_short(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok"))
-    with cli(tmp_path, "--dry-run", "--seeds", "20000") as process:
+    with cli(tmp_path, "--dry-run", "--seeds", "10000") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "tiny: A tiny study\n"
         process.stdout.close()
@@ -137,6 +137,10 @@ def test_set_changes_every_variant(
         (["--seeds", "0"], "--seeds 0: needs a count, as 5, or seeds, as 0,50,100"),
         (["--seeds", "a"], "--seeds a: needs a count, as 5, or seeds, as 0,50,100"),
         (["--seeds", ","], "--seeds ,: needs a count, as 5, or seeds, as 0,50,100"),
+        (["--seeds", "20251121"],
+         "--seeds 20251121: a count is at most 10,000; one seed is written '20251121,'"),
+        (["--seeds", "99999999999999999999,"],
+         "--seeds 99999999999999999999,: a seed is at most 4294967295"),
         (["--jobs", "0"], "--jobs: needs a number from 1"),
         (["--stall", "0"], "--stall: needs a number of minutes above 0"),
         (["--time", "nan"], "--time: needs a number of minutes above 0"),

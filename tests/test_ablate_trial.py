@@ -145,6 +145,7 @@ def test_seeds_of_another_command_are_in_the_report(tmp_path: Path) -> None:
         result(other.cell).write(other.folder / "result.json")
     (found.folder / "ok" / "8-0123456789").mkdir()
     (found.folder / "ok" / "x-0123456789").mkdir()
+    (found.folder / "ok" / "99999999999-0123456789").mkdir()
     found.plan().write(found.folder / "plan.json")
     assert found.plan().seeds == [0, 1, 7]
     assert shown(tmp_path) == {"ok": [0, 7], "ok-2": []}

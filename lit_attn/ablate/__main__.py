@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from lit_attn.ablate import listing, look
 from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.source import Mapping, Where, parse_value
-from lit_attn.config.study import choose, read_studies
+from lit_attn.config.study import MOST_SEEDS, choose, read_studies
 
 if TYPE_CHECKING:
     from lit_attn.ablate.runner import Limits, Summary
@@ -146,7 +147,13 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
     numbers = [*numbers, last] if last or counted else numbers
     if not all(number.isdecimal() for number in numbers) or (counted and int(last) == 0):
         raise ConfigError(f"--seeds {text}: needs a count, as 5, or seeds, as 0,50,100")
+    if counted and int(last) > MOST_SEEDS:
+        raise ConfigError(
+            f"--seeds {text}: a count is at most {MOST_SEEDS:,}; one seed is written '{last},'"
+        )
     seeds = tuple(range(int(last)) if counted else map(int, numbers))
+    if max(seeds) > LARGEST_SEED:
+        raise ConfigError(f"--seeds {text}: a seed is at most {LARGEST_SEED}")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text}: a seed is written twice")
     return seeds

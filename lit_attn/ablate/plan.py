@@ -7,7 +7,7 @@ from pathlib import Path
 from lit_attn.ablate import trial
 from lit_attn.ablate.folder import State, state
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.config.cell import Cell
+from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import StudySource
 from lit_attn.records import Plan, PlannedCell, PlannedVariant
@@ -90,10 +90,11 @@ class Matrix:
         for variant in self.variants:
             for path in (self.folder / variant.name).glob("*-*"):
                 number = path.name.partition("-")[0]
-                if number.isdecimal() and int(number) not in found:
-                    cell = variant.cell(self.name, int(number), self.source.study)
+                seed = int(number) if number.isdecimal() else -1
+                if 0 <= seed <= LARGEST_SEED and seed not in found:
+                    cell = variant.cell(self.name, seed, self.source.study)
                     if self.folder / cell.folder == path:
-                        found.add(int(number))
+                        found.add(seed)
         return found
 
 

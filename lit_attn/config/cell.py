@@ -16,6 +16,9 @@ from lit_attn.config.model import Model
 from lit_attn.files import write_atomic
 from lit_attn.records import Metric
 
+LARGEST_SEED = 2**32 - 1
+"""NumPy's and Lightning's."""
+
 
 class Cell(Config):
     """`config.yaml` of a cell's folder.
@@ -26,7 +29,7 @@ class Cell(Config):
 
     study: str
     variant: str
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, le=LARGEST_SEED)
     experiment: Experiment
     match_to: Model | None = None
     metric: Metric = Metric()

@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from lit_attn.config.base import Config
+from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.errors import ConfigError, nearest, problem, unknown_key
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, load, locate
@@ -62,6 +63,8 @@ Overrides = Annotated[Any, AfterValidator(_is_mapping)]
 Points = Annotated[Any, AfterValidator(_is_list_of_mappings)]
 Named = Annotated[Any, AfterValidator(_is_mapping_of_mappings)]
 
+MOST_SEEDS = 10_000
+"""That a count may make; more is a seed that was meant as one."""
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
@@ -73,7 +76,7 @@ class Study(Config):
     source: str = ""
     experiment: str
     default: bool = False
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...]
     set: Overrides = EMPTY
     cells: Named = EMPTY
     axes: Overrides = EMPTY
@@ -91,7 +94,14 @@ class Study(Config):
     @classmethod
     def _count(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
+            if not 1 <= value <= MOST_SEEDS:
+                raise ValueError(
+                    f"{value} is no count of seeds, which is 1 to {MOST_SEEDS:,}; "
+                    f"a seed of its own is written [{value}]"
+                )
             return tuple(range(value))
+        if not isinstance(value, list) or not value:
+            raise ValueError("needs a count of seeds, as 5, or a list of them, as [0, 50, 100]")
         return value
 
     @field_validator("seeds")
