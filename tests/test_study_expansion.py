@@ -7,6 +7,7 @@ import studies
 from pydantic import TypeAdapter
 
 from lit_attn.ablate.plan import expand
+from lit_attn.ablate.points import points
 from lit_attn.ablate.variants import resolve
 from lit_attn.attention.spec import PRESETS, Perpendicular, Split
 from lit_attn.config.source import Mapping, Where
@@ -181,6 +182,23 @@ cells:
     found = studies.variants(tmp_path, body)
     assert found["b"].match_to is None
     assert found["c"].match_to == found["a"].experiment.model
+
+
+@pytest.mark.parametrize(
+    ("axis", "baseline", "name"),
+    [
+        ("optimizer.lr: [1, 2]", "1", "1"),
+        ("optimizer.lr: [1e-4, 2]", "1e-4", "0.0001"),
+        ("model.dropout: [null, 0.5]", "null", "none"),
+        ("zz: [false, true]", "false", "false"),
+    ],
+)
+def test_a_baseline_is_what_axes_call_it(
+    tmp_path: Path, axis: str, baseline: str, name: str
+) -> None:
+    """A number or a truth value as YAML reads it."""
+    study = studies.study(tmp_path, f"baseline: {baseline}\naxes: {{{axis}}}")
+    assert study.study.baseline == points(study)[0].name == name
 
 
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.overrides import Change, spell_out
-from lit_attn.config.source import Mapping, Sequence, Where
+from lit_attn.config.source import Mapping, Sequence, Where, value_text
 from lit_attn.config.study import StudySource
 
 # A variant's name is a folder's: no separators, no leading dot, short enough for any file system.
@@ -57,21 +57,6 @@ def points(source: StudySource) -> list[Point]:
             )
         seen[point.name] = point.where
     return _overridden(source, found)
-
-
-def value_text(value: object) -> str:
-    """A value as a name shows it: `0.0003`, `with`, `split+activation=silu`, `flip+crop`."""
-    if isinstance(value, Mapping):
-        own = [str(value[key]) for key in ("kind", "preset") if key in value]
-        rest = [f"{k}={value_text(v)}" for k, v in value.items() if k not in ("kind", "preset")]
-        return "+".join([*own, *rest])
-    if isinstance(value, Sequence):
-        return "+".join(value_text(item) for item in value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "none"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _cells(source: StudySource) -> Iterator[Point]:

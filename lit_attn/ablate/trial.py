@@ -8,10 +8,9 @@ a smoke run. Its runs and tables stand beside the study's, under a name that say
 import hashlib
 import re
 
-from lit_attn.ablate.points import value_text
 from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.config.errors import ConfigError
-from lit_attn.config.source import Mapping
+from lit_attn.config.source import Mapping, value_text
 from lit_attn.config.study import StudySource
 
 SMOKE = "smoke"

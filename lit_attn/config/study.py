@@ -36,7 +36,7 @@ from lit_attn.config.base import Config
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.errors import ConfigError, nearest, problem, unknown_key
 from lit_attn.config.slurm import Slurm
-from lit_attn.config.source import Mapping, Sequence, Where, load, locate
+from lit_attn.config.source import Mapping, Sequence, Where, load, locate, value_text
 from lit_attn.records import Metric
 
 
@@ -110,6 +110,11 @@ class Study(Config):
         if len(set(seeds)) < len(seeds):
             raise ValueError("a seed is written twice")
         return seeds
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _as_axes_name_it(cls, value: Any) -> Any:
+        return value if isinstance(value, list | dict) else value_text(value)
 
     @field_validator("published", mode="before")
     @classmethod
