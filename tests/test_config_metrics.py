@@ -132,7 +132,7 @@ def test_a_report_of_cells_without_the_metric(
 ) -> None:
     metric = Metric(name="test/lss", label="loss", goal="min", scale=1)
     folder = fake_study.write_study(tmp_path / "runs", metric=metric, skip=(("standard", 0),))
-    assert report([str(tmp_path / "runs"), "--out", str(tmp_path / "reports")]) == 2
+    assert report([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 2
     said = f"{folder / 'plan.json'}: metric.name: no cell has 'test/lss'; did you mean 'test/loss'?"
     assert capsys.readouterr().err == f"{said}\n"
     assert not (tmp_path / "reports").exists()

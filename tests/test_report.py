@@ -277,7 +277,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(ConfigError, match="holds no study"):
         write_reports(tmp_path, tmp_path / "reports")
     write_study(tmp_path / "runs")
-    out = ["--out", str(tmp_path / "reports")]
+    out = ["--reports", str(tmp_path / "reports")]
     assert main([str(tmp_path / "runs"), "--study", "fak", *out]) == 2
     assert "has no study 'fak'; did you mean 'fake'?" in capsys.readouterr().err
     (tmp_path / "runs" / "fake" / "plan.json").write_text("{}")
@@ -288,7 +288,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_study(tmp_path / "runs")
     write_study(tmp_path / "runs", name="other")
-    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "reports")]) == 0
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
     assert "fake/table.html" in capsys.readouterr().out
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 

@@ -13,15 +13,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
     parser.add_argument("runs", type=Path, help="the folder that a runner wrote")
     parser.add_argument("--study", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR")
+    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
     options = parser.parse_args(arguments)
     try:
-        for folder in write_reports(options.runs, options.out, options.study):
+        for folder in write_reports(options.runs, options.reports, options.study):
             print(folder / "table.html")
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(options.out / "index.html")
+    print(options.reports / "index.html")
     return 0
 
 
