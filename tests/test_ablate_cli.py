@@ -186,7 +186,12 @@ def test_params(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_time_left() -> None:
     idle = Snapshot(done=0, failed=0, waiting=3, running=[], durations=[], slots=2)
     assert idle.eta() is None
-    running = [("a", 5.0, Progress(1, 2)), ("b", 5.0, None)]
+    # Ten seconds in, of which the imports and the first, slow step have taken most.
+    early = [("a", 10.0, Progress(9, 100, 0.5)), ("b", 10.0, Progress(50, 100))]
+    first = Snapshot(done=0, failed=0, waiting=3, running=early, durations=[], slots=2)
+    assert first.eta() is None
+    assert first.line() == "0 done, 2 running, 3 waiting"
+    running = [("a", 5.0, Progress(1, 2, 5.0)), ("b", 5.0, None)]
     begun = Snapshot(done=0, failed=0, waiting=4, running=running, durations=[], slots=2)
     # Ten seconds a cell at the pace of the one that tells: four waiting, two half done, two slots.
     assert begun.eta() == 25.0
@@ -232,7 +237,7 @@ def test_live_table(tmp_path: Path) -> None:
 
     from lit_attn.ablate.display import Live, _table
 
-    running = [("tiny/residual=[red]/0", 5.0, Progress(1, 2)), ("b", 5.0, None)]
+    running = [("tiny/residual=[red]/0", 5.0, Progress(1, 2, 5.0)), ("b", 5.0, None)]
     snapshot = Snapshot(done=0, failed=0, waiting=4, running=running, durations=[], slots=2)
     with (tmp_path / "screen").open("w+") as screen:
         Console(file=screen, width=100).print(_table(snapshot))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 QUIET = 30.0
 """Seconds without a line after which plain output says that it still runs."""
 
+TOLD = 0.1
+"""Of a cell's steps, before its pace is taken for that of the others."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -28,13 +31,16 @@ class Snapshot:
     def eta(self) -> float | None:
         """Seconds to the end; None while nothing is known of how long a cell takes.
 
-        A cell takes what the finished ones took on average, or, before there are any, what the
-        running ones need at their pace.
+        A cell takes what the finished ones took on average. Before there are any, it takes what the
+        running ones have taken and the steps that they have yet to make: of those alone that have
+        made TOLD of their steps, as the first ones are slow.
         """
         paces = [
-            seconds * steps.total / steps.step
+            seconds + (steps.total - steps.step) * steps.step_time
             for _, seconds, steps in self.running
-            if steps is not None and steps.step
+            if steps is not None
+            and steps.step_time is not None
+            and steps.step >= TOLD * steps.total
         ]
         known = self.durations or paces
         if not known:
