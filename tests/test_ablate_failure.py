@@ -8,7 +8,7 @@ from lit_attn.records import FailureClass
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 FULL = "OSError: [Errno 28] No space left on device: 'runs/x/tmp/a'"
 TABLE: list[tuple[int, str, FailureClass, str]] = [
-    (1, "Traceback\nlit_attn.errors.Diverged: loss is nan", "diverged", "lit_attn.errors.Diverged"),
+    (1, "Traceback\nlit_attn.errors.Diverged: loss is nan", "diverged", "loss is nan"),
     (1, f"Traceback (most recent call last):\n{CUDA}", "out-of-memory", CUDA),
     (1, f"[rank1]: {CUDA}\nW elastic teardown", "out-of-memory", f"[rank1]: {CUDA}"),
     (1, "MemoryError", "out-of-memory", "MemoryError"),
@@ -17,8 +17,10 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (1, "OSError: [Errno 12] Cannot allocate memory", "out-of-memory", "OSError: [Errno 12]"),
     (1, FULL, "no-space", FULL),
     (1, "OSError: [Errno 122] Disk quota exceeded", "no-space", "OSError: [Errno 122]"),
-    (1, "lit_attn.config.errors.ConfigError: a.yaml: no", "bad-configuration", "lit_attn.config"),
-    (1, "lit_attn.errors.Preempted: at step 7", "killed", "lit_attn.errors.Preempted"),
+    (1, "lit_attn.config.errors.ConfigError: a.yaml: no", "bad-configuration", "a.yaml: no"),
+    (1, "[rank1]: lit_attn.errors.Diverged: loss is inf", "diverged", "[rank1]: loss is inf"),
+    (1, "ValueError: as lit_attn.spec: says", "error", "ValueError: as lit_attn.spec: says"),
+    (1, "lit_attn.errors.Preempted: at step 7", "killed", "at step 7"),
     (1, "RuntimeError: shapes do not match", "error", "RuntimeError: shapes"),
     # A caught and logged failure is not what ended the cell.
     (1, f"{CUDA}\nretrying\nTraceback\nValueError: other", "error", "ValueError: other"),

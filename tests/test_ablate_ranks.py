@@ -61,7 +61,7 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
     [
         ("rankcrash", "error", "[rank1]: ValueError: this rank alone"),
         ("rankkilled", "killed", "ended by SIGKILL"),
-        ("rankpreempted", "killed", "lit_attn.errors.Preempted: stopped by SIGTERM"),
+        ("rankpreempted", "killed", "stopped by SIGTERM"),
     ],
 )
 def test_the_rank_that_failed_first_is_named(

@@ -98,7 +98,7 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        (("scontrol", "requeue"), "lit_attn.errors.Preempted: stopped by SIGTERM"),
+        (("scontrol", "requeue"), "stopped by SIGTERM"),
         (("scancel", "--signal=USR2"), "the time of its job was up"),
     ],
     ids=["preempted", "out of time"],
@@ -128,7 +128,7 @@ def test_cancelled_jobs_save_and_go_on_when_they_are_submitted_again(
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
     assert output.count("FAILED   tiny/hangonce") == 2
-    assert messages(tmp_path) == ["lit_attn.errors.Preempted: stopped by SIGTERM"] * 2
+    assert messages(tmp_path) == ["stopped by SIGTERM"] * 2
     assert call(tmp_path, cluster)[0] == 0
     assert call(tmp_path, cluster, "--cancel") == (0, "0 jobs cancelled\n")
 

@@ -13,6 +13,8 @@ from lit_attn.records import FailureClass
 EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Diverged|Preempted))(?::\s|$)"
 )
+# What the class of the failure says already.
+OURS = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|MemoryError|can't allocate memory|cannot allocate memory|unable to allocate"
     r"|ALLOC_FAILED",
@@ -78,7 +80,7 @@ def reason(returncode: int, tail: str) -> str:
     tail = _of_the_first(tail)
     received = signal_of(returncode)
     if line := _exception(tail):
-        return line
+        return OURS.sub(r"\1", line)
     if received is not None:
         return f"ended by {received.name}"
     if returncode == LOST:
