@@ -127,6 +127,16 @@ def test_identical_values_have_no_spread(tmp_path: Path) -> None:
     assert table.loc["b", ["difference", "low", "high", "p"]].tolist() == [0, 0, 0, 1]
 
 
+def test_columns_say_what_is_counted_and_by_which_test(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs")
+    folder = report(tmp_path)
+    for name in ("table.md", "table.tex", "table.html"):
+        text = (folder / name).read_text()
+        assert "seeds needed (t test)" in text
+        assert "A star is of another test: it takes 7 pairs however large the difference" in text
+        assert "softmax, norms, epilogues and all other element-wise work are not counted" in text
+
+
 def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
     """Records of before it was do not have it, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)

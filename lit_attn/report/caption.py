@@ -69,9 +69,10 @@ def _comparison(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     ]
     if summary["seeds_needed"].notna().any():
         notes.append(
-            "Seeds needed: pairs for 80 % power of a two-sided paired t test at 0.05 "
-            "(uncorrected), were the observed mean and standard deviation of the difference "
-            "the true ones."
+            "Seeds needed (t test): pairs for 80 % power of a two-sided paired t test at 0.05, "
+            "uncorrected, were the observed mean and standard deviation of the difference the true "
+            f"ones. A star is of another test: it takes {stats.pairs_for_a_star(compared)} pairs "
+            "however large the difference, and where it is small more than stand here."
         )
     return notes
 
@@ -109,7 +110,9 @@ def _machine(study: StudyRecord) -> list[str]:
         evaluations = "evaluation: the same over a run's evaluations of all splits, reading the "
         evaluations += "data included, in float32; "
     return [
-        "FLOPs: forward pass of one sample, multiply-add = 2. Step time: median over the training "
+        "FLOPs: forward pass of one sample, multiply-add = 2, of matrix products, attention's "
+        "among them, and convolutions; softmax, norms, epilogues and all other element-wise work "
+        "are not counted. Step time: median over the training "
         f"steps of a run; {evaluations}memory: {' or '.join(peaks)}; medians over seeds.",
         f"Device: {', '.join(devices)}. Versions: {', '.join(versions)}. Code {code}, data {data}.",
     ]

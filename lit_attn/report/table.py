@@ -50,7 +50,7 @@ def make_table(summary: pd.DataFrame, metric: Metric, caption: Caption) -> Table
         "difference [95 %]": [_difference(row, digits) for row in rows],
         "p": [_p(row["p"]) for row in rows],
         "p Holm": [_p(row["p_holm"]) for row in rows],
-        "seeds needed": [_needed(row) for row in rows],
+        "seeds needed (t test)": [_needed(row) for row in rows],
         "published": [_as_printed(row["published"], row["published_sd"]) for row in rows],
         f"ours {MINUS} published": [
             _number(row["published_difference"], f"+.{digits}f") for row in rows
