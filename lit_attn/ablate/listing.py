@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TextIO
 
 from lit_attn.ablate.plan import Matrix
+from lit_attn.config.errors import ConfigError
 
 
 def show(matrices: list[Matrix], params: bool, stream: TextIO) -> None:
@@ -39,8 +40,12 @@ def _show_costs(matrix: Matrix, stream: TextIO) -> None:
     print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width", file=stream)
     for variant in matrix.variants:
         data = variant.experiment.data
-        model = budget.resolve(variant.experiment.model, variant.match_to, data)
-        cost = budget.describe(model, data)
+        try:
+            model = budget.resolve(variant.experiment.model, variant.match_to, data)
+            cost = budget.describe(model, data)
+        except ConfigError as error:
+            context = f"{variant.where}: {matrix.source.name}: variant '{variant.name}'"
+            raise ConfigError(f"{context}: {error}") from error
         ffn = "none" if cost.ffn_width is None else cost.ffn_width
         matched = "  (matched)" if variant.match_to else ""
         print(

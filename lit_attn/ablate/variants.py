@@ -21,9 +21,14 @@ from lit_attn.config.study import Study, StudySource
 
 @dataclass(frozen=True)
 class Variant:
-    """`match_to` is the model whose parameter count the FFN width is solved for, or None."""
+    """`match_to` is the model whose parameter count the FFN width is solved for, or None.
+
+    `where` is the line that names it; `tree` is the experiment as written, whose keys know theirs.
+    """
 
     name: str
+    where: Where
+    tree: Mapping
     experiment: Experiment
     match_to: Model | None
 
@@ -54,11 +59,14 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)
     base = merge(base, common.experiment)
     sections = _Sections()
-    experiments = {p.name: _experiment(source, sections, base, p, last) for p in found}
+    trees = {point.name: _tree(base, [*point.changes, last]) for point in found}
+    experiments = {p.name: _experiment(source, sections, p, trees[p.name]) for p in found}
     model = experiments[study.baseline].model
     variants = [
         Variant(
             point.name,
+            point.where,
+            trees[point.name],
             experiments[point.name],
             _match_to(
                 source,
@@ -99,12 +107,16 @@ def _adapter(section: str) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
+def _tree(base: Mapping, changes: Iterable[Change]) -> Mapping:
+    """`base` under all changes."""
+    for change in changes:
+        base = merge(base, change.experiment)
+    return base
+
+
 def _experiment(
-    source: StudySource, sections: _Sections, base: Mapping, point: Point, last: Change
+    source: StudySource, sections: _Sections, point: Point, tree: Mapping
 ) -> Experiment:
-    tree = base
-    for change in (*point.changes, last):
-        tree = merge(tree, change.experiment)
     section = None
     try:
         parts = {}
@@ -116,7 +128,9 @@ def _experiment(
     except ValidationError as error:
         keys, message = problem(error)
         keys = keys if section is None else (section, *keys)
-        place = locate(tree, keys) or Where(str(source.experiment_path))
+        # What a whole section does not accept begins with the key that is to blame.
+        deeper = (*keys, *message.partition(": ")[0].split("."))
+        place = locate(tree, deeper) or Where(str(source.experiment_path))
         key = ".".join(str(part) for part in keys)
         raise ConfigError(
             f"{place}: {source.name}: variant '{point.name}': {key}: {message}"

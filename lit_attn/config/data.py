@@ -1,9 +1,9 @@
 """Data sets, and what happens to a training batch of images, in the order it happens."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.base import Config, Kind, outside_identity
 
@@ -87,6 +87,14 @@ class Data(Kind):
     batch_size: PositiveInt = 128
     eval_batch_size: PositiveInt = 512
 
+    def require_a_batch(self, samples: int) -> None:
+        """ValueError where an epoch of so many samples is no whole batch."""
+        if self.batch_size > samples:
+            raise ValueError(
+                f"batch_size: {self.batch_size} is more than the {samples} samples of an epoch; "
+                f"{samples} at most"
+            )
+
 
 class Images(Data):
     """Images with one label each."""
@@ -117,6 +125,23 @@ class Images(Data):
         return steps
 
     @property
+    def training_images(self) -> int | None:
+        """How many there are before any are held out; None where only the files can tell."""
+        return None
+
+    @model_validator(mode="after")
+    def _a_batch_at_least(self) -> Self:
+        if self.training_images is not None:
+            samples = self.training_images - self.validation
+            if samples < 1:
+                raise ValueError(
+                    f"validation: {self.validation} of {self.training_images} images leave none"
+                )
+            if self.drop_last:
+                self.require_a_batch(self.epoch_length * samples)
+        return self
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
         raise NotImplementedError
@@ -130,6 +155,11 @@ class Digits(Images):
     """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; fixed stratified split."""
 
     kind: Literal["digits"] = "digits"
+    validation: Literal[0] = Field(0, description="it has a validation split of its own")
+
+    @property
+    def training_images(self) -> int:
+        return 1200
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -145,6 +175,10 @@ class Cifar(Images):
 
     kind: Literal["cifar10", "cifar100"]
     root: Path = outside_identity(Path("data"), "folder of torchvision's files")
+
+    @property
+    def training_images(self) -> int:
+        return 50_000
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

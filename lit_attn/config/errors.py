@@ -7,17 +7,33 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+# Choices that are listed in a line, and how many of more than these.
+LISTED, FEW = 20, 5
+
 
 class ConfigError(ValueError):
     """Bad configuration. The message is one line that names the file, the key and a remedy."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the choices where nothing is near, or nothing without choices."""
+    """`; did you mean 'x'?`, or the choices where nothing is near, or nothing without choices.
+
+    Of many choices those few that are least far.
+    """
     options = [str(choice) for choice in choices]
     if close := difflib.get_close_matches(word, options, n=1, cutoff=0.5):
         return f"; did you mean '{close[0]}'?"
+    if len(options) > LISTED:
+        least = difflib.get_close_matches(word, options, n=FEW, cutoff=0)
+        return f"; of {len(options)} the nearest are {', '.join(least)}"
     return f"; choose from {', '.join(options)}" if options else ""
+
+
+def nearest_divisor(number: int, whole: int) -> int:
+    """The divisor of `whole` that is next to `number`, the smaller of two; 1 where none is near."""
+    start = min(number, whole)
+    near = (start + way * distance for distance in range(10_000) for way in (-1, 1))
+    return next((found for found in near if 0 < found <= whole and whole % found == 0), 1)
 
 
 def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:

@@ -9,8 +9,9 @@ from lit_attn.attention.spec import MixedKeys
 from lit_attn.config.base import Config
 from lit_attn.config.composition import HeadComposition
 from lit_attn.config.data import Data, Images, Loss
+from lit_attn.config.errors import nearest_divisor
 from lit_attn.config.image_folder import ClassFolders
-from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.imagenet import ImageViT, JiT, LocalViT, Transformer
 from lit_attn.config.language import GPT, SequenceClassifier
 from lit_attn.config.model import Model, ViT
 from lit_attn.config.segmentation import Scenery, Segmenter
@@ -82,17 +83,32 @@ class Experiment(Config):
 
     @field_validator("model")
     @classmethod
-    def _of_the_window(cls, model: Model, info: ValidationInfo) -> Model:
+    def _patches_tile(cls, model: Model, info: ValidationInfo) -> Model:
+        data = info.data.get("data")
+        if not isinstance(model, ViT | Transformer):
+            return model
+        sizes: tuple[int, ...] = ()
+        if isinstance(data, Images):
+            sizes = data.image_shape[1:2]
+        elif isinstance(data, ClassFolders):
+            sizes = (data.size, *data.sizes)
+        elif isinstance(data, Scenery):
+            sizes = (data.crop,)
+        of, key = ("windows", " (data.crop)") if isinstance(data, Scenery) else ("images", "")
+        for size in sizes:
+            if size % model.patch:
+                raise ValueError(
+                    f"patch: patches of {model.patch} do not tile {of} of {size} x {size}{key}; "
+                    f"the nearest that do are of {nearest_divisor(model.patch, size)}"
+                )
+        return model
+
+    @field_validator("model")
+    @classmethod
+    def _no_gaps(cls, model: Model, info: ValidationInfo) -> Model:
         data = info.data.get("data")
         if not isinstance(data, Scenery) or not isinstance(model, Segmenter):
             return model
-        if data.crop % model.patch:
-            tiling = [size for size in range(1, data.crop + 1) if data.crop % size == 0]
-            closest = min(tiling, key=lambda size: abs(size - model.patch))
-            raise ValueError(
-                f"patch: patches of {model.patch} do not tile windows of {data.crop} x {data.crop} "
-                f"(data.crop); the nearest that do are of {closest}"
-            )
         if model.stride is not None and model.stride > data.crop:
             raise ValueError(
                 f"stride: {model.stride} leaves gaps between windows of {data.crop} (data.crop); "
@@ -111,6 +127,19 @@ class Experiment(Config):
                 f"attention.similarity.positions: {keys.positions} are fewer than the "
                 f"{data.context} tokens of data.context"
             )
+        return model
+
+    @field_validator("model")
+    @classmethod
+    def _cutoffs_are_ids(cls, model: Model, info: ValidationInfo) -> Model:
+        data = info.data.get("data")
+        if isinstance(data, Tokens) and isinstance(model, GPT) and model.cutoffs:
+            vocabulary = data.tokenizer.vocabulary
+            if model.cutoffs[-1] >= vocabulary:
+                raise ValueError(
+                    f"cutoffs: {model.cutoffs[-1]} is beyond the vocabulary of {vocabulary}; "
+                    f"{vocabulary - 1} at most"
+                )
         return model
 
     @field_validator("training")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lit_attn.config.model import FFN, Model
+from lit_attn.config.model import FFN, Model, require_division, require_parts_for
 
 
 class Transformer(Model):
@@ -18,9 +18,9 @@ class Transformer(Model):
     drop_path: float = Field(0.0, ge=0, lt=1, description="of the last layer; linear from 0")
 
     @model_validator(mode="after")
-    def _heads_divide_dim(self) -> "Transformer":
-        if self.dim % self.heads:
-            raise ValueError(f"heads: {self.heads} heads do not divide dim {self.dim}")
+    def _heads_fit(self) -> "Transformer":
+        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        require_parts_for(self.attention, self.heads)
         return self
 
 
@@ -68,3 +68,17 @@ class JiT(Transformer):
     heads: PositiveInt = 12
     ffn: FFN | None = FFN(width=2048, activation="swiglu")
     bottleneck: PositiveInt = Field(128, description="width between the patch embedding's maps")
+
+    @model_validator(mode="after")
+    def _heads_turn_by_row_and_column(self) -> "JiT":
+        if self.dim % 4:
+            raise ValueError(f"dim: heads have to be a multiple of 4 wide, and {self.dim} is none")
+        whole = self.dim // 4
+        require_division(
+            "heads",
+            "heads of a width that is a multiple of 4",
+            self.heads,
+            whole,
+            f"dim {self.dim}",
+        )
+        return self

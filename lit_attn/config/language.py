@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.base import Config
-from lit_attn.config.model import Model
+from lit_attn.config.model import Model, require_division, require_parts_for
 
 
 class Init(Config):
@@ -74,10 +74,10 @@ class TokenTransformer(Model):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
-        if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(
-                f"heads: {self.heads} heads do not divide dim {self.dim}; give a head_dim"
-            )
+        if self.head_dim is None:
+            of = f"dim {self.dim}, and there is no head_dim"
+            require_division("heads", "heads", self.heads, self.dim, of)
+        require_parts_for(self.attention, self.heads)
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: linear attention has none")
         if self.positions == "rotary" and self.width_of_heads % 2:

@@ -4,9 +4,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, Dynamic, Linear
 from lit_attn.config.base import Config, Kind
-from lit_attn.config.errors import nearest
+from lit_attn.config.errors import nearest, nearest_divisor
 
 
 class FFN(Config):
@@ -41,6 +41,24 @@ class Model(Kind):
         return None if value == "none" else value
 
 
+def require_division(key: str, what: str, number: int, whole: int, of: str) -> None:
+    """ValueError, naming the nearest that does, where `number` does not divide `whole`."""
+    if whole % number:
+        raise ValueError(
+            f"{key}: {number} {what} do not divide {of}; the nearest that do are "
+            f"{nearest_divisor(number, whole)}"
+        )
+
+
+def require_parts_for(attention: AttentionSpec, heads: int) -> None:
+    """ValueError where a layer of so many heads cannot have the parts of `attention`."""
+    of = f"{heads} heads"
+    if attention.kv_heads is not None:
+        require_division("attention.kv_heads", "key heads", attention.kv_heads, heads, of)
+    if isinstance(attention.compose, Dynamic):
+        require_division("attention.compose.groups", "groups", attention.compose.groups, heads, of)
+
+
 class ViT(Model):
     """Pre-norm vision transformer with a class token, on images of the data set's size."""
 
@@ -63,7 +81,11 @@ class ViT(Model):
     init: Literal["xavier", "torch", "timm"] = "timm"
 
     @model_validator(mode="after")
-    def _heads_divide_dim(self) -> "ViT":
-        if self.dim % self.heads:
-            raise ValueError(f"heads: {self.heads} heads do not divide dim {self.dim}")
+    def _heads_fit(self) -> "ViT":
+        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        require_parts_for(self.attention, self.heads)
+        if self.local_self_attention and isinstance(self.attention.similarity, Linear):
+            raise ValueError(
+                "local_self_attention: linear keys never form the logits that it would mask"
+            )
         return self

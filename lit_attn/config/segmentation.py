@@ -119,6 +119,17 @@ class Scenes(Scenery):
     long_side: PositiveInt = 256
     workers: int = outside_identity(0, "processes that read and augment; 0: the trainer's own")
 
+    @model_validator(mode="after")
+    def _a_batch_at_least(self) -> "Scenes":
+        samples = self.training_images - self.validation
+        if samples < 1:
+            raise ValueError(
+                f"validation: {self.validation} of {self.training_images} images leave none"
+            )
+        if self.drop_last:
+            self.require_a_batch(samples)
+        return self
+
     @property
     def num_classes(self) -> int:
         return len(SCENE_CLASSES)

@@ -60,6 +60,12 @@ class ListOps(Labelled):
         return 10
 
     @model_validator(mode="after")
+    def _a_batch_at_least(self) -> Self:
+        if self.folder is None:
+            self.require_a_batch(self.train)
+        return self
+
+    @model_validator(mode="after")
     def _lengths_can_be(self) -> Self:
         shortest, longest = self.lengths
         if shortest > longest:

@@ -1,6 +1,6 @@
 """Optimisers, schedules, and how long and how precisely a cell trains."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -22,10 +22,13 @@ class SGD(Optimizer):
     momentum: float = Field(0.9, gt=0, lt=1)
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Adaptive(Optimizer):
     """Those that divide by a running mean of squares; `betas` are the decays of both means."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
 
 
 class Adam(Adaptive):

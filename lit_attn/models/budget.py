@@ -3,7 +3,8 @@
 Everything is measured on the meta device: nothing is allocated, nothing is computed.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,11 @@ OF_IMAGES: dict[type[Model], Callable[..., nn.Module]] = {
 
 
 class Budget(NamedTuple):
-    """What one model costs; `flops` is one forward pass of one sample, multiply-add = 2."""
+    """What one model costs; `flops` is one forward pass of one sample, multiply-add = 2.
+
+    They are those of matrix products, attention's among them, and of convolutions, as torch counts
+    them: softmax, norms, epilogues and other element-wise work are left out.
+    """
 
     parameters: int
     flops: int
@@ -40,7 +45,15 @@ class Budget(NamedTuple):
 
 
 def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
-    """The network of any kind of model for `data`, initialised except on the meta device."""
+    """The network of any kind of model for `data`, initialised except on the meta device.
+
+    Raises ConfigError where the model's parts do not go together.
+    """
+    with _named():
+        return _built(model, data, device)
+
+
+def _built(model: Model, data: Data, device: str | None) -> nn.Module:
     if isinstance(data, Tokens):
         assert isinstance(model, GPT)
         return gpt.build(model, data.tokenizer.vocabulary, data.context, device)
@@ -71,10 +84,13 @@ def sample(data: Data) -> tuple[Tensor, ...]:
 
 
 def describe(model: Model, data: Data) -> Budget:
-    """Count the parameters and FLOPs of `model` on one sample of `data`."""
+    """Count the parameters and FLOPs of `model` on one sample of `data`.
+
+    Raises ConfigError where the model's parts do not go together.
+    """
     network = build(model, data, device="meta").eval()
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    with torch.no_grad(), counter, _named():
         network(*sample(data))
     width = None if model.ffn is None else model.ffn.width
     return Budget(count(network), counter.get_total_flops(), width)
@@ -103,6 +119,17 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
             f"{target:,} to match"
         )
     return with_width(model, width)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """What a part of a model refuses, as the ConfigError that it is to those who wrote it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def with_width(model: Model, width: int) -> Model:
