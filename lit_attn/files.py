@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_attn.config.errors import ConfigError
+
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` through a temporary file, fsync and rename.
@@ -35,6 +37,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Make `folder`, and a file in it for a moment; ConfigError, named by `option`, where not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
 
 
 def append(path: Path, content: str) -> None:

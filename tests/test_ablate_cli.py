@@ -92,6 +92,21 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert (code, output) == (2, "--out taken: cannot be written: Not a directory\n")
 
 
+@pytest.mark.parametrize("taken", ["taken", "taken/below", "tables/tiny"])
+def test_reports_that_cannot_be_written_are_found_before_anything_runs(
+    tmp_path: Path, taken: str
+) -> None:
+    studies.write(tmp_path, names("ok"))
+    (tmp_path / "tables").mkdir()
+    for name in ("taken", "tables/tiny"):
+        (tmp_path / name).touch()
+    code, output = call(tmp_path, "--reports", taken.removesuffix("/tiny"))
+    assert code == 2
+    assert output.startswith(f"--reports {taken}: cannot be written: ")
+    assert output.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_smoke_keeps_apart(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok"))
     assert call(tmp_path, "--smoke")[0] == 0

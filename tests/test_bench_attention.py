@@ -176,6 +176,8 @@ def test_a_table_for_every_length_with_its_conditions(
         ("attention --rounds 1", "a spread needs at least 2"),
         ("attention --presets mgk --dim 10 --heads 3", "3 heads do not divide a width of 10"),
         ("memory --presets mgk/half-heads", "is not a preset"),
+        ("attention --presets zzzz", "'zzzz' is not a preset; of 60 the nearest are "),
+        ("memory --out /dev/null/x", "error: --out /dev/null/x: cannot be written: Not a dir"),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -183,7 +185,9 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments.split())
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()[-1]) < 200
 
 
 def test_no_gpu_is_said_in_one_line(

@@ -15,6 +15,7 @@ from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
+from lit_attn.files import require_writable
 
 if TYPE_CHECKING:
     from lit_attn.ablate.runner import Limits, Summary
@@ -169,6 +170,7 @@ def _estimate(matrices: list[Matrix], at_once: int | None) -> int:
 
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
+    from lit_attn.ablate.inputs import require_inputs
     from lit_attn.report import write_reports
 
     if options.cancel:
@@ -178,6 +180,16 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
         return 0
     prepare = _on_slurm if options.launcher == "slurm" else _on_this_machine
     start = prepare(matrices, options, target)
+    tables = [options.reports / matrix.name for matrix in matrices]
+    for folder in (options.reports, *(folder for folder in tables if folder.exists())):
+        require_writable(folder, "--reports")
+    states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
+    diverged = [job for job, found in states if found == "diverged" and not options.retry]
+    missing = [job for job, found in states if found != "done" and job not in diverged]
+    done = len(states) - len(missing) - len(diverged)
+    missing = missing[: options.limit]
+    if options.launcher == "local":
+        require_inputs(matrices, missing)
     try:
         _write_plans(matrices)
     except OSError as error:
@@ -185,11 +197,6 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     for matrix in matrices:
         if matrix.is_trial:
             print(f"{matrix.folder}: a trial; study {matrix.source.name} stays as it is")
-    states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
-    diverged = [job for job, found in states if found == "diverged" and not options.retry]
-    missing = [job for job, found in states if found != "done" and job not in diverged]
-    done = len(states) - len(missing) - len(diverged)
-    missing = missing[: options.limit]
     # Flushed, as what comes next takes long, or goes to the other stream.
     print(f"{len(states)} cells: {done} done, {len(missing)} to run", flush=True)
     if diverged:

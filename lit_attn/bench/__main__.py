@@ -6,6 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from lit_attn.bench import arguments
+from lit_attn.config.errors import ConfigError
+from lit_attn.files import require_writable
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,11 @@ def main(given: list[str] | None = None) -> int:
         return _runner(options)
     if problem := arguments.problem(options):
         parser.error(problem)
+    if options.out is not None:
+        try:
+            require_writable(options.out, "--out")
+        except ConfigError as error:
+            parser.error(str(error))
     # The profiler that counts a CPU's memory would tell of its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     commands = {"attention": _attention, "memory": _memory, "decoding": _decoding}

@@ -7,7 +7,7 @@ import hashlib
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,23 @@ def load(data: Images) -> dict[str, Split]:
         splits["val"] = Split(train.images[held], train.labels[held])
         splits["train"] = Split(train.images[kept], train.labels[kept])
     return splits
+
+
+def glance(data: Given) -> None:
+    """ConfigError as `load` has it, for what headers, labels and names of files can tell."""
+    if isinstance(data, Npz):
+        splits = _npz(data, headers=True)
+        for name, split in splits.items():
+            _check(name, split, data)
+        samples = len(splits["train"].labels)
+    else:
+        assert isinstance(data, Folder)
+        samples = len(_listed(data)["train"])
+    if data.drop_last and data.batch_size > data.epoch_length * (samples - data.validation):
+        raise ConfigError(
+            f"data.batch_size: {data.batch_size} is more than the "
+            f"{data.epoch_length * (samples - data.validation)} samples of an epoch"
+        )
 
 
 def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
@@ -115,13 +132,18 @@ def _cifar(data: Cifar) -> dict[str, Split]:
     return splits
 
 
-def _npz(data: Npz) -> dict[str, Split]:
+def _npz(data: Npz, headers: bool = False) -> dict[str, Split]:
+    """The arrays; with `headers` images of the right shape and type that take no memory."""
     try:
         with data.path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds a single array without a name")
-            arrays = {name: archive[name] for name in archive.files if name[:2] in ("x_", "y_")}
+            known = [name for name in archive.files if name[:2] in ("x_", "y_")]
+            arrays = {
+                name: _stand_in(archive, name) if headers and name[0] == "x" else archive[name]
+                for name in known
+            }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{data.path}: cannot be read as .npz: {error}") from error
     splits = {}
@@ -145,33 +167,52 @@ def _npz(data: Npz) -> dict[str, Split]:
                 f"{data.path}: y_{name} must be integers of (N,), is {labels.dtype} of "
                 f"{labels.shape}"
             )
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+        images = images.transpose(0, 3, 1, 2)
+        images = images if headers else np.ascontiguousarray(images)
         splits[name] = Split(images, labels.astype(np.int64).reshape(-1))
     return splits
 
 
+def _stand_in(archive: Any, name: str) -> NDArray[Any]:
+    """One zero, seen as an array of the shape and type that the header says."""
+    with archive.zip.open(f"{name}.npy") as file:
+        first = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 def _folder(data: Folder) -> dict[str, Split]:
+    splits = {}
+    for name, files in _listed(data).items():
+        images = [_read_image(path, data.size, data.channels) for path, _ in files]
+        labels = np.asarray([label for _, label in files], dtype=np.int64)
+        splits[name] = Split(np.stack(images), labels)
+    return splits
+
+
+def _listed(data: Folder) -> dict[str, list[tuple[Path, int]]]:
+    """The images of every split, each with its label."""
     names = ["train", "test"] + (["val"] if (data.path / "val").is_dir() else [])
     classes = _subfolders(data.path / "train")
     if len(classes) != data.classes:
         raise ConfigError(
             f"data.classes: {data.classes}, but {data.path / 'train'} has {len(classes)} folders"
         )
-    splits = {}
+    found = {}
     for name in names:
         extra = sorted(set(_subfolders(data.path / name)) - set(classes))
         if extra:
             raise ConfigError(f"{data.path / name / extra[0]}: no such class in train")
-        images, labels = [], []
-        for label, folder in enumerate(classes):
-            for path in sorted((data.path / name / folder).glob("*")):
-                if path.suffix.lower() in IMAGE_SUFFIXES:
-                    images.append(_read_image(path, data.size, data.channels))
-                    labels.append(label)
-        if not images:
+        found[name] = [
+            (path, label)
+            for label, folder in enumerate(classes)
+            for path in sorted((data.path / name / folder).glob("*"))
+            if path.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        if not found[name]:
             raise ConfigError(f"{data.path / name}: holds no images")
-        splits[name] = Split(np.stack(images), np.asarray(labels, dtype=np.int64))
-    return splits
+    return found
 
 
 def _subfolders(path: Path) -> list[str]:
