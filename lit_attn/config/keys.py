@@ -16,8 +16,8 @@ HEAD = """\
 
 What a file of `experiments/` may say, and what a variant may change (dotted, as `training.epochs`).
 `python -m lit_attn.config.keys > docs/keys.md` writes this page from the code, and a test fails
-where it is out of date. A key without a default is required. A key marked ° says where or how fast a
-cell runs and not what it computes: it leaves the cell's identity alone.
+where it is out of date. A key without a default is required. A key marked ° says where or how fast
+a cell runs and not what it computes: it leaves the cell's identity alone.
 """
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false"}
