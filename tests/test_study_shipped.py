@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.attention.spec import PRESETS
 from lit_attn.config.data import RandAugment
 from lit_attn.config.study import read_studies
 
@@ -33,6 +34,12 @@ def test_the_default_studies_need_no_download() -> None:
     assert list(defaults) == ["digits", "mechanisms"]
     for jobs in defaults.values():
         assert {job.cell.experiment.data.kind for job in jobs} == {"digits"}
+
+
+def test_every_preset_of_a_size_of_its_own_is_compared() -> None:
+    """A preset that the study lacks would be a mechanism that no table of this repository has."""
+    compared = {variant.name for variant in matrices()["mechanisms"].variants}
+    assert set(PRESETS) - compared == set()
 
 
 def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
