@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_attn.ablate.plan import expand
+from lit_attn.config.study import choose, read_studies
 from lit_attn.records import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +45,22 @@ def test_adding_a_part() -> None:
     code += CHECK.format(tests=str(ROOT / "tests"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_of_the_readme_is_a_whole_file(tmp_path: Path) -> None:
+    """Its only study runs without being named."""
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "mine.yaml"
+    path.write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
+    (found,) = choose(read_studies(path), [], path)
+    assert len(expand(found, tmp_path).jobs) == 4 * 5
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "LOG.md", *(ROOT / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"tests/\w+\.py", page.read_text())}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.points import points
 from lit_attn.ablate.variants import resolve
 from lit_attn.attention.spec import PRESETS, Perpendicular, Split
+from lit_attn.config.errors import ConfigError
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import choose, read_studies
 from lit_attn.config.training import Adam, AdamW, Constant
@@ -303,4 +304,7 @@ def test_choosing_studies(tmp_path: Path) -> None:
     found = read_studies(path)
     assert [s.name for s in choose(found, [], path)] == ["tiny"]
     assert [s.name for s in choose(found, ["tiny", "other"], path)] == ["other", "tiny"]
+    path.write_text(path.read_text().replace("default: true", "default: false"))
+    with pytest.raises(ConfigError, match="name one with --study: other, child, tiny"):
+        choose(read_studies(path), [], path)
     assert (found["child"].study.title, found["child"].study.seeds) == ("child", (4,))

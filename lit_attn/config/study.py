@@ -165,15 +165,18 @@ def read_studies(path: Path) -> dict[str, StudySource]:
 
 
 def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:
-    """The studies called `names`; the default ones where there are no names."""
+    """The studies called `names`; without names the default ones, or the only one there is."""
     for name in names:
         if name not in studies:
             raise ConfigError(f"{path}: no study '{name}'{nearest(name, studies)}")
     chosen = [source for name, source in studies.items() if name in names]
     if not names:
-        chosen = [source for source in studies.values() if source.study.default]
+        alone = len(studies) == 1
+        chosen = [source for source in studies.values() if source.study.default or alone]
     if not names and not chosen:
-        raise ConfigError(f"{path}: no study has `default: true`; name one: {', '.join(studies)}")
+        raise ConfigError(
+            f"{path}: no study has `default: true`; name one with --study: {', '.join(studies)}"
+        )
     return chosen
 
 
