@@ -8,14 +8,19 @@
     optimizer.lr: 3e-4                   any other key of the experiment, dotted or nested
     match: parameters | none             what the study matches for this variant
 
+A path is relative to the file that it stands in, or to the working directory on a command line; it
+is made absolute here, where that is still known.
+
 Order does not matter: the wider key goes first, so `residual` refines `attention` wherever it
 stands. A mapping changes the keys it names; a part given by its name, or with another `kind`,
 replaces the whole part.
 """
 
 import difflib
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -65,7 +70,7 @@ def spell_out(override: Mapping, context: str) -> Change:
             raise ConfigError(f"{where}: {context}: '{key}' says again what '{said[path]}' says")
         said[path] = key
         changes = merge(changes, _parts(nested, context))
-    return Change(changes, match)
+    return Change(_anchored(changes), match)
 
 
 def merge(base: Any, change: Any) -> Any:
@@ -106,8 +111,8 @@ def attention_spec(given: AttentionSpec | str | dict[str, Any], asked_by: str) -
 
 
 def normalized(experiment: Mapping, context: str) -> Mapping:
-    """An experiment's own mapping with its preset and its `ffn: none` spelled out."""
-    return _parts(experiment, context)
+    """An experiment's own mapping with its preset, its `ffn: none` and its paths spelled out."""
+    return _anchored(_parts(experiment, context))
 
 
 def _nested(path: tuple[str, ...], value: Any, where: Where) -> Mapping:
@@ -138,6 +143,50 @@ def _parts(changes: Mapping, context: str) -> Mapping:
             hint = nearest(word, ["with", "without", "none"])
             raise ConfigError(f"{model.where['ffn']}: {context}: ffn: unknown '{word}'{hint}")
     return changes
+
+
+def _anchored(tree: Mapping) -> Mapping:
+    """`tree`, in the experiment's own keys, with absolute paths."""
+    for keys in _path_keys():
+        tree = _absolute(tree, keys)
+    return tree
+
+
+def _absolute(tree: Mapping, keys: tuple[str, ...]) -> Mapping:
+    """`tree` with the path at `keys`, where it has one, made absolute."""
+    first, *rest = keys
+    value = tree.get(first)
+    changed: Mapping | str | None = None
+    if rest and isinstance(value, Mapping):
+        changed = _absolute(value, tuple(rest))
+    elif not rest and isinstance(value, str):
+        where = tree.where[first]
+        folder = Path(where.file).parent if where.line else Path()
+        changed = str((folder / value).resolve())
+    if changed is None:
+        return tree
+    copied = tree.copy()
+    copied.put(first, changed, tree.where[first])
+    return copied
+
+
+@cache
+def _path_keys() -> list[tuple[str, ...]]:
+    """Every key of an experiment, of whatever kind, that holds a path."""
+    return sorted(set(_paths(Experiment)))
+
+
+def _paths(kind: type[Config]) -> Iterator[tuple[str, ...]]:
+    for name, field in kind.model_fields.items():
+        for held in get_args(field.annotation) or (field.annotation,):
+            if held is Path:
+                yield (name,)
+            elif isinstance(held, type) and issubclass(held, Config):
+                members: Iterable[type[Config]] = [held]
+                if issubclass(held, Kind) and Kind in held.__bases__:
+                    members = held.family.values()
+                for member in members:
+                    yield from ((name, *rest) for rest in _paths(member))
 
 
 def _attention(value: Any, where: Where, context: str) -> Any:
