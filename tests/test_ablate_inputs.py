@@ -140,6 +140,24 @@ def test_texts(tmp_path: Path, data: str, message: str) -> None:
         require_inputs([matrix], matrix.jobs)
 
 
+def test_ade20k(tmp_path: Path) -> None:
+    """The folder itself, and not the one that holds it."""
+    inside = tmp_path / "ADEChallengeData2016"
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            (inside / kind / split).mkdir(parents=True)
+    present.require_scenery(inside)
+    experiment = "\n".join(
+        ["task: segmentation", f"data: {{kind: ade20k, root: {tmp_path}}}",
+         "model: {kind: segmenter}", *studies.EXPERIMENT.split("\n")[2:]]
+    )  # fmt: skip
+    body = BODY + "\nmetric: {name: test/mIoU}"
+    matrix = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"yaml:2: tiny: variant 'a': data\.root: ") as caught:
+        require_inputs([matrix], matrix.jobs)
+    assert str(caught.value).endswith(f"; did you mean {inside}?")
+
+
 def test_what_has_run_needs_no_data(tmp_path: Path) -> None:
     data = f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}"
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")

@@ -175,8 +175,10 @@ def test_held_out_images_leave_training(root: Path) -> None:
     kept = {data.train.get_data_info(i)["img_path"] for i in range(len(data.train))}
     assert len(kept) == 4
     assert not held & kept
+    with pytest.raises(ValidationError, match="validation: 6 of 6 images leave none"):
+        few(root, validation=6)
     with pytest.raises(ConfigError, match=r"data\.validation: 6 of 6"):
-        SceneryData(few(root, validation=6), seed=0)
+        SceneryData(Ade20k(root=data.root, validation=6), seed=0)
 
 
 def test_the_pipeline_is_the_published_one() -> None:

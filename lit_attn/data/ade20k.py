@@ -28,6 +28,7 @@ from lit_attn.config.segmentation import (
     Scenes,
 )
 from lit_attn.data import scenes
+from lit_attn.data.present import require_scenery
 from lit_attn.data.sets import SPLIT_SEED
 from lit_attn.data.text.steps import generator
 from lit_attn.data.workers import loader
@@ -61,6 +62,7 @@ class SceneryData(L.LightningDataModule):
         self.data = data
         self.seed = seed
         self.root = scenes.prepare(data) if isinstance(data, Scenes) else data.root
+        require_scenery(self.root)
         names = {folder: _names(self.root, folder) for folder in ("training", "validation")}
         held, kept = _hold_out(len(names["training"]), data.validation)
         self.train = _dataset(data, self.root, "training", kept, augmented=True)
@@ -270,14 +272,6 @@ def _dataset(
 def _names(root: Path, folder: str) -> list[str]:
     """The images of a folder; ConfigError where there are none or one has no annotation."""
     images, annotations = root / "images" / folder, root / "annotations" / folder
-    for place in (images, annotations):
-        if not place.is_dir():
-            inside = root / "ADEChallengeData2016"
-            meant = f"; did you mean {inside}?" if inside.is_dir() else ""
-            raise ConfigError(
-                f"data.root: {place} is not a folder; root is ADE20K's ADEChallengeData2016 "
-                f"(`kind: scenes` needs no download){meant}"
-            )
     names = sorted(path.stem for path in images.glob("*.jpg"))
     missing = sorted(set(names) - {path.stem for path in annotations.glob("*.png")})
     if not names:

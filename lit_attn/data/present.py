@@ -33,15 +33,26 @@ def require(experiment: Experiment) -> None:
         raise ConfigError(str(error) if named else f"{key}: {error}") from error
 
 
+def require_scenery(root: Path) -> None:
+    """ConfigError where `root` is not laid out as ADE20K's own folder."""
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            if not (place := root / kind / split).is_dir():
+                inside = root / "ADEChallengeData2016"
+                meant = f"; did you mean {inside}?" if inside.is_dir() else ""
+                raise ConfigError(
+                    f"data.root: {place} is not a folder; root is ADE20K's ADEChallengeData2016 "
+                    f"(`kind: scenes` needs no download){meant}"
+                )
+
+
 def _data(data: Data) -> None:
     if isinstance(data, Given):
         sets.glance(data)
     elif isinstance(data, ClassFolders):
         _class_folders(data)
     elif isinstance(data, Ade20k):
-        for kind in ("images", "annotations"):
-            for split in ("training", "validation"):
-                _folder("data.root", data.root / kind / split)
+        require_scenery(data.root)
     elif isinstance(data, TextFiles):
         for name in ("train", "val", "test"):
             if (path := getattr(data, name)) is not None:
