@@ -12,7 +12,7 @@ import pytest
 from fake_study import result, write_study
 from PIL import Image
 
-from lit_attn.records import Legend, Metric
+from lit_attn.records import Legend, Metric, Plan
 from lit_attn.report import write_reports
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import class_table, draw_pictures, per_class
@@ -25,28 +25,29 @@ CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}
 
 def write(root: Path, metric: str = "test/mIoU", pictures: int = 2) -> StudyRecord:
     """Two variants and two seeds, the last cell missing; `b` lacks the class that `a` has."""
-    write_study(
+    written = write_study(
         root,
         variants={"a": 0.0, "b": 0.1},
         seeds=2,
         skip=(("b", 1),),
         metric=Metric(name=metric, label="mIoU (%)"),
     )
-    (study,) = read_studies(root)
-    for cell in study.cells:
-        if not (cell.folder / "result.json").exists():
+    plan = Plan.model_validate_json((written / "plan.json").read_bytes())
+    for cell in plan.cells:
+        folder = written / cell.path
+        if not (folder / "result.json").exists():
             continue
-        of = 0.1 * cell.planned.seed + (0.5 if cell.planned.variant == "a" else 0.3)
+        of = 0.1 * cell.seed + (0.5 if cell.variant == "a" else 0.3)
         metrics = {metric: 0.5, "test/IoU:wall": of, "val/IoU:wall": 0.9}
         metrics["test/ema-IoU:wall"] = 0.8
-        if cell.planned.variant == "a":
+        if cell.variant == "a":
             metrics[f"test/IoU:{NASTY}"] = 0.25
-        result(cell.planned, 0.5, metrics=metrics).write(cell.folder / "result.json")
-        (cell.folder / "pictures").mkdir()
+        result(cell, 0.5, metrics=metrics).write(folder / "result.json")
+        (folder / "pictures").mkdir()
         for number in range(pictures):
             panels = [np.full((4, 6, 3), colour, np.uint8) for colour in (RED, GREEN, BLUE)]
             picture = Image.fromarray(np.concatenate(panels, axis=1))
-            picture.save(cell.folder / "pictures" / f"{number}.png")
+            picture.save(folder / "pictures" / f"{number}.png")
     return read_studies(root)[0]
 
 
@@ -157,7 +158,8 @@ def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:
     assert set(pd.read_csv(folder / "classes.csv")["class"]) == {"wall", NASTY}
     for cell in study.cells:
         if cell.result is not None:
-            result(cell.planned, 0.5).write(cell.folder / "result.json")
+            metrics = {"test/mIoU": 0.5}
+            result(cell.planned, 0.5, metrics=metrics).write(cell.folder / "result.json")
             for path in (cell.folder / "pictures").iterdir():
                 path.unlink()
     write_reports(tmp_path / "runs", tmp_path / "reports")

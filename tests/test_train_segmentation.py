@@ -119,7 +119,7 @@ def test_a_cells_record_is_mmsegmentations_evaluation(
             (sample,) = network.test_step(batch)
         known = sample.gt_sem_seg.data[0].long()
         predicted = sample.pred_sem_seg.data[0]
-        assert known.shape == (64, 96)
+        assert known.shape == (32, 48)
         areas.append(IoUMetric.intersect_and_union(predicted, known, 13, IGNORED))
     expected = {
         (f"IoU:{data.classes[int(name[4:])]}" if ":" in name else name): value
@@ -287,11 +287,11 @@ def test_a_compiled_cell_trains_what_mmsegmentation_calls(
         ({"model": {"kind": "jit"}}, "choose from segmenter"),
         (
             {"model": {"kind": "segmenter", "patch": 15}},
-            "patch: patches of 15 do not tile windows of 64 x 64 .* of 16",
+            "patch: patches of 15 do not tile windows of 32 x 32 .* of 16",
         ),
         (
-            {"model": {"kind": "segmenter", "stride": 65}},
-            "stride: 65 leaves gaps between windows of 64 .*; 64 at most",
+            {"model": {"kind": "segmenter", "stride": 33}},
+            "stride: 33 leaves gaps between windows of 32 .*; 32 at most",
         ),
         ({"training": {"epochs": 1, "devices": 3}}, "3 cannot share a batch of 4 evenly"),
         ({"optimizer": {"kind": "sgd", "lr": 1, "betas": [0, 0]}}, "unknown key 'betas'"),

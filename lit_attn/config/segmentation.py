@@ -104,7 +104,7 @@ class Scenes(Scenery):
     """Scikit-learn's real handwritten digits on textured ground: ten digits and three grounds.
 
     Written on first use to a folder below `root`; the same images for every seed. Training images
-    are 64 pixels square, evaluation images half as wide again, so that a window of 64 slides. By
+    are 32 pixels square, evaluation images half as wide again, so that a window of 32 slides. By
     default nothing is flipped, since a mirrored digit is another or none, nor rescaled or
     recoloured: a small model does not learn to read through that in minutes.
     """
@@ -112,11 +112,11 @@ class Scenes(Scenery):
     kind: Literal["scenes"] = "scenes"
     root: Path = outside_identity(Path("data/scenes"), "where the images are written")
     training_images: PositiveInt = 2000
-    evaluation_images: PositiveInt = 100
+    evaluation_images: PositiveInt = 200
     augment: tuple[Augmentation, ...] = (CategoryCrop(),)
-    crop: PositiveInt = 64
-    short_side: PositiveInt = 64
-    long_side: PositiveInt = 256
+    crop: PositiveInt = 32
+    short_side: PositiveInt = 32
+    long_side: PositiveInt = 128
     workers: int = outside_identity(0, "processes that read and augment; 0: the trainer's own")
 
     @model_validator(mode="after")
