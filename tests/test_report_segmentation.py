@@ -23,13 +23,15 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}
 
 
-def write(root: Path, metric: str = "test/mIoU", pictures: int = 2) -> StudyRecord:
-    """Two variants and two seeds, the last cell missing; `b` lacks the class that `a` has."""
+def write(
+    root: Path, metric: str = "test/mIoU", pictures: int = 2, second: str = "b"
+) -> StudyRecord:
+    """Two variants and two seeds, the last cell missing; the `second` lacks a class of `a`."""
     written = write_study(
         root,
-        variants={"a": 0.0, "b": 0.1},
+        variants={"a": 0.0, second: 0.1},
         seeds=2,
-        skip=(("b", 1),),
+        skip=((second, 1),),
         metric=Metric(name=metric, label="mIoU (%)"),
     )
     plan = Plan.model_validate_json((written / "plan.json").read_bytes())
@@ -92,9 +94,15 @@ def test_without_pictures_there_is_no_figure(tmp_path: Path) -> None:
     assert draw_pictures(write(tmp_path, pictures=0)) is None
 
 
-def tell(study: StudyRecord, variant: str, weights: str, shown: list[str]) -> None:
+def tell(
+    study: StudyRecord,
+    variant: str,
+    weights: str,
+    shown: list[str],
+    classes: dict[str, tuple[int, int, int]] = CLASSES,
+) -> None:
     """What a cell of the first seed says of its pictures' colours."""
-    legend = Legend(weights=weights, classes=CLASSES, shown=shown)
+    legend = Legend(weights=weights, classes=classes, shown=shown)
     legend.write(study.of(variant)[0].folder / "pictures" / "legend.json")
 
 
@@ -126,15 +134,18 @@ def test_the_legend_says_which_weights_predict(tmp_path: Path) -> None:
     tell(study, "b", "averaged", ["wall"])
     assert legend_of(study)[0].startswith("Predictions of the moving average of the weights (EMA)")
     tell(study, "b", "trained", ["wall"])
-    title = legend_of(study)[0]
-    assert title.endswith("after the last step: a; of the weights after the last step: b")
+    one, other = legend_of(study)[0].splitlines()
+    assert one.endswith("average of the weights (EMA) after the last step: a")
+    assert other == "Predictions of the weights after the last step: b"
 
 
 def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
-    study = write(tmp_path)
+    """So does a title of two kinds of weights, one of them in two lines."""
+    name = "belief2 with an identity, without zz"
+    study = write(tmp_path, second=name)
     classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}
-    legend = Legend(weights="trained", classes=classes, shown=list(classes))
-    legend.write(study.of("a")[0].folder / "pictures" / "legend.json")
+    tell(study, "a", "trained", list(classes), classes)
+    tell(study, name, "averaged", [], classes)
     with matplotlib.rc_context(SETTINGS):
         figure = draw_pictures(study)
         assert figure is not None

@@ -2,6 +2,7 @@
 
 import html
 import statistics
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,8 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     rows |= {name: [panel[2] for panel in panels] for name, panels in shown.items()}
     colours = _colours(list(legends.values()))
     columns = _columns(list(colours))
-    lines = 1 + -(-len(colours) // columns) if legends else 0
+    title = _weights(legends)
+    lines = 1 + title.count("\n") + -(-len(colours) // columns) if legends else 0
     figure = new_figure(1.05 * len(rows) + LINE * lines)
     grid = figure.subplots(len(rows), len(first), squeeze=False)
     for line, (name, pictures) in zip(grid, rows.items(), strict=True):
@@ -103,7 +105,7 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
             _show(axes, picture)
         line[0].set_ylabel(name, rotation="horizontal", ha="right", va="center")
     if legends:
-        _add_legend(figure, colours, columns, _weights(legends))
+        _add_legend(figure, colours, columns, title)
     return figure
 
 
@@ -126,13 +128,16 @@ def _colours(legends: list[Legend]) -> dict[str, tuple[int, int, int]]:
 
 
 def _weights(legends: dict[str, Legend]) -> str:
-    """Which weights predict; by variant where they are not the same."""
+    """Which weights predict; by variant where they are not the same, in lines that fit."""
     of: dict[str, list[str]] = {}
     for name, legend in legends.items():
         of.setdefault(WEIGHTS[legend.weights], []).append(name)
     if len(of) == 1:
         return f"Predictions of {next(iter(of))}"
-    return "Predictions of " + "; of ".join(f"{which}: {', '.join(v)}" for which, v in of.items())
+    lines = [f"Predictions of {which}: {', '.join(variants)}" for which, variants in of.items()]
+    return "\n".join(
+        textwrap.fill(line, int(WIDTH / LETTER), break_on_hyphens=False) for line in lines
+    )
 
 
 def _columns(names: list[str]) -> int:
