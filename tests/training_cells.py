@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lit_attn.config.cell import Cell
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
 def digits_cell(**changes: Any) -> Cell:
@@ -68,6 +71,16 @@ def text_cell(**changes: Any) -> Cell:
     for section, values in changes.items():
         experiment[section] = {**experiment[section], **values}
     metric = {"name": "test/loss", "goal": "min", "scale": 1}
+    return Cell.model_validate(
+        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    )
+
+
+def composition_cell() -> Cell:
+    """The shipped one, with few questions."""
+    experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
+    experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
+    metric = {"name": "test/accuracy"}
     return Cell.model_validate(
         {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
     )

@@ -47,7 +47,8 @@ class Task(L.LightningModule, ABC):
         self.optimizer = optimizer
         self.rate = rate
         self.metrics = nn.ModuleList(self.metrics_of(split) for split in splits)
-        self.train_loss = MeanMetric()
+        # Whether it is finite was asked already, and a GPU makes every asking wait.
+        self.train_loss = MeanMetric(nan_strategy="disable")
         self.average: ModelEmaV3 | None = None
 
     @abstractmethod

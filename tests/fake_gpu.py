@@ -1,0 +1,242 @@
+"""A GPU for machines that have none: shapes, dtypes and devices, and no numbers.
+
+Within `rehearsal`, tensors on the CPU are what they always are, and those on "cuda" are torch's
+fake ones: an operation finds its result's shape, dtype and device, casts under autocast as CUDA
+does, and refuses what a GPU refuses, above all operands on two devices. What is read of them is a
+zero, and a condition is true. So what runs through would start on a GPU. What it would compute,
+whether a kernel takes the shapes, and what time and memory it needs, are not seen here.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_impls, fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+CUDA, LAZY = torch.device("cuda", 0), torch.device("lazy")
+
+NAME = "rehearsed H100"
+
+
+class Event:
+    """What a benchmark takes the time with."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1.0
+
+
+# What torch.cuda would ask the driver for.
+DRIVER: dict[str, Callable[..., Any]] = {
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda device: None,
+    "synchronize": lambda device=None: None,
+    "get_device_name": lambda device=None: NAME,
+    "get_device_capability": lambda device=None: (9, 0),
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "memory_allocated": lambda device=None: 0,
+    "max_memory_allocated": lambda device=None: 1,
+    "reset_peak_memory_stats": lambda device=None: None,
+    "is_current_stream_capturing": lambda: False,
+    "Event": Event,
+}
+
+NOISE = (
+    # Said by Lightning, to whom it is true that a loader's length is zero.
+    "Total length of .* across ranks is zero",
+    # Said of a copy.deepcopy.
+    "Accessing the data pointer of FakeTensor",
+)
+
+
+@contextlib.contextmanager
+def rehearsal() -> Iterator[list[str]]:
+    """A machine with one GPU; yields the operations that have waited for it to read a value."""
+    gpu = FakeGPU()
+    autocast = torch.amp.autocast_mode.autocast
+    enter, leave = autocast.__enter__, autocast.__exit__
+
+    def entering(self: Any) -> Any:
+        found = enter(self)
+        gpu.casts.append(torch.is_autocast_enabled("cuda"))
+        return found
+
+    def leaving(self: Any, *error: Any) -> Any:
+        gpu.casts.pop()
+        return leave(self, *error)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message=message)
+        for name, answer in DRIVER.items():
+            patch.setattr(torch.cuda, name, answer)
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
+        patch.setattr(FakeTensorMode, "avoid_device_init", property(lambda self: True))
+        on_gpu = property(lambda self: self.device.type == "cuda")
+        patch.setattr(FakeTensor, "is_cuda", on_gpu, raising=False)
+        patch.setattr(autocast, "__enter__", entering)
+        patch.setattr(autocast, "__exit__", leaving)
+        patch.setattr(nn.Module, "_apply", gpu.apply_to)
+        patch.setattr(torch, "save", _saving(torch.save))
+        patch.setattr(torch, "load", unset_fake_temporarily()(torch.load))
+        for operation, found in gpu.values().items():
+            patch.setitem(fake_impls.op_implementations_dict, operation, found)
+        with FakeTensorMode(allow_non_fake_inputs=True), gpu:
+            yield gpu.reads
+
+
+class FakeGPU(TorchDispatchMode):
+    """Stands before torch's fake tensors, and does what they leave open.
+
+    Torch's engine of gradients has no queue for a GPU without a driver, but it has one for devices
+    called "lazy". So C++ is told that tensors are there, save where autocast asks, which would
+    leave them as they are; and what it makes there is taken to be on the GPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        self.casts = [False]
+        self.fresh: list[Any] = []
+        self.leaves: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return self._told(args[0])
+        kwargs = kwargs or {}
+        to = kwargs.get("device")
+        if to is not None and to.type == "lazy":
+            kwargs = {**kwargs, "device": (to := CUDA)}
+        leaves = tree_leaves((args, kwargs))
+        fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        if func in (aten.is_pinned.default, aten._pin_memory.default):
+            return args[0] if func is aten._pin_memory.default else False
+        if not fakes and (to is None or to.type != "cuda"):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if fakes and to is not None and to.type == "cpu":
+            self.reads.append(str(func))
+            return _read(fakes[0], kwargs.get("dtype"))
+        _refuse(func, args, leaves)
+        if func is aten._fused_sdp_choice.default:
+            half = fakes[0].dtype in (torch.float16, torch.bfloat16)
+            return (SDPBackend.FLASH_ATTENTION if half else SDPBackend.EFFICIENT_ATTENTION).value
+        if func is aten._fused_sgd_.default:
+            # Torch has no fake form of it; nothing comes out.
+            assert len(fakes) == sum(isinstance(leaf, Tensor) for leaf in leaves)
+            return None
+        found = func(*args, **kwargs)
+        recorded = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
+        self.fresh = tree_leaves(found) if recorded else []
+        return found
+
+    def values(self) -> dict[Any, Callable[..., Any]]:
+        """What torch's fake tensors do not know: values, and shapes that depend on them."""
+
+        def zero(mode: Any, func: Any, x: Tensor) -> Any:
+            self.reads.append(str(func))
+            return _read(x, None).item()
+
+        def everywhere(mode: Any, func: Any, x: Tensor) -> Tensor:
+            self.reads.append(str(func))
+            return x.new_empty((x.numel(), x.ndim), dtype=torch.long)
+
+        def counts(
+            mode: Any, func: Any, x: Tensor, weights: Tensor | None = None, minlength: int = 0
+        ) -> Tensor:
+            self.reads.append(str(func))
+            return x.new_empty(max(minlength, 1), dtype=torch.long)
+
+        def true(mode: Any, func: Any, *_: Any) -> bool:
+            self.reads.append(str(func))
+            return True
+
+        return {
+            aten.item.default: zero,
+            aten._local_scalar_dense.default: zero,
+            aten.nonzero.default: everywhere,
+            aten.bincount.default: counts,
+            aten.allclose.default: true,
+            aten.equal.default: true,
+        }
+
+    @property
+    def apply_to(self) -> Callable[..., nn.Module]:
+        """`nn.Module._apply` with parameters that are always new: fake ones cannot turn real."""
+
+        def apply(
+            module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+        ) -> nn.Module:
+            for child in module.children():
+                child._apply(fn)
+            for name, old in module._parameters.items():
+                if old is not None:
+                    new = nn.Parameter(fn(old.detach()), old.requires_grad)
+                    module._parameters[name] = new
+                    if new.is_cuda and new.requires_grad:
+                        # Where its gradients will be added up, made outside of autocast.
+                        self.leaves.append(new.view_as(new).grad_fn)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = fn(buffer)
+            return module
+
+        return apply
+
+    def _told(self, x: Any) -> torch.device:
+        """Where C++ is told that a tensor is.
+
+        Of what an operation has just returned, the graph of gradients asks first.
+        """
+        if any(x is one for one in self.fresh):
+            self.fresh = [one for one in self.fresh if one is not x]
+            return LAZY
+        # Autocast is off while it casts.
+        return CUDA if self.casts[-1] and not torch.is_autocast_enabled("cuda") else LAZY
+
+
+def _refuse(func: Any, args: tuple[Any, ...], leaves: list[Any]) -> None:
+    """Raise where a GPU would, and torch's fake tensors do not."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Generator) and leaf.device.type != "cuda":
+            raise RuntimeError(f"{func}: expected a generator on cuda, not on {leaf.device}")
+    first = args[0] if args else None
+    if isinstance(first, Tensor) and not isinstance(first, FakeTensor):
+        if func._schema.is_mutable:
+            raise RuntimeError(f"{func}: would change a tensor on the CPU by one that is not there")
+        if func is aten.index.Tensor:
+            raise RuntimeError(f"{func}: a tensor on the CPU with indices that are not there")
+
+
+def _read(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """On the CPU."""
+    dtype = dtype or x.dtype
+    with unset_fake_temporarily():
+        return torch.full(x.shape, dtype == torch.bool, dtype=dtype)
+
+
+def _saving(save: Callable[..., None]) -> Callable[..., None]:
+    def saving(content: Any, *arguments: Any, **named: Any) -> None:
+        save(tree_map_only(FakeTensor, Tensor.cpu, content), *arguments, **named)
+
+    return saving
