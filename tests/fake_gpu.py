@@ -10,7 +10,7 @@ whether a kernel takes the shapes, and what time and memory it needs, are not se
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -39,6 +39,18 @@ class Event:
 
     def elapsed_time(self, end: "Event") -> float:
         return 1.0
+
+
+class Generator(torch.Generator):
+    """One on the CPU that may be said to be on the GPU; torch passes on what is inside of it."""
+
+    on_gpu: ClassVar[dict[int, torch.Generator]] = {}
+
+    def __new__(cls, device: Any = "cpu") -> "Generator":
+        made = super().__new__(cls)
+        if torch.device(device).type == "cuda":
+            cls.on_gpu[made._cdata] = made
+        return made
 
 
 # What torch.cuda would ask the driver for.
@@ -95,6 +107,8 @@ def rehearsal() -> Iterator[list[str]]:
         patch.setattr(autocast, "__enter__", entering)
         patch.setattr(autocast, "__exit__", leaving)
         patch.setattr(nn.Module, "_apply", gpu.apply_to)
+        patch.setattr(torch, "Generator", Generator)
+        patch.setattr(Generator, "on_gpu", {})
         patch.setattr(torch, "save", _saving(torch.save))
         patch.setattr(torch, "load", unset_fake_temporarily()(torch.load))
         for operation, found in gpu.values().items():
@@ -218,8 +232,8 @@ class FakeGPU(TorchDispatchMode):
 def _refuse(func: Any, args: tuple[Any, ...], leaves: list[Any]) -> None:
     """Raise where a GPU would, and torch's fake tensors do not."""
     for leaf in leaves:
-        if isinstance(leaf, torch.Generator) and leaf.device.type != "cuda":
-            raise RuntimeError(f"{func}: expected a generator on cuda, not on {leaf.device}")
+        if isinstance(leaf, torch._C.Generator) and leaf._cdata not in Generator.on_gpu:
+            raise RuntimeError(f"{func}: expected a generator on cuda, not on the CPU")
     first = args[0] if args else None
     if isinstance(first, Tensor) and not isinstance(first, FakeTensor):
         if func._schema.is_mutable:
