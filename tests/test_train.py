@@ -327,11 +327,12 @@ def test_exit_codes(
     assert "config.yaml: cannot be read" in capsys.readouterr().err
     diverging = digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0})
     assert main([str(folder_of(diverging, tmp_path))]) == 1
-    impossible = digits_cell(data={"validation": 5000})
-    assert main([str(folder_of(impossible, tmp_path))]) == 2
-    assert "data.validation: " in capsys.readouterr().err
-    with hold(tmp_path / digits_cell(data={"validation": 5000}).folder):
-        assert main([str(tmp_path / digits_cell(data={"validation": 5000}).folder)]) == 75
+    missing = {"kind": "npz", "name": "n", "path": str(tmp_path / "n.npz"), "size": 8, "classes": 2}
+    impossible = folder_of(digits_cell(data=missing), tmp_path)
+    assert main([str(impossible)]) == 2
+    assert "n.npz: cannot be read" in capsys.readouterr().err
+    with hold(impossible):
+        assert main([str(impossible)]) == 75
         assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 
 
