@@ -147,7 +147,7 @@ def test_micro_batches() -> None:
 
 
 def test_written_files_are_what_was_generated(tmp_path: Path) -> None:
-    chosen = ListOps(**SMALL)
+    chosen = ListOps(**SMALL, batch_size=8)
     labelled.write_listops(tmp_path, chosen)
     read = labelled.load(chosen.model_copy(update={"folder": tmp_path}))
     for split, samples in labelled.load(chosen).items():
