@@ -9,7 +9,6 @@ where `attention` is a preset's name, or the parts: dict(zz=True, residual=dict(
 Shapes: B batch, h x w patches, d width, K classes.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,16 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.imagenet import ImageViT
 from lit_attn.config.model import FFN
+from lit_attn.config.overrides import attention_spec
 from lit_attn.models import imagenet_vit
 from lit_attn.models.pretrained import load_pretrained
 from lit_attn.models.vit import AttentionBlock, initialise
 
-Given = AttentionSpec | str | Mapping[str, Any]
+# What a YAML's `attention:` may be; mmengine's ConfigDict is a dict.
+Given = AttentionSpec | str | dict[str, Any]
 
 
 @MODELS.register_module()
@@ -57,7 +58,7 @@ class AttentionViT(BaseModule):
     ) -> None:
         super().__init__()
         model = ImageViT(
-            attention=spec_of(attention),
+            attention=attention_spec(attention, "attention"),
             dim=embed_dims,
             depth=num_layers,
             heads=num_heads,
@@ -115,7 +116,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
             # The mean over labelled pixels: mmsegmentation's default divides by all of them.
             loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
         )
-        layer = attn_layer(spec_of(attention))
+        layer = attn_layer(attention)
         blocks: list[nn.Module] = []
         for _ in range(num_layers):
             block = Block(
@@ -140,17 +141,3 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
         for module in self.modules():
             if isinstance(module, Attention):
                 module.copy_projection()
-
-
-def spec_of(given: Given) -> AttentionSpec:
-    """An attention specification from a preset's name or from its parts."""
-    if isinstance(given, AttentionSpec):
-        return given
-    if isinstance(given, str):
-        return preset(given)
-    return AttentionSpec.model_validate({key: _plain(value) for key, value in given.items()})
-
-
-def _plain(value: Any) -> Any:
-    """mmengine's dictionaries as Python's own."""
-    return dict(value) if isinstance(value, Mapping) else value
