@@ -217,7 +217,7 @@ def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> 
         ballast.write_bytes(bytes(2**21))
     slot = make_slots(1).take(job.cell)
     assert slot is not None
-    cell = Launcher(fake_cells.TARGET).start(job, slot)
+    cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == FULL
     ballast.unlink()
     summary, _ = run([job])

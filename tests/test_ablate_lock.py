@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lit_attn.ablate import lock
-from lit_attn.ablate.lock import SILENCE, Held, Holder, hold, holder
+from lit_attn.ablate.lock import SILENCE, Held, Holder, hold, holder, release, this_process
 
 
 def other(path: Path, **changes: object) -> None:
@@ -55,6 +55,30 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         assert holder(tmp_path) is not None
     process.wait()
     process.stdout.close()
+
+
+def test_a_kept_lock_outlasts_its_holder(tmp_path: Path) -> None:
+    keeper = this_process()
+    with hold(tmp_path, keeper):
+        pass
+    with pytest.raises(Held), hold(tmp_path):
+        pass
+    release(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    # Another's is left alone.
+    with hold(tmp_path, keeper.model_copy(update={"started": "1"})):
+        pass
+    release(tmp_path)
+    assert holder(tmp_path) is not None
+
+
+def test_the_lock_of_a_dead_process_is_its_living_keepers(tmp_path: Path) -> None:
+    other(tmp_path, started="1", keeper=this_process())
+    with pytest.raises(Held), hold(tmp_path):
+        pass
+    dead = this_process().model_copy(update={"started": "1"})
+    other(tmp_path / "both", started="1", keeper=dead)
+    assert holder(tmp_path / "both") is None
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ import fake_cells
 import pytest
 import studies
 
-from lit_attn.ablate import folder, runner
+from lit_attn.ablate import folder, lock, runner
 from lit_attn.ablate.display import Lines, Snapshot
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.lock import hold, holder
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
 from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.worker import BUSY
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 120.0
@@ -358,3 +359,33 @@ def test_two_runners_find_a_failure_once(tmp_path: Path) -> None:
     with cli(tmp_path, "--retry") as again:
         assert again.wait(TIMEOUT) == 1
     assert ran(tmp_path)["diverged/0"] == ran(tmp_path)["crash/1"] == 2
+
+
+def test_a_cell_is_held_until_its_failure_is_recorded(tmp_path: Path) -> None:
+    """Else another runner would find it cut off without a word, and run it once more."""
+    job = jobs(tmp_path, "crash")[0]
+    job.cell.write(job.folder / "config.yaml")
+    slot = make_slots(1).take(job.cell)
+    assert slot is not None
+    cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
+    assert cell.end() == 1
+    assert job.state() == "running"
+    lock.release(job.folder)
+    assert job.state() == "interrupted"
+    run([job])
+    assert job.state() == "error"
+    assert ran(tmp_path) == {"crash/0": 2}
+
+
+def test_a_failure_recorded_while_a_cell_starts_is_seen(tmp_path: Path) -> None:
+    """Between a runner's look at a cell and the cell's lock another runner may have had it."""
+    job = jobs(tmp_path, "crash")[0]
+    run([job])
+    slot = make_slots(1).take(job.cell)
+    assert slot is not None
+    launcher = Launcher(fake_cells.TARGET)
+    assert launcher.start(job, slot, 0).end() == BUSY
+    assert ran(tmp_path) == {"crash/0": 1}
+    lock.release(job.folder)
+    assert launcher.start(job, slot, 1).end() == 1
+    assert ran(tmp_path) == {"crash/0": 2}

@@ -10,6 +10,9 @@ from pydantic import ValidationError
 from lit_attn.ablate.lock import holder
 from lit_attn.records import Exit, FailureClass, Result
 
+FINAL: set[FailureClass] = {"diverged", "bad-configuration", "error"}
+"""What another runner that shares the matrix has found so while this one ran is not run again."""
+
 State = Literal["done", "running", "missing", "interrupted"] | FailureClass
 
 
@@ -64,6 +67,13 @@ def last_exit(attempt: Path) -> Exit | None:
         return Exit.model_validate_json((attempt / "exit.json").read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def failed_since(folder: Path, known: int) -> Exit | None:
+    """How the last attempt has failed, where it would again and is not one of the `known` first."""
+    begun = attempts(folder)[known:]
+    ended = last_exit(begun[-1]) if begun else None
+    return ended if ended is not None and ended.failure in FINAL else None
 
 
 def log_name(rank: int) -> str:

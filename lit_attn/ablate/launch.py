@@ -8,7 +8,7 @@ import time
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 
-from lit_attn.ablate import folder, worker
+from lit_attn.ablate import folder, lock, worker
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, cores
 
@@ -106,8 +106,11 @@ class Launcher:
         """
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // slots)))
 
-    def start(self, job: Job, slot: Slot) -> Running:
+    def start(self, job: Job, slot: Slot, known: int) -> Running:
         """Fork the cell's process. The first call waits for the server's imports.
+
+        The cell does not begin where an attempt after the `known` first has failed for good. Its
+        lock is the caller's to release.
 
         Raises ServerLost where the server ends meanwhile; the next call starts another.
         """
@@ -120,6 +123,8 @@ class Launcher:
                 self.smoke,
                 slot.gpus,
                 len(slot.devices),
+                known,
+                lock.this_process(),
             ),
             name=job.name,
         )

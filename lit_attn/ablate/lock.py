@@ -3,6 +3,10 @@
 The lock names its holder (host, boot, pid, start time of the process) and its modification time is
 a heartbeat. A lock whose process is gone is taken over: on the same host that is known from the
 process table, for another host from a heartbeat that has stopped.
+
+A holder may have a keeper, the runner that started it. Then the lock outlasts it until the runner
+has recorded how it ended: between the two the cell would seem cut off without a word, and another
+runner would try it again.
 """
 
 import contextlib
@@ -27,8 +31,8 @@ class Held(Exception):
     """Another live process holds the cell."""
 
 
-class Holder(BaseModel):
-    """Who holds a lock. A pid alone could be another process's by now; its start time tells."""
+class Process(BaseModel):
+    """A process. A pid alone could be another one's by now; its start time tells."""
 
     host: str
     boot: str
@@ -36,10 +40,27 @@ class Holder(BaseModel):
     started: str | None
 
     def is_alive(self, heartbeat: float) -> bool:
-        """Whether the process still runs; `heartbeat` is the time of its last sign of life."""
+        """Whether it still runs; `heartbeat` is the time of its last sign of life."""
         if self.host != socket.gethostname():
             return time.time() - heartbeat < SILENCE
         return self.boot == _boot() and self.started == _started(self.pid)
+
+
+class Holder(Process):
+    """The process that holds a lock, and the one that will release it in its place."""
+
+    keeper: Process | None = None
+
+    def is_alive(self, heartbeat: float) -> bool:
+        """Whether either of the two still runs."""
+        kept = self.keeper is not None and self.keeper.is_alive(heartbeat)
+        return kept or super().is_alive(heartbeat)
+
+
+def this_process() -> Process:
+    """The one that asks."""
+    pid = os.getpid()
+    return Process(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid))
 
 
 def holder(folder: Path) -> Holder | None:
@@ -55,12 +76,14 @@ def holder(folder: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold the cell's lock; raises Held where another live process does."""
+def hold(folder: Path, keeper: Process | None = None) -> Iterator[None]:
+    """Hold the cell's lock; raises Held where another live process does.
+
+    With a `keeper` the lock stays, and is that one's to `release`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
-    pid = os.getpid()
-    me = Holder(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid))
+    me = Holder(**this_process().model_dump(), keeper=keeper)
     while not _create(path, me.model_dump_json()):
         if holder(folder):
             raise Held(str(path))
@@ -74,9 +97,19 @@ def hold(folder: Path) -> Iterator[None]:
     finally:
         done.set()
         beat.join()
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_ino == mine:
-                path.unlink()
+        if keeper is None:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == mine:
+                    path.unlink()
+
+
+def release(folder: Path) -> None:
+    """Remove the lock of a cell that has ended, where this process is its keeper."""
+    found = holder(folder)
+    if found is not None and found.keeper == this_process():
+        # A disk that is away keeps it until this process ends, and ends nothing itself.
+        with contextlib.suppress(OSError):
+            (folder / "lock").unlink()
 
 
 def _create(path: Path, content: str) -> bool:

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-from lit_attn.ablate import failure, folder
+from lit_attn.ablate import failure, folder, lock
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher, Running, ServerLost
 from lit_attn.ablate.plan import Job
@@ -28,8 +28,6 @@ RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """How often a run tries a cell again, by how it failed last; what is not here would fail again."""
 BACKOFF = 10.0
 """Seconds before a cell's first retry; each further one waits twice as long."""
-FINAL: set[FailureClass] = {"diverged", "bad-configuration", "error"}
-"""What another runner that shares the matrix has found so while this one ran is not run again."""
 STOP = 2
 """The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
 
@@ -135,18 +133,12 @@ class Runner:
                     self.summary.outcomes.append(Outcome(job, 0.0))
                 case "running":
                     self.queue.append(job)
-                case _ if (ended := self._ended_elsewhere(job)) is not None:
+                case _ if ended := folder.failed_since(job.folder, self.before[job.folder]):
                     self._finish(Outcome(job, 0.0, ended.failure, ended.message))
                 case _:
                     self._launch(job, slot)
                     continue
             self.slots.give_back(slot, job.cell)
-
-    def _ended_elsewhere(self, job: Job) -> Exit | None:
-        """How another runner's attempt at a cell of this run has failed, where it would again."""
-        begun = folder.attempts(job.folder)[self.before[job.folder] :]
-        ended = folder.last_exit(begun[-1]) if begun else None
-        return ended if ended is not None and ended.failure in FINAL else None
 
     def _launch(self, job: Job, slot: Slot) -> None:
         try:
@@ -157,7 +149,7 @@ class Runner:
             self.slots.give_back(slot, job.cell)
             return
         try:
-            cell = self.launcher.start(job, slot)
+            cell = self.launcher.start(job, slot, self.before[job.folder])
         except ServerLost as error:
             self._finish(Outcome(job, 0.0, "killed", str(error), stopped=self.urgency > 0))
             self.slots.give_back(slot, job.cell)
@@ -175,10 +167,11 @@ class Runner:
             code = cell.end()
             shared = self.slots.is_shared(cell.slot)
             self.slots.give_back(cell.slot, cell.job.cell)
-            if code == BUSY:
+            outcome = None if code == BUSY else self._outcome(cell, code)
+            lock.release(cell.job.folder)
+            if outcome is None:
                 self.queue.append(cell.job)
             else:
-                outcome = self._outcome(cell, code)
                 if outcome.failure == "out-of-memory" and shared:
                     # Not necessarily its own fault: once more, and alone.
                     self.slots.give_whole(cell.job.cell)

@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 
 from lit_attn.ablate.failure import FULL
-from lit_attn.ablate.folder import new_attempt, result
-from lit_attn.ablate.lock import Held, hold
+from lit_attn.ablate.folder import failed_since, new_attempt, result
+from lit_attn.ablate.lock import Held, Process, hold
 from lit_attn.ablate.ranks import ranks, redirect
 
 BUSY = 75
@@ -29,11 +29,14 @@ def run(
     smoke: bool,
     gpus: tuple[str, ...] | None,
     devices: int,
+    known: int,
+    runner: Process,
 ) -> None:
     """Run `target` (`module:function`, called with the folder and `smoke`) in this process.
 
     `gpus` are what CUDA may see; None leaves that as it is. Another runner may have finished the
-    cell since this one was planned: then there is nothing to do.
+    cell since this one was planned: then there is nothing to do. Or it may have failed there, after
+    the `known` first attempts: then `runner`, which releases the lock, is to look again.
     """
     # Ctrl-C goes to the terminal's group, and a cell finishes when the runner drains.
     os.setsid()
@@ -51,9 +54,11 @@ def run(
 
     several = ranks(devices, train) if devices > 1 else contextlib.nullcontext()
     try:
-        with several as processes, hold(folder):
+        with several as processes, hold(folder, runner):
             if result(folder, identity) is not None:
                 return
+            if failed_since(folder, known) is not None:
+                sys.exit(BUSY)
             attempt = new_attempt(folder)
             redirect(attempt / "log.txt")
             # A crash in native code, and a runner that gives up a hang, leave every thread's stack.
