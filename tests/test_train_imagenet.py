@@ -23,6 +23,7 @@ from lit_attn.config.imagenet import LocalViT
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
 from lit_attn.config.training import AdamW
+from lit_attn.data import workers
 from lit_attn.errors import Preempted
 from lit_attn.models import local_vit
 from lit_attn.models.local_vit import LocalFFN
@@ -257,6 +258,23 @@ def test_every_variant_of_the_shipped_studies_trains(
         result = Result.model_validate_json((job.folder / "result.json").read_text())
         assert 0 <= result.metrics["test/accuracy"] <= 1
         assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
+def test_there_is_no_moment_at_which_a_signal_ends_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even before a worker's first own line: then the trainer could not save."""
+    held = tmp_path / "held"
+
+    def first(self: object, worker: int) -> None:
+        held.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+
+    monkeypatch.setattr(workers._Begin, "__call__", first)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(workers.loader(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
+    assert held.read_text() == "True"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.slow

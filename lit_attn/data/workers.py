@@ -36,7 +36,7 @@ def loader(
             f"TMPDIR: {get_temp_dir()} is too long for the sockets of data.workers; choose one of "
             f"at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
         )
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
@@ -50,6 +50,23 @@ def loader(
     )
 
 
+class _Loader(DataLoader[Any]):
+    """Forks its workers with SIGTERM blocked, so that there is no moment at which one ends them.
+
+    A scheduler, or the runner, tells all processes of a cell to go, and the trainer saves before it
+    does: until then it needs what they read.
+    """
+
+    def __iter__(self) -> Any:
+        if sys.platform != "linux":
+            return super().__iter__()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Begin:
     """What a worker does first."""
 
@@ -58,9 +75,6 @@ class _Begin:
 
     def __call__(self, worker: int) -> None:
         if sys.platform == "linux":
-            # A scheduler, or the runner, tells all processes of a cell to go, and the trainer saves
-            # before it does: until then it needs what is read here.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             threading.Thread(target=_go_when_the_trainer_says, daemon=True).start()
         if self.prepare is not None:
             self.prepare()
