@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +16,7 @@ from lit_attn.config.errors import ConfigError, nearest, problem
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.model import Model
 from lit_attn.config.overrides import Change, merge, normalized, spell_out
+from lit_attn.config.parts import load_parts
 from lit_attn.config.source import Mapping, Where, locate
 from lit_attn.config.study import Study, StudySource
 
@@ -31,6 +33,7 @@ class Variant:
     tree: Mapping
     experiment: Experiment
     match_to: Model | None
+    parts: tuple[Path, ...]
 
     def cell(self, study: str, seed: int, definition: Study) -> Cell:
         return Cell(
@@ -40,6 +43,7 @@ class Variant:
             experiment=self.experiment,
             match_to=self.match_to,
             metric=definition.metric,
+            parts=self.parts,
         )
 
 
@@ -49,6 +53,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     Raises ConfigError for anything that could go wrong with a variant's configuration.
     """
     study = source.study
+    load_parts(source.parts)
     if not NAME.fullmatch(source.name):
         raise source.error((), "cannot name a folder: use letters, digits and . _ = , + -")
     found = points(source)
@@ -75,6 +80,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
                 experiments[point.name].model,
                 model,
             ),
+            source.parts,
         )
         for point in found
     ]

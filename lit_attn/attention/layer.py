@@ -16,25 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention import chunked, fused, spec
+from lit_attn.attention import chunked, fused
 from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.compose import Maps, all_maps, make_composers
 from lit_attn.attention.linear import Linear
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
-from lit_attn.attention.similarity import SIMILARITIES as SOFTMAX_SIMILARITIES
-from lit_attn.attention.similarity import Dot, Shape, as_multiplied
+from lit_attn.attention.similarity import SIMILARITIES, Dot, Shape, as_multiplied
 from lit_attn.attention.spec import AttentionSpec, Split
 from lit_attn.config.overrides import attention_spec
 
 # Children that hold what a layer has beyond the standard one.
 EXTRA = ("composers", "residual", "similarity", "z")
-
-SIMILARITIES: dict[type[spec.Similarity], type[Dot]] = {
-    **SOFTMAX_SIMILARITIES,
-    spec.Linear: Linear,
-}
 
 
 class Look(NamedTuple):
@@ -96,8 +90,8 @@ class Attention(nn.Module):
         self.q_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
         self.k_norm = norm_layer(self.head_dim, **like) if norm_layer and qk_norm else nn.Identity()
         self.composers = make_composers(self.spec.compose, shape)
-        similarity = self.spec.similarity
-        self.similarity: Dot = SIMILARITIES[type(similarity)](
+        similarity, residual = self.spec.similarity, self.spec.residual
+        self.similarity: Dot = _form(SIMILARITIES, "SIMILARITIES", similarity)(
             similarity, shape, "pre" in self.composers
         )
         self.z = nn.Linear(dim, inner, bias=False, **like) if self.spec.zz else None
@@ -107,7 +101,7 @@ class Attention(nn.Module):
             start = -0.5 * math.log(self.head_dim)
             self.temperature = nn.Parameter(torch.full((), start, device=device, dtype=dtype))
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **like)
-        self.residual = RESIDUALS[type(self.spec.residual)](self.spec.residual, self.proj)
+        self.residual = _form(RESIDUALS, "RESIDUALS", residual)(residual, self.proj)
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_load_state_dict_pre_hook(_complete_standard_weights)
         self.copy_projection()
@@ -326,6 +320,13 @@ def _pickled(made: type[Attention]) -> str | tuple[Any, ...]:
 
 
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
+
+
+def _form(table: dict[Any, Any], name: str, part: Any) -> Any:
+    """A part's fast form; ValueError where whoever wrote the part registered none."""
+    if type(part) not in table:
+        raise ValueError(f"{part.kind}: {name} has no fast form of {type(part).__name__}")
+    return table[type(part)]
 
 
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_attn.attention import spec
 from lit_attn.attention.cache import RunningSums
 from lit_attn.attention.masks import Masks
-from lit_attn.attention.similarity import MixedKeys, wide
+from lit_attn.attention.similarity import SIMILARITIES, MixedKeys, wide
 
 # Tokens handled at a time where each sees only those before it.
 CHUNK = 64
@@ -104,3 +105,6 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
     if device.type == "meta":
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+SIMILARITIES[spec.Linear] = Linear

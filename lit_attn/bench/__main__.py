@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lit_attn.bench import arguments
 from lit_attn.config.errors import ConfigError
+from lit_attn.config.parts import load_parts
 from lit_attn.files import require_writable
 
 if TYPE_CHECKING:
@@ -19,15 +20,16 @@ def main(given: list[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.command == "runner":
         return _runner(options)
-    if problem := arguments.problem(options):
-        parser.error(problem)
-    if options.out is not None:
-        try:
-            require_writable(options.out, "--out")
-        except ConfigError as error:
-            parser.error(str(error))
     # The profiler that counts a CPU's memory would tell of its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        load_parts(path.resolve() for path in options.parts)
+        if options.out is not None:
+            require_writable(options.out, "--out")
+    except ConfigError as error:
+        parser.error(str(error))
+    if problem := arguments.problem(options):
+        parser.error(problem)
     commands = {"attention": _attention, "memory": _memory, "decoding": _decoding}
     return commands[options.command](options)
 

@@ -136,6 +136,9 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parts", type=Path, nargs="+", default=[], metavar="FILE", help="that define presets"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="a GPU where there is one")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=_count, help="CPU threads; torch's choice by default")

@@ -76,8 +76,13 @@ class Kind(Config):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if isinstance(kind := cls.model_fields["kind"].default, str):
-            cls.family[kind] = cls
+        if not isinstance(kind := cls.model_fields["kind"].default, str):
+            return
+        known = cls.family.setdefault(kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            there = f"{known.__module__}.{known.__qualname__}"
+            raise ValueError(f"kind '{kind}' is {there} already; {cls.__qualname__} needs another")
+        cls.family[kind] = cls
 
     @classmethod
     def __get_pydantic_core_schema__(

@@ -9,10 +9,11 @@ from typing import Self
 import yaml
 from pydantic import Field, ValidationError
 
-from lit_attn.config.base import Config
+from lit_attn.config.base import Config, outside_identity
 from lit_attn.config.errors import ConfigError, explain
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.model import Model
+from lit_attn.config.parts import load_parts
 from lit_attn.files import write_atomic
 from lit_attn.records import Metric
 
@@ -33,6 +34,7 @@ class Cell(Config):
     experiment: Experiment
     match_to: Model | None = None
     metric: Metric = Metric()
+    parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,9 +65,15 @@ class Cell(Config):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises ConfigError where the file is missing, not YAML or not a cell."""
+        """The cell, after its `parts` have been imported.
+
+        Raises ConfigError where the file is missing, not YAML or not a cell, or a part's is.
+        """
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            written = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if isinstance(written, dict):
+                load_parts(Path(part) for part in written.get("parts", ()))
+            return cls.model_validate(written)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         except yaml.YAMLError as error:

@@ -5,6 +5,7 @@
         title: one line
         source: the paper and its tables
         experiment: experiments/digits_vit.yaml   # relative to this file
+        parts: [reflected.py]    # files with parts of one's own, relative to this file
         default: true            # runs when no --study is given
         seeds: [0, 50, 100]      # or a count: 5 is [0, 1, 2, 3, 4]
         set: {training.epochs: 10}        # for every variant
@@ -75,6 +76,7 @@ class Study(Config):
     title: str
     source: str = ""
     experiment: str
+    parts: tuple[str, ...] = ()
     default: bool = False
     seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...]
     set: Overrides = EMPTY
@@ -137,13 +139,17 @@ class Study(Config):
 
 @dataclass(frozen=True)
 class StudySource:
-    """A study, and the files it was read from: `tree` its own mapping, `experiment` its file's."""
+    """A study, and the files it was read from: `tree` its own mapping, `experiment` its file's.
+
+    `parts` are absolute.
+    """
 
     name: str
     study: Study
     tree: Mapping
     experiment: Mapping
     experiment_path: Path
+    parts: tuple[Path, ...] = ()
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """One line that begins with the place of the deepest of `keys`."""
@@ -195,7 +201,14 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
     if not _is_file(experiment):
         key = f"studies.{name}.experiment"
         raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}")
-    return StudySource(name, study, tree, load(experiment), experiment)
+    parts = tuple((path.parent / part).resolve() for part in study.parts)
+    for number, part in enumerate(parts):
+        if not _is_file(part):
+            key = f"studies.{name}.parts"
+            beside = [found.name for found in part.parent.glob("*.py")]
+            hint = nearest(part.name, beside)
+            raise ConfigError(f"{locate(tree, ('parts', number))}: {key}: no file {part}{hint}")
+    return StudySource(name, study, tree, load(experiment), experiment, parts)
 
 
 def _is_file(path: Path) -> bool:

@@ -5,6 +5,7 @@ import importlib.metadata
 import re
 import resource
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -107,14 +108,22 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def _code_hash() -> str:
-    """Twelve hexadecimal digits over the package's Python files."""
+def code_of(parts: Iterable[Path]) -> str:
+    """Twelve hexadecimal digits over the package's Python files and those of a cell's `parts`."""
+    digest = _PACKAGE.copy()
+    for path in parts:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _package() -> "hashlib._Hash":
     digest = hashlib.sha256()
     root = Path(lit_attn.__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return digest
 
 
 def versions() -> dict[str, str]:
@@ -123,4 +132,4 @@ def versions() -> dict[str, str]:
 
 
 # Taken when this module is imported, with the code that runs: files may change under a long study.
-CODE = _code_hash()
+_PACKAGE = _package()

@@ -61,7 +61,7 @@ def result_of(
         wall_time=elapsed,
         device=measure.device_name(device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        code=measure.CODE,
+        code=measure.code_of(cell.parts),
         data=parts.data.fingerprint(),
         versions=measure.versions(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,0 +1,68 @@
+"""Parts of one's own, from Python files outside the package.
+
+A file registers what it defines when it is imported (docs/adding-a-part.md). The study's `parts`
+names it, and so does every cell's config.yaml, so that a cell can be run again alone.
+"""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from lit_attn.config.errors import ConfigError
+
+
+def load_parts(files: Iterable[Path]) -> None:
+    """Import each of `files`, which are absolute, once; what lies beside one it can import too.
+
+    Raises ConfigError, beginning with file and line, for one that cannot be imported.
+    """
+    for path in files:
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file")
+        known = sys.modules.get(path.stem)
+        if known is None:
+            _load(path)
+        elif _file(known.__spec__) != path:
+            raise ConfigError(_hides(path))
+
+
+def _load(path: Path) -> None:
+    name = path.stem
+    if _file(importlib.util.find_spec(name)) not in (None, path):
+        raise ConfigError(_hides(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    # By its name, so that what it defines can be pickled.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        # Somebody else's code raises whatever it likes.
+        del sys.modules[name]
+        sys.path[:] = before
+        raise ConfigError(f"{_line(error, path)}: {type(error).__name__}: {error}") from error
+
+
+def _file(spec: object) -> Path | None:
+    """Where a module comes from; a built-in one's is no file."""
+    origin = getattr(spec, "origin", None)
+    return None if spec is None else Path(str(origin))
+
+
+def _hides(path: Path) -> str:
+    return f"{path}: another module is called '{path.stem}'; give the file a name of its own"
+
+
+def _line(error: Exception, path: Path) -> str:
+    """The last line of the file that the error went through."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
