@@ -110,7 +110,7 @@ def children(pid: int) -> list[int]:
 
 def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, "rankhang")
-    limits = runner.Limits(stall=1.5)
+    limits = runner.Limits(stall=4.0)
     summary = runner.Runner(
         Launcher(fake_cells.TARGET), make_slots(None), Lines(io.StringIO()), limits
     ).run([job])

@@ -227,9 +227,10 @@ def cli(
 
 
 def running(path: Path) -> list[int]:
-    """The pids of the cells that hold their locks."""
+    """The pids of the cells that hold their locks, without those whose runner still has to say
+    how they ended."""
     found = [holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
-    return [one.pid for one in found if one is not None]
+    return [one.pid for one in found if one is not None and alive(one.pid)]
 
 
 def hanging(path: Path) -> list[int]:
