@@ -40,13 +40,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Make `folder`, and a file in it for a moment; ConfigError, named by `option`, where not."""
+    """Make `folder` and a file in it, for a moment; ConfigError, named by `option`, where not."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def append(path: Path, content: str) -> None:

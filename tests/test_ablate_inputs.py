@@ -175,7 +175,7 @@ def test_nothing_is_started(tmp_path: Path) -> None:
     place = "--set data.path=other.npz: tiny: variant 'a': data.path: "
     assert output.startswith(f"{place}{tmp_path}/other.npz: cannot be read as .npz: ")
     assert output.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
 
 
 def test_no_torch_is_loaded() -> None:
