@@ -29,7 +29,8 @@ FIGURES = {
     "curves": "Learning curves: mean over the seeds that finished, band of one standard deviation; "
     "the baseline in grey. The axis leaves out what lies below the first quarter of training.",
     "cost": "Mean and standard deviation against trainable parameters, FLOPs of a forward pass of "
-    "one sample, and the median time of a training step.",
+    "one sample (of matrix products and convolutions alone), and the median time of a training "
+    "step.",
     "pictures": "Evaluation images, their labels (black: none) and the predictions after the last "
     "step of training, with the first seed. The legend has the weights that predict, and the "
     "classes that occur.",

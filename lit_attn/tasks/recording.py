@@ -67,8 +67,12 @@ class MetricsFile(Logger):
 
 
 def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:
-    """As `folder`/0.png, 1.png, ..., legend.json, and as images of TensorBoard."""
-    pictures.legend.write(folder / "legend.json")
+    """As `folder`/0.png, 1.png, ..., legend.json, and as images and a table of TensorBoard."""
+    legend = pictures.legend
+    legend.write(folder / "legend.json")
+    rows = [f"| {name} | #{bytes(legend.classes[name]).hex()} |" for name in legend.shown]
+    table = "\n".join([f"{legend.weights} weights", "", "| class | colour |", "|---|---|", *rows])
+    logger.experiment.add_text("pictures/legend", table, step)
     for number, picture in enumerate(pictures.drawn):
         content = io.BytesIO()
         Image.fromarray(picture).save(content, format="PNG")
