@@ -31,6 +31,13 @@ for chosen in found:
     assert_same(make(chosen), tokens(7), is_causal=True)
 assert AttentionSpec.model_validate({{"residual": "reflected"}}).residual == Reflected()
 
+found = [s for s in attention_cases.all_specs() if s.similarity.kind == "cosine"]
+assert {{s.residual.kind for s in found}} > {{"full", "split", "reflected"}}
+assert {{s.compose.kind for s in found}} > {{"none", "query+key"}}
+for chosen in found:
+    assert_same(make(chosen), tokens(7))
+    assert_same(make(chosen), tokens(7), is_causal=True)
+
 # A reflection keeps the length of what it reflects.
 heads, values = torch.randn(2, 1, 5, 3, 8, dtype=torch.double).unbind()
 turned = heads - 2 * residual.projected(heads, values, "head")

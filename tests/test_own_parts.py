@@ -125,6 +125,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
             ":3: ValueError: kind 'full' is lit_attn.attention.spec.Full already; Mine needs",
         ),
+        ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
+        ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -47,13 +47,13 @@ def _load(path: Path) -> None:
         # Somebody else's code raises whatever it likes.
         del sys.modules[name]
         sys.path[:] = before
-        raise ConfigError(f"{_line(error, path)}: {type(error).__name__}: {error}") from error
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{_line(error, path)}: {type(error).__name__}: {said}") from error
 
 
 def _file(spec: object) -> Path | None:
     """Where a module comes from; a built-in one's is no file."""
-    origin = getattr(spec, "origin", None)
-    return None if spec is None else Path(str(origin))
+    return None if spec is None else Path(str(getattr(spec, "origin", None))).resolve()
 
 
 def _hides(path: Path) -> str:
