@@ -198,29 +198,48 @@ def test_params(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["c"][2] == "none"
 
 
+C = "tiny/c/0"
+
+
 def test_time_left() -> None:
-    idle = Snapshot(done=0, failed=0, waiting=3, running=[], durations=[], slots=2)
+    idle = Snapshot(done=0, failed=0, waiting=[C] * 3, running=[], durations=[], slots=2)
     assert idle.eta() is None
     # Ten seconds in, of which the imports and the first, slow step have taken most.
     early = [("a", 10.0, Progress(9, 100, 0.5)), ("b", 10.0, Progress(50, 100))]
-    first = Snapshot(done=0, failed=0, waiting=3, running=early, durations=[], slots=2)
+    first = Snapshot(done=0, failed=0, waiting=[C] * 3, running=early, durations=[], slots=2)
     assert first.eta() is None
     assert first.line() == "0 done, 2 running, 3 waiting"
     running = [("a", 5.0, Progress(1, 2, 5.0)), ("b", 5.0, None)]
-    begun = Snapshot(done=0, failed=0, waiting=4, running=running, durations=[], slots=2)
+    begun = Snapshot(done=0, failed=0, waiting=[C] * 4, running=running, durations=[], slots=2)
     # Ten seconds a cell at the pace of the one that tells: four waiting, two half done, two slots.
     assert begun.eta() == 25.0
-    late = Snapshot(done=1, failed=0, waiting=0, running=running, durations=[6.0], slots=2)
+    late = Snapshot(
+        done=1, failed=0, waiting=[], running=running, durations=[("tiny/a/0", 6.0)], slots=2
+    )
     assert late.eta() == 1.0
     assert late.line() == "1 done, 2 running, 0 waiting, about 0:01 left"
     assert (clock(59.6), clock(3725)) == ("1:00", "1:02:05")
+
+
+def test_time_left_is_of_the_variant_and_the_study_that_wait() -> None:
+    """A run of several studies, of which one takes long, says so neither of the short one."""
+    durations = [("long/a/0", 100.0), ("short/a/0", 1.0), ("short/b/0", 2.0), ("short/b/1", 4.0)]
+
+    def eta(*waiting: str) -> float | None:
+        return Snapshot(4, 0, list(waiting), [], durations, slots=1).eta()
+
+    assert eta("short/a/1") == 1.0
+    assert eta("short/b/2", "long/a/1") == 103.0
+    # Nothing has finished of the variant: its study tells, and of neither: the run.
+    assert eta("short/c/0") == pytest.approx(7 / 3)
+    assert eta("other/a/0") == pytest.approx(107 / 4)
 
 
 def test_plain_lines_share_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     display = make_display()
     assert isinstance(display, Lines)
     display = Lines(sys.stdout)
-    snapshot = Snapshot(done=2, failed=1, waiting=1, running=[], durations=[], slots=1)
+    snapshot = Snapshot(done=2, failed=1, waiting=[C], running=[], durations=[], slots=1)
     display.open()
     display.say("done a")
     display.say("done b")
@@ -253,7 +272,7 @@ def test_live_table(tmp_path: Path) -> None:
     from lit_attn.ablate.display import Live, _table
 
     running = [("tiny/residual=[red]/0", 5.0, Progress(1, 2, 5.0)), ("b", 5.0, None)]
-    snapshot = Snapshot(done=0, failed=0, waiting=4, running=running, durations=[], slots=2)
+    snapshot = Snapshot(done=0, failed=0, waiting=[C] * 4, running=running, durations=[], slots=2)
     with (tmp_path / "screen").open("w+") as screen:
         Console(file=screen, width=100).print(_table(snapshot))
         screen.seek(0)

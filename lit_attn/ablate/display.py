@@ -19,25 +19,29 @@ TOLD = 0.1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a run; running cells by name, seconds so far and steps where they are known."""
+    """A moment of a run; running cells by name, seconds so far and steps where they are known.
+
+    Names are `study/variant/seed`, those of what waits too; `durations` are of finished cells.
+    """
 
     done: int
     failed: int
-    waiting: int
+    waiting: list[str]
     running: list[tuple[str, float, Progress | None]]
-    durations: list[float]
+    durations: list[tuple[str, float]]
     slots: int
 
     def eta(self) -> float | None:
         """Seconds to the end; None while nothing is known of how long a cell takes.
 
-        A cell takes what the finished ones took on average. Before there are any, it takes what the
-        running ones have taken and the steps that they have yet to make: of those alone that have
-        made TOLD of their steps, as the first ones are slow.
+        A cell takes what finished ones of its variant took on average, or else of its study, or of
+        the run. Before there are any, it takes what the running ones have taken and the steps that
+        they have yet to make: of those alone that have made TOLD of their steps, as the first ones
+        are slow.
         """
         paces = [
-            seconds + (steps.total - steps.step) * steps.step_time
-            for _, seconds, steps in self.running
+            (name, seconds + (steps.total - steps.step) * steps.step_time)
+            for name, seconds, steps in self.running
             if steps is not None
             and steps.step_time is not None
             and steps.step >= TOLD * steps.total
@@ -45,10 +49,18 @@ class Snapshot:
         known = self.durations or paces
         if not known:
             return None
-        each = sum(known) / len(known)
-        left = [max(0.0, each - seconds) for _, seconds, _ in self.running]
+        took: dict[str, list[float]] = {}
+        for name, seconds in known:
+            for group in _groups(name):
+                took.setdefault(group, []).append(seconds)
+        means = {group: sum(each) / len(each) for group, each in took.items()}
+
+        def takes(name: str) -> float:
+            return next(means[group] for group in _groups(name) if group in means)
+
+        left = [max(0.0, takes(name) - seconds) for name, seconds, _ in self.running]
         longest = max(left, default=0.0)
-        return max(longest, (each * self.waiting + sum(left)) / self.slots)
+        return max(longest, (sum(map(takes, self.waiting)) + sum(left)) / self.slots)
 
     def line(self) -> str:
         """`12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
@@ -57,10 +69,16 @@ class Snapshot:
             f"{self.done} done",
             f"{len(self.running)} running",
             *([f"{self.failed} failed"] if self.failed else []),
-            f"{self.waiting} waiting",
+            f"{len(self.waiting)} waiting",
             *([] if eta is None else [f"about {clock(eta)} left"]),
         ]
         return ", ".join(parts)
+
+
+def _groups(name: str) -> tuple[str, str, str]:
+    """What may tell of a cell, the nearest first: its variant, its study, everything."""
+    variant = name.rpartition("/")[0]
+    return variant, variant.rpartition("/")[0], ""
 
 
 def clock(seconds: float) -> str:

@@ -265,12 +265,13 @@ class Runner:
             cells.append((cell.job.name, cell.seconds, steps))
             if steps is not None and steps.memory is not None:
                 self.slots.learn(cell.job.cell, steps.memory)
-        outcomes, failed = self.summary.outcomes, len(self.summary.failed)
+        done = [outcome for outcome in self.summary.outcomes if outcome.failure is None]
+        resting = [job for _, job in self.resting]
         return Snapshot(
-            done=sum(outcome.failure is None for outcome in outcomes),
-            failed=failed,
-            waiting=0 if self.urgency else len(self.queue) + len(self.resting),
+            done=len(done),
+            failed=len(self.summary.failed),
+            waiting=[] if self.urgency else [job.name for job in (*self.queue, *resting)],
             running=cells,
-            durations=[o.seconds for o in self.summary.outcomes if o.failure is None and o.seconds],
+            durations=[(o.job.name, o.seconds) for o in done if o.seconds],
             slots=max(len(self.slots), len(self.running)),
         )

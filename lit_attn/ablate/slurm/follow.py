@@ -114,13 +114,14 @@ class Follower:
             for job in self.left
             if (task := self.tasks.get(job.folder)) is not None and task.runs
         ]
-        ended, failed = len(self.summary.outcomes), len(self.summary.failed)
+        begun = {name for name, *_ in running}
+        done = [outcome for outcome in self.summary.outcomes if outcome.failure is None]
         return Snapshot(
-            done=ended - failed,
-            failed=failed,
-            waiting=len(self.left) - len(running),
+            done=len(done),
+            failed=len(self.summary.failed),
+            waiting=[job.name for job in self.left if job.name not in begun],
             running=running,
-            durations=[o.seconds for o in self.summary.outcomes if o.failure is None and o.seconds],
+            durations=[(o.job.name, o.seconds) for o in done if o.seconds],
             slots=max(1, len(running)),
         )
 
