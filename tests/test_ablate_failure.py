@@ -43,6 +43,8 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (74, "", "no-space", "no space left on device"),
     (74, "step 12", "no-space", "no space left on device"),
     (74, f"Traceback\n{FULL}", "no-space", FULL),
+    # The log had room for half of the line that says so.
+    (74, "Traceback\nOSError: [Errno 28] No sp", "no-space", "OSError: [Errno 28] No sp"),
     (-24, "", "timed-out", "ended by SIGXCPU"),
     (1, "TimeoutError: no step for 600 s", "timed-out", "TimeoutError"),
     (-11, "", "error", "ended by SIGSEGV"),

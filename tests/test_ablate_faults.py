@@ -199,7 +199,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     )
     assert run([first])[0].failed == []
     summary, said = run([full, second])
-    assert {o.failure for o in summary.failed} == {"no-space"}
+    assert {o.failure for o in summary.failed} == {"no-space"}, said
     assert said.count("retry    tiny/full/0") == RETRIES["no-space"]
     # With room again the next run goes on; what was done has stayed so.
     (full.folder / "ballast").unlink()

@@ -52,10 +52,11 @@ def classify(returncode: int, tail: str) -> FailureClass:
         return "timed-out"
     if received in TOLD_TO_GO:
         return "killed"
+    if returncode == FULL:
+        # Whatever stands in the log, which may have had room for half of the line that says so.
+        return "no-space"
     line = _exception(tail)
     if line is None:
-        if returncode == FULL:
-            return "no-space"
         if returncode == LOST or (returncode == 0 and "SIGTERM" in tail):
             return "killed"
         if returncode == 0:
