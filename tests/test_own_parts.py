@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_attn.config.cell import Cell
 from lit_attn.config.errors import ConfigError
 from lit_attn.config.parts import load_parts
 from lit_attn.config.study import read_studies
@@ -64,8 +65,7 @@ def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (cell,) = (tmp_path / "runs" / "mine" / "reflected").iterdir()
     first = Result.model_validate_json((cell / "result.json").read_text())
-    # Another file means other code, which a table says; not another cell.
-    assert first.code == measure.code_of([tmp_path / "reflected.py"])
+    # The file is code too, which a table says; not another cell.
     assert first.code != measure.code_of([])
     # A cell knows its parts, wherever it is run again from.
     (cell / "result.json").unlink()
@@ -76,7 +76,8 @@ def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
     moved.mkdir()
     (tmp_path / "reflected.py").rename(moved / "reflected.py")
     gone = run(tmp_path, "lit_attn.train", str(cell))
-    assert (gone.returncode, gone.stderr) == (2, f"{tmp_path}/reflected.py: no such file\n")
+    said = f"{cell}/config.yaml: parts: {tmp_path}/reflected.py: no such file\n"
+    assert (gone.returncode, gone.stderr) == (2, said)
     study(tmp_path, parts="elsewhere/reflected.py")
     told = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
     assert cell.name.removeprefix("0-") in told.stdout
@@ -162,6 +163,34 @@ def test_what_lies_beside_it_can_be_imported_and_it_is_loaded_once(
         load_parts([other])
     for name in ("beside_my_part", "a_part_of_mine"):
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_code_is_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the file while a cell trains, which has to end with a result."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "a_part_that_goes.py"
+    path.write_text("X = 1")
+    load_parts([path])
+    code = measure.code_of([path])
+    assert code != measure.code_of([])
+    path.write_text("X = 2")
+    assert measure.code_of([path]) == code
+    path.unlink()
+    assert measure.code_of([path]) == code
+    monkeypatch.delitem(sys.modules, path.stem)
+    path.write_text("X = 2")
+    load_parts([path])
+    assert measure.code_of([path]) != code
+    monkeypatch.delitem(sys.modules, path.stem)
+
+
+@pytest.mark.parametrize("written", ["own.py", "3", "{a: 1}", "[3]"])
+def test_what_is_no_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"study: s\nvariant: v\nseed: 0\nparts: {written}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: ")) as caught:
+        Cell.read(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_part_without_a_fast_form(tmp_path: Path) -> None:

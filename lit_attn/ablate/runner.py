@@ -171,12 +171,12 @@ class Runner:
             lock.release(cell.job.folder)
             if outcome is None:
                 self.queue.append(cell.job)
-            else:
-                if outcome.failure == "out-of-memory" and shared:
-                    # Not necessarily its own fault: once more, and alone.
-                    self.slots.give_whole(cell.job.cell)
-                    outcome = replace(outcome, crowded=True)
-                self._finish(outcome)
+                continue
+            if outcome.failure == "out-of-memory" and shared:
+                # Not necessarily its own fault: once more, and alone.
+                self.slots.give_whole(cell.job.cell)
+                outcome = replace(outcome, crowded=True)
+            self._finish(outcome)
 
     def _watch(self) -> None:
         """Give up cells that make no step, and end those that have had their time."""

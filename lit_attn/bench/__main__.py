@@ -23,7 +23,7 @@ def main(given: list[str] | None = None) -> int:
     # The profiler that counts a CPU's memory would tell of its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
-        load_parts(path.resolve() for path in options.parts)
+        load_parts(options.parts)
         if options.out is not None:
             require_writable(options.out, "--out")
     except ConfigError as error:

@@ -71,8 +71,9 @@ class Cell(Config):
         """
         try:
             written = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if isinstance(written, dict):
-                load_parts(Path(part) for part in written.get("parts", ()))
+            # What is no list of files is an error of the whole.
+            if isinstance(written, dict) and isinstance(written.get("parts"), list):
+                _load(path, written["parts"])
             return cls.model_validate(written)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -80,3 +81,11 @@ class Cell(Config):
             raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
         except ValidationError as error:
             raise explain(error, str(path)) from error
+
+
+def _load(path: Path, parts: list[object]) -> None:
+    """The files with parts that a cell's file names."""
+    try:
+        load_parts(Path(str(part)) for part in parts)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: parts: {error}") from error

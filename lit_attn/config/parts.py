@@ -4,21 +4,26 @@ A file registers what it defines when it is imported (docs/adding-a-part.md). Th
 names it, and so does every cell's config.yaml, so that a cell can be run again alone.
 """
 
+import hashlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from lit_attn.config.errors import ConfigError
 
+# Of the files' contents, taken when they are imported: they may change, or go, under a long study.
+_HASHES: dict[Path, bytes] = {}
+
 
 def load_parts(files: Iterable[Path]) -> None:
-    """Import each of `files`, which are absolute, once; what lies beside one it can import too.
+    """Import each of `files` once; what lies beside one it can import too.
 
     Raises ConfigError, beginning with file and line, for one that cannot be imported.
     """
-    for path in files:
+    for path in (file.resolve() for file in files):
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         known = sys.modules.get(path.stem)
@@ -26,6 +31,11 @@ def load_parts(files: Iterable[Path]) -> None:
             _load(path)
         elif _file(known.__spec__) != path:
             raise ConfigError(_hides(path))
+
+
+def hash_of(path: Path) -> bytes:
+    """Of the contents that a file had when it was loaded; KeyError where it was not."""
+    return _HASHES[path.resolve()]
 
 
 def _load(path: Path) -> None:
@@ -41,6 +51,7 @@ def _load(path: Path) -> None:
         sys.path.append(str(path.parent))
     # By its name, so that what it defines can be pickled.
     sys.modules[name] = module
+    _HASHES[path] = hashlib.sha256(path.read_bytes()).digest()
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -51,9 +62,9 @@ def _load(path: Path) -> None:
         raise ConfigError(f"{_line(error, path)}: {type(error).__name__}: {said}") from error
 
 
-def _file(spec: object) -> Path | None:
-    """Where a module comes from; a built-in one's is no file."""
-    return None if spec is None else Path(str(getattr(spec, "origin", None))).resolve()
+def _file(spec: ModuleSpec | None) -> Path | None:
+    """Where a module comes from; of a built-in one no file's path."""
+    return None if spec is None else Path(spec.origin or "").resolve()
 
 
 def _hides(path: Path) -> str:

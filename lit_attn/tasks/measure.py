@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import lit_attn
+from lit_attn.config.parts import hash_of
 from lit_attn.records import Spread
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
@@ -109,11 +110,11 @@ def device_name(device: torch.device) -> str:
 
 
 def code_of(parts: Iterable[Path]) -> str:
-    """Twelve hexadecimal digits over the package's Python files and those of a cell's `parts`."""
+    """Twelve hexadecimal digits over the package's Python files and a cell's loaded `parts`."""
     digest = _PACKAGE.copy()
     for path in parts:
         digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        digest.update(hash_of(path))
     return digest.hexdigest()[:12]
 
 
