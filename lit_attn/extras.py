@@ -5,7 +5,7 @@ import importlib
 import io
 import warnings
 
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 
 def require_mmseg(key: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.config.cell import Cell
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.text import Tokens
+from lit_attn.config.data.text import Tokens
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder

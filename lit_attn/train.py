@@ -13,11 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from lit_attn.cells.exceptions import Diverged, Preempted
+from lit_attn.cells.records import Result, Timing
 from lit_attn.config.cell import Cell
-from lit_attn.config.errors import ConfigError
-from lit_attn.errors import Diverged, Preempted
-from lit_attn.records import Result, Timing
-from lit_attn.tasks.extent import ESTIMATE, SMOKE, Extent, Limits
+from lit_attn.schema.errors import ConfigError
+from lit_attn.training.run_length import ESTIMATE, SMOKE, Extent, Limits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help=smoke)
     options = parser.parse_args(arguments)
 
-    from lit_attn.ablate.folder import result
-    from lit_attn.ablate.lock import Held, hold, holder
-    from lit_attn.ablate.ranks import ranks
-    from lit_attn.ablate.worker import BUSY
+    from lit_attn.cells.folder import result
+    from lit_attn.cells.lock import Held, hold, holder
+    from lit_attn.cells.ranks import ranks
+    from lit_attn.cells.worker import BUSY
 
     folder: Path = options.cell
     try:
@@ -117,14 +117,14 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
 def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
     """What a cell would be without limits; None on all of its processes but the first."""
     cell = Cell.read(cell_dir / "config.yaml")
-    from lit_attn.ablate.ranks import place
+    from lit_attn.cells.ranks import place
 
     here = place()
     _keep_temporary_files_inside(cell_dir, here.rank)
 
-    from lit_attn.tasks.environment import device_of
-    from lit_attn.tasks.fit import fit
-    from lit_attn.tasks.group import joined
+    from lit_attn.training.environment import device_of
+    from lit_attn.training.fit import fit
+    from lit_attn.training.process_group import joined
 
     device = device_of(cell.experiment.training.accelerator, here)
     with joined(here.rank, here.world, here.meeting, device) as group:

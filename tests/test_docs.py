@@ -8,21 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
+from lit_attn.cells.records import Plan
 from lit_attn.config.study import choose, read_studies
-from lit_attn.records import Plan
-
-ROOT = Path(__file__).parent.parent
 
 CHECK = """
 import sys
 sys.path.insert(0, {tests!r})
-import attention_cases
+from helpers import attention_cases
 import torch
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.bench.blocks import Shape, agrees
-from test_attention_conformance import assert_same, make, tokens
+from helpers.attention_checks import assert_same, make, tokens
 
 found = [s for s in attention_cases.all_specs() if s.residual.kind == "reflected"]
 assert {{s.residual.scope for s in found}} == {{"global", "head"}}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from training_cells import digits_cell, folder_of, text_cell
+from helpers.training_cells import digits_cell, folder_of, text_cell
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
-from lit_attn.config.errors import ConfigError
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
 from lit_attn.generate import main, pieces, trained
+from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 
 WORDS = "the cat sat on the mat\nthe dog ate the <unk>\n"

@@ -4,16 +4,15 @@ import os
 import pickle
 from pathlib import Path
 
-import fake_study
 import pytest
-import studies
 import torch
-from training_cells import digits_cell, folder_of
+from helpers import fake_study, studies
+from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.ablate.plan import expand
-from lit_attn.config.errors import ConfigError
 from lit_attn.config.study import read_studies
 from lit_attn.report import write_reports
+from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 
 OUTSIDE = ["..", ".", "../up", "/etc", "a/b", ".hidden", "", " ", "a b", "x" * 121, "\u202e"]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import listing, look
+from lit_attn.ablate import dry_run, inspect
 from lit_attn.ablate.plan import Job, Matrix, expand
 from lit_attn.config.cell import LARGEST_SEED
-from lit_attn.config.errors import ConfigError, nearest
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
 from lit_attn.files import require_writable
+from lit_attn.schema.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from lit_attn.ablate.runner import Limits, Summary
@@ -72,15 +72,15 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     """Returns the exit code, see EXIT_CODES; `target` is the `module:function` that runs a cell."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and words[0] in look.COMMANDS:
-            return look.main(words)
+        if words and words[0] in inspect.COMMANDS:
+            return inspect.main(words)
         options, more = parser().parse_known_args(words)
         _nothing_more(more, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _matrices(options)
         if options.dry_run:
             if options.estimate:
                 return _estimate(matrices, options.jobs)
-            listing.show(matrices, options.params, sys.stdout)
+            dry_run.show(matrices, options.params, sys.stdout)
             return 0
         return _run(matrices, options, target)
     except ConfigError as error:
@@ -170,7 +170,7 @@ def _estimate(matrices: list[Matrix], at_once: int | None) -> int:
 
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
-    from lit_attn.ablate.inputs import require_inputs
+    from lit_attn.ablate.data_check import require_inputs
     from lit_attn.report import write_reports
 
     if options.cancel:

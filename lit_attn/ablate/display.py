@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from lit_attn.ablate.folder import Progress
+from lit_attn.cells.folder import Progress
 
 if TYPE_CHECKING:
     from rich.console import Group

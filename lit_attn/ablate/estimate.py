@@ -14,8 +14,8 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots
+from lit_attn.cells.records import Timing
 from lit_attn.config.cell import Cell
-from lit_attn.records import Timing
 
 TARGET = "lit_attn.train:time_cell"
 

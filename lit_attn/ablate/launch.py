@@ -8,15 +8,15 @@ import time
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 
-from lit_attn.ablate import folder, lock, worker
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, cores
+from lit_attn.cells import folder, lock, worker
 
 # What a training cell imports, loaded once by the server that all cells are forked from: the tasks,
 # and what they load on demand. Not mmsegmentation, which is optional: a cell of segmentation takes
 # 0.4 s of CPU and 60 MB for it (2026-11-21), and the server of every other run would.
 TRAINING = [
-    "lit_attn.tasks.fit",
+    "lit_attn.training.fit",
     "sklearn.datasets",
     "sklearn.model_selection",
     "torch.utils.tensorboard",
@@ -96,7 +96,7 @@ class Launcher:
         heavy = TRAINING if module == "lit_attn.train" else []
         # The tether stands first: a runner killed during the imports takes the server with it. The
         # command line is there because multiprocessing runs the main module's top in every child.
-        light = ["lit_attn.ablate.tether", "lit_attn.ablate.worker", "lit_attn.ablate.__main__"]
+        light = ["lit_attn.cells.fork_server", "lit_attn.cells.worker", "lit_attn.ablate.__main__"]
         self.context.set_forkserver_preload([*light, module, *heavy])
 
     def share_cores(self, slots: int) -> None:

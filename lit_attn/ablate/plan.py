@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_attn.ablate import trial
-from lit_attn.ablate.folder import State, state
 from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.cells.folder import State, state
+from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import StudySource
-from lit_attn.records import Plan, PlannedCell, PlannedVariant
 
 SMOKE = "smoke run: one step per cell, the numbers mean nothing"
 

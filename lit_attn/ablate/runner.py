@@ -11,14 +11,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-from lit_attn.ablate import failure, folder, lock
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher, Running, ServerLost
 from lit_attn.ablate.plan import Job
-from lit_attn.ablate.signals import answered
 from lit_attn.ablate.slots import Slot, Slots
-from lit_attn.ablate.worker import BUSY
-from lit_attn.records import Exit, FailureClass
+from lit_attn.cells import failure, folder, lock
+from lit_attn.cells.records import Exit, FailureClass
+from lit_attn.cells.signals import answered
+from lit_attn.cells.worker import BUSY
 
 TICK = 0.25
 """Seconds between looks at cells that other runners hold, and between updates of the display."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.config.cell import Cell
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 MARGIN = 1.1
 """What a cell is taken to need, over the most that it was seen to hold."""

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lit_attn.ablate import folder
 from lit_attn.ablate.display import clock
-from lit_attn.ablate.folder import Progress, State
 from lit_attn.ablate.plan import expand
-from lit_attn.config.errors import ConfigError
+from lit_attn.cells import folder
+from lit_attn.cells.folder import Progress, State
+from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell, Result
 from lit_attn.config.study import choose, read_studies
-from lit_attn.records import Exit, FailureClass, Plan, PlannedCell, Result
+from lit_attn.schema.errors import ConfigError
 
 SHOWN = 10
 """Failed cells of a study that are written out; the others are counted."""

@@ -9,9 +9,9 @@ import hashlib
 import re
 
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.config.errors import ConfigError
 from lit_attn.config.source import Mapping, value_text
 from lit_attn.config.study import StudySource
+from lit_attn.schema.errors import ConfigError
 
 SMOKE = "smoke"
 # No study of a file can be called so: its name has no @.

@@ -9,16 +9,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from lit_attn.ablate.points import NAME, Point, points
+from lit_attn.ablate.axes import NAME, Point, points
 from lit_attn.config import metrics
 from lit_attn.config.cell import Cell
-from lit_attn.config.errors import ConfigError, nearest, problem
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.model import Model
+from lit_attn.config.models.base import Model
 from lit_attn.config.overrides import Change, merge, normalized, spell_out
-from lit_attn.config.parts import load_parts
 from lit_attn.config.source import Mapping, Where, locate
 from lit_attn.config.study import Study, StudySource
+from lit_attn.schema.errors import ConfigError, nearest, problem
+from lit_attn.schema.plugins import load_parts
 
 
 @dataclass(frozen=True)

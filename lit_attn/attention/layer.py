@@ -153,7 +153,7 @@ class Attention(nn.Module):
     ) -> Look:
         """What `forward` computes of the same arguments before the residual part; dropout is off.
 
-        For those who want to see it (lit_attn.tasks.diagnostics): O(H n^2) memory at every n.
+        For those who want to see it (lit_attn.training.diagnostics): O(H n^2) memory at every n.
         """
         masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention)
         q, keys, v = self.project(x, rotary)

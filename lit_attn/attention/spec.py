@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lit_attn.config.base import Config, Kind
-from lit_attn.config.errors import nearest
+from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.errors import nearest
 
 Activation = Literal["identity", "gelu", "silu", "relu", "tanh"]
 

@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from lit_attn.bench import arguments
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.parts import load_parts
 from lit_attn.files import require_writable
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
 
 if TYPE_CHECKING:
     import torch

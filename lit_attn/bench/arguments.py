@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lit_attn.attention.spec import PRESETS, Linear
-from lit_attn.config.errors import nearest
+from lit_attn.schema.errors import nearest
 
 MODES = ["eager", "compiled"]
 

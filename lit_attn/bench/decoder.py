@@ -16,8 +16,8 @@ from torch import Tensor
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.arguments import WINDOWS
-from lit_attn.config import language
-from lit_attn.config.model import FFN
+from lit_attn.config.models import language
+from lit_attn.config.models.base import FFN
 from lit_attn.models import gpt
 
 # Tokens and rows of the vocabulary that the parity check goes up to: several chunks of queries, the

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.bench import trivial
+from lit_attn.bench import empty_cells
 from lit_attn.config.study import read_studies
 
 EXPERIMENT = """\
@@ -43,7 +43,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_attn.bench.trivial import cell, training_cell
+from lit_attn.bench.empty_cells import cell, training_cell
 
 
 @hydra.main(version_base=None, config_path=None)
@@ -100,13 +100,13 @@ def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> 
         listed = f"{side * side:,} cells"
         dry = [sys.executable, "-m", "lit_attn.ablate", str(whole), "--dry-run"]
         dry += ["--out", str(folder / "done")]
-        command = [sys.executable, "-m", "lit_attn.bench.trivial", str(whole)]
+        command = [sys.executable, "-m", "lit_attn.bench.empty_cells", str(whole)]
         command += ["--out", str(folder / "done")]
         new = _row(f"--dry-run of {listed}, none begun", [_seconds(dry)[0] for _ in range(rounds)])
         for job in _jobs(whole, folder / "done"):
             # Without an fsync each, which would take minutes.
             job.folder.mkdir(parents=True)
-            record = trivial.result(job.cell).model_dump_json(indent=2)
+            record = empty_cells.result(job.cell).model_dump_json(indent=2)
             (job.folder / "result.json").write_text(record)
         resumed = [_seconds(command) for _ in range(rounds)]
         said = [json.loads(output) for _, output in resumed]
@@ -131,7 +131,7 @@ def _ways(
     """The commands that run the same cells below a folder; each is made before it is timed."""
     study = folder / "some.yaml"
     also = ["--imports"] if imports else []
-    one = [sys.executable, "-m", "lit_attn.bench.trivial", *also]
+    one = [sys.executable, "-m", "lit_attn.bench.empty_cells", *also]
 
     def ours(out: Path) -> list[str]:
         return [*one, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]

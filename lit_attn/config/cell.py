@@ -9,13 +9,13 @@ from typing import Self
 import yaml
 from pydantic import Field, ValidationError
 
-from lit_attn.config.base import Config, outside_identity
-from lit_attn.config.errors import ConfigError, explain
+from lit_attn.cells.records import Metric
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.model import Model
-from lit_attn.config.parts import load_parts
+from lit_attn.config.models.base import Model
 from lit_attn.files import write_atomic
-from lit_attn.records import Metric
+from lit_attn.schema.base import Config, outside_identity
+from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.schema.plugins import load_parts
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's and Lightning's."""

@@ -4,8 +4,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.base import Config
-from lit_attn.config.errors import nearest
+from lit_attn.schema.base import Config
+from lit_attn.schema.errors import nearest
 
 Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
 

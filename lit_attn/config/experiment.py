@@ -6,18 +6,24 @@ from typing import Literal, NamedTuple, TypeVar
 from pydantic import ValidationInfo, field_validator
 
 from lit_attn.attention.spec import MixedKeys
-from lit_attn.config.base import Config
-from lit_attn.config.composition import HeadComposition
-from lit_attn.config.data import Data, Images, Loss
-from lit_attn.config.errors import nearest_divisor
-from lit_attn.config.image_folder import ClassFolders
-from lit_attn.config.imagenet import ImageViT, JiT, LocalViT, Transformer
-from lit_attn.config.language import GPT, SequenceClassifier
-from lit_attn.config.model import Model, ViT
-from lit_attn.config.segmentation import Scenery, Segmenter
-from lit_attn.config.sequence import Labelled
-from lit_attn.config.text import Tokens
-from lit_attn.config.training import Constant, Optimizer, Schedule, Training
+from lit_attn.config.data.base import Data
+from lit_attn.config.data.class_folders import ClassFolders
+from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.images import Images
+from lit_attn.config.data.labelled import Labelled
+from lit_attn.config.data.segmentation import Scenery
+from lit_attn.config.data.text import Tokens
+from lit_attn.config.losses import Loss
+from lit_attn.config.models.base import Model
+from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT, Transformer
+from lit_attn.config.models.language import GPT, SequenceClassifier
+from lit_attn.config.models.segmenter import Segmenter
+from lit_attn.config.models.vit import ViT
+from lit_attn.config.optimizers import Optimizer
+from lit_attn.config.schedules import Constant, Schedule
+from lit_attn.config.training import Training
+from lit_attn.schema.base import Config
+from lit_attn.schema.errors import nearest_divisor
 
 Part = TypeVar("Part", Data, Model)
 

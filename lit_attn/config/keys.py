@@ -8,8 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from lit_attn.config.base import Config, Kind
 from lit_attn.config.experiment import TASKS, Experiment
+from lit_attn.schema.base import Config, Kind
 
 HEAD = """\
 # Every key of an experiment

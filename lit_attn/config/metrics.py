@@ -3,14 +3,15 @@
 A name is `<split>/<name>`, of averaged weights `<split>/ema-<name>`.
 """
 
-from lit_attn.config.composition import TASK_NAMES
-from lit_attn.config.data import Data, Digits, Given, Images
-from lit_attn.config.errors import nearest
+from lit_attn.cells.records import Metric
+from lit_attn.config.data.base import Data
+from lit_attn.config.data.class_folders import ClassFolders
+from lit_attn.config.data.composition import TASK_NAMES
+from lit_attn.config.data.images import Digits, Given, Images
+from lit_attn.config.data.segmentation import SCENE_CLASSES, Ade20k, Scenery
+from lit_attn.config.data.text import TextFiles
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.image_folder import ClassFolders
-from lit_attn.config.segmentation import SCENE_CLASSES, Ade20k, Scenery
-from lit_attn.config.text import TextFiles
-from lit_attn.records import Metric
+from lit_attn.schema.errors import nearest
 
 # Of every split, by task. What depends on names of classes or tasks comes after these.
 CLASSIFICATION = ("accuracy", "top5", "calibration", "loss")

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, get_args
 from pydantic import ValidationError
 
 from lit_attn.attention.spec import AttentionSpec, preset
-from lit_attn.config.base import Config, Kind
-from lit_attn.config.errors import ConfigError, explain, nearest
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
+from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.errors import ConfigError, explain, nearest
 
 MATCHES = ("parameters", "none")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from lit_attn.config.base import Config
+from lit_attn.schema.base import Config
 
 MEMORY = re.compile(r"[1-9][0-9]*[KMGT]?")
 # The forms of sbatch's --time: minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS.

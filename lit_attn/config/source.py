@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 MAX_NODES = 200_000
 MAX_DEPTH = 50

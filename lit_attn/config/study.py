@@ -33,12 +33,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from lit_attn.config.base import Config
+from lit_attn.cells.records import Metric
 from lit_attn.config.cell import LARGEST_SEED
-from lit_attn.config.errors import ConfigError, nearest, problem, unknown_key
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, load, locate, value_text
-from lit_attn.records import Metric
+from lit_attn.schema.base import Config
+from lit_attn.schema.errors import ConfigError, nearest, problem, unknown_key
 
 
 def _is_mapping(value: Any) -> Any:

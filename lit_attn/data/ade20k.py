@@ -16,9 +16,8 @@ import lightning as L
 import numpy as np
 from torch.utils.data import Dataset
 
-from lit_attn.config.data import Augmentation, Flip
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.segmentation import (
+from lit_attn.config.augment import Augmentation, Flip
+from lit_attn.config.data.segmentation import (
     IGNORED,
     SCENE_CLASSES,
     CategoryCrop,
@@ -28,11 +27,12 @@ from lit_attn.config.segmentation import (
     Scenes,
 )
 from lit_attn.data import scenes
-from lit_attn.data.present import require_scenery
+from lit_attn.data.checks import require_scenery
+from lit_attn.data.loading import loader
 from lit_attn.data.sets import SPLIT_SEED
 from lit_attn.data.text.steps import generator
-from lit_attn.data.workers import loader
 from lit_attn.extras import require_mmseg
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmseg.datasets import BaseSegDataset

@@ -12,8 +12,8 @@ from mmcv.transforms import LoadImageFromFile
 from mmseg.datasets.transforms import LoadAnnotations
 from PIL import Image
 
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.segmentation import IGNORED
+from lit_attn.config.data.segmentation import IGNORED
+from lit_attn.schema.errors import ConfigError
 
 # Pillow's names for images of one value a pixel, which eight bits hold.
 ONE_BYTE = {"1", "L", "P"}

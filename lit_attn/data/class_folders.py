@@ -19,9 +19,9 @@ from timm.data import auto_augment, create_dataset, create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.image_folder import ClassFolders
+from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.data.sets import stratified
+from lit_attn.schema.errors import ConfigError
 
 # What Pillow raises on a file cut short, overwritten or absurdly large.
 UNREADABLE = (

@@ -23,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.composition import (
+from lit_attn.config.data.composition import (
     FACTS,
     PATTERNS,
     TASK_NAMES,
     TRANSFORMATIONS,
     HeadComposition,
 )
-from lit_attn.config.text import IGNORED
+from lit_attn.config.data.text import IGNORED
 from lit_attn.data.text.steps import SteppedData, generator
 
 Ids = NDArray[np.int64]

@@ -17,11 +17,11 @@ from timm.data import Mixup
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.image_folder import ClassFolders
+from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.data.class_folders import Read, Reader, Skipped, find, fingerprint, seeded
+from lit_attn.data.loading import loader
 from lit_attn.data.text.steps import generator
-from lit_attn.data.workers import loader
+from lit_attn.schema.errors import ConfigError
 
 # As DeiT's sampler, which timm's is: an epoch of repeats is rounded down to a multiple of it.
 REPEATS_ROUND = 256

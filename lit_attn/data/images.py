@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data import Images
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.data.images import Images
 from lit_attn.data import sets
 from lit_attn.data.augment.pipeline import Batch, Pipeline
+from lit_attn.schema.errors import ConfigError
 
 # Values augmented together: what fits a CPU's cache, what keeps a GPU busy.
 TOGETHER = {"cpu": 2**20, "cuda": 2**24}

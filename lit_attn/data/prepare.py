@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from lit_attn.config import text as config
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.data import text as config
+from lit_attn.schema.errors import ConfigError
 
 TOKENIZERS = {
     "openwebtext": "gpt2",
@@ -80,7 +80,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 def prepare_listops(folder: Path) -> None:
     """The Long Range Arena's files, the same ones every time."""
-    from lit_attn.config.sequence import ListOps
+    from lit_attn.config.data.labelled import ListOps
     from lit_attn.data.text.labelled import write_listops
 
     print("100,000 expressions, which takes some minutes", file=sys.stderr)

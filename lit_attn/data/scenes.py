@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from lit_attn.config.data import Digits
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.segmentation import Scenes
+from lit_attn.config.data.images import Digits
+from lit_attn.config.data.segmentation import Scenes
 from lit_attn.data import sets
+from lit_attn.schema.errors import ConfigError
 
 # Greys for the grounds, hues round the circle for the digits.
 PALETTE = (

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data import Cifar, Digits, Folder, Given, Images, Npz
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.data.images import Cifar, Digits, Folder, Given, Images, Npz
 from lit_attn.files import one_at_a_time
+from lit_attn.schema.errors import ConfigError
 
 # Splits are drawn once for all seeds: a seed varies the training, not the question.
 SPLIT_SEED = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 
 class AdaptiveSoftmax(nn.Module):

@@ -3,33 +3,16 @@
 Everything is measured on the meta device: nothing is allocated, nothing is computed.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_attn.config.composition import HeadComposition
-from lit_attn.config.data import Data, Images
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.image_folder import ClassFolders
-from lit_attn.config.imagenet import ImageViT, JiT, LocalViT
-from lit_attn.config.language import GPT, SequenceClassifier
-from lit_attn.config.model import Model, ViT
-from lit_attn.config.segmentation import Scenery, Segmenter
-from lit_attn.config.sequence import Labelled
-from lit_attn.config.text import Tokens
-from lit_attn.models import gpt, imagenet_vit, jit, local_vit, segmenter, sequence, vit
-
-OF_IMAGES: dict[type[Model], Callable[..., nn.Module]] = {
-    ViT: vit.build,
-    ImageViT: imagenet_vit.build,
-    LocalViT: local_vit.build,
-    JiT: jit.build,
-    Segmenter: segmenter.build,
-}
+from lit_attn.config.data.base import Data
+from lit_attn.config.models.base import Model
+from lit_attn.models.factory import _named, build, sample
+from lit_attn.schema.errors import ConfigError
 
 
 class Budget(NamedTuple):
@@ -42,45 +25,6 @@ class Budget(NamedTuple):
     parameters: int
     flops: int
     ffn_width: int | None
-
-
-def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
-    """The network of any kind of model for `data`, initialised except on the meta device.
-
-    Raises ConfigError where the model's parts do not go together.
-    """
-    with _named():
-        return _built(model, data, device)
-
-
-def _built(model: Model, data: Data, device: str | None) -> nn.Module:
-    if isinstance(data, Tokens):
-        assert isinstance(model, GPT)
-        return gpt.build(model, data.tokenizer.vocabulary, data.context, device)
-    if isinstance(data, HeadComposition):
-        assert isinstance(model, GPT)
-        return gpt.build(model, data.vocabulary, data.context, device)
-    if isinstance(data, Labelled):
-        assert isinstance(model, SequenceClassifier)
-        return sequence.build(
-            model, data.vocabulary, data.context, data.num_classes, data.pairs, device
-        )
-    assert isinstance(data, Images | ClassFolders | Scenery)
-    return OF_IMAGES[type(model)](model, data.image_shape, data.num_classes, device)
-
-
-def sample(data: Data) -> tuple[Tensor, ...]:
-    """What a network is called with for one sample of `data`, on the meta device."""
-    if isinstance(data, Tokens | HeadComposition):
-        return (torch.empty(1, data.context, dtype=torch.long, device="meta"),)
-    if isinstance(data, Labelled):
-        shape = (1, 2, data.context) if data.pairs else (1, data.context)
-        return (
-            torch.empty(shape, dtype=torch.long, device="meta"),
-            torch.empty(shape, dtype=torch.bool, device="meta"),
-        )
-    assert isinstance(data, Images | ClassFolders | Scenery)
-    return (torch.empty(1, *data.image_shape, device="meta"),)
 
 
 def describe(model: Model, data: Data) -> Budget:
@@ -119,17 +63,6 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
             f"{target:,} to match"
         )
     return with_width(model, width)
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """What a part of a model refuses, as the ConfigError that it is to those who wrote it."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def with_width(model: Model, width: int) -> Model:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
-from lit_attn.config import language
-from lit_attn.config.text import IGNORED
+from lit_attn.config.data.text import IGNORED
+from lit_attn.config.models import language
 from lit_attn.models.adaptive import AdaptiveSoftmax
-from lit_attn.models.draws import by_name
-from lit_attn.models.initialise import initialise
+from lit_attn.models.initialisation import initialise
+from lit_attn.models.seeded_draws import by_name
 from lit_attn.models.trunk import Device, Trunk
 
 

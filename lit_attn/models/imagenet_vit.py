@@ -12,10 +12,10 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.imagenet import ImageViT, Transformer
-from lit_attn.models.draws import by_name
+from lit_attn.config.models.imagenet import ImageViT, Transformer
+from lit_attn.models.seeded_draws import by_name
 from lit_attn.models.vit import AttentionBlock, initialise
+from lit_attn.schema.errors import ConfigError
 
 Device = torch.device | str | None
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lit_attn.config.errors import ConfigError
 from lit_attn.models.gpt import GPT
+from lit_attn.schema.errors import ConfigError
 
 UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.imagenet import JiT
-from lit_attn.models.draws import by_name
+from lit_attn.config.models.imagenet import JiT
 from lit_attn.models.imagenet_vit import Device, Shape, require_tiles
 from lit_attn.models.norms import HeadNorm
+from lit_attn.models.seeded_draws import by_name
+from lit_attn.schema.errors import ConfigError
 
 EPS = 1e-6
 

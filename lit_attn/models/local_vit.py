@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
-from lit_attn.config.imagenet import LocalViT
-from lit_attn.models.draws import by_name
+from lit_attn.config.models.imagenet import LocalViT
 from lit_attn.models.imagenet_vit import Device, Shape, assemble
+from lit_attn.models.seeded_draws import by_name
 
 
 class LocalFFN(nn.Module):

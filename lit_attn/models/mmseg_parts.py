@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.imagenet import ImageViT
-from lit_attn.config.model import FFN
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.imagenet import ImageViT
 from lit_attn.config.overrides import attention_spec
 from lit_attn.models import imagenet_vit
 from lit_attn.models.pretrained import load_pretrained

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from lit_attn.config.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, nearest
 
 
 def load_pretrained(vit: VisionTransformer, name: str, checkpoint: str | Path | None) -> None:

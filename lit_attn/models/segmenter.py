@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_attn.config.segmentation import IGNORED, Segmenter
+from lit_attn.config.data.segmentation import IGNORED
+from lit_attn.config.models.segmenter import Segmenter
 from lit_attn.extras import require_mmseg
-from lit_attn.models.draws import by_name
+from lit_attn.models.seeded_draws import by_name
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder

@@ -7,9 +7,9 @@ has the same shape and is False where a token is padding. logits: (B, classes).
 import torch
 from torch import Tensor, nn
 
-from lit_attn.config import language
-from lit_attn.models.draws import by_name
-from lit_attn.models.initialise import initialise
+from lit_attn.config.models import language
+from lit_attn.models.initialisation import initialise
+from lit_attn.models.seeded_draws import by_name
 from lit_attn.models.trunk import Device, Trunk
 
 

@@ -12,8 +12,8 @@ from lit_attn.attention import spec
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
-from lit_attn.config.language import TokenTransformer
-from lit_attn.config.model import FFN
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import TokenTransformer
 from lit_attn.models.norms import HeadNorm, norm
 from lit_attn.models.quantise import quantise
 

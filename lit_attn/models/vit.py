@@ -9,10 +9,10 @@ from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.model import ViT
-from lit_attn.models.draws import by_name
+from lit_attn.config.models.vit import ViT
 from lit_attn.models.patches import ShiftedPatchEmbed
+from lit_attn.models.seeded_draws import by_name
+from lit_attn.schema.errors import ConfigError
 
 
 class AttentionBlock(nn.Module):

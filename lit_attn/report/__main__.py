@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from lit_attn.config.errors import ConfigError
 from lit_attn.report import write_reports
+from lit_attn.schema.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.records import DiagnosticRow, read_diagnostics
+from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.style import Curve, sd
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from lit_attn.records import Result
+from lit_attn.cells.records import Result
 from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.summary import ALPHA

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lit_attn.records import Result
+from lit_attn.cells.records import Result
 from lit_attn.report import diagnostics, stats
 from lit_attn.report.attention import Recorded
 from lit_attn.report.read import StudyRecord

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lit_attn.ablate.folder import attempts, last_exit, result
-from lit_attn.config.errors import ConfigError, nearest
-from lit_attn.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
+from lit_attn.cells.folder import attempts, last_exit, result
+from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
+from lit_attn.schema.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

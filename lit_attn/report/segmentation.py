@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lit_attn.records import Legend
+from lit_attn.cells.records import Legend
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.style import GREY, WIDTH, new_figure
 

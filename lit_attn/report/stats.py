@@ -2,7 +2,7 @@
 
 Every function of `differences` takes the per-seed differences to the baseline, (n,). The interval
 is Student's t at every n: a bootstrap interval that claims 95 % covers 74 % at n = 3 and 90 % at
-n = 10 on normal differences (tests/test_stats.py measures both).
+n = 10 on normal differences (tests/report/test_stats.py measures both).
 """
 
 import math

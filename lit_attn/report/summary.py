@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lit_attn.records import PlannedVariant, Result
+from lit_attn.cells.records import PlannedVariant, Result
 from lit_attn.report import stats
 from lit_attn.report.read import CellRecord, StudyRecord
 

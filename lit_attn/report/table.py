@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_attn.records import Metric
+from lit_attn.cells.records import Metric
 from lit_attn.report.caption import Caption
 
 NOTHING = "\N{EM DASH}"

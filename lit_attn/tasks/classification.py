@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
+from lit_attn.config.data.text import IGNORED
 from lit_attn.config.metrics import CLASSIFICATION
-from lit_attn.config.text import IGNORED
-from lit_attn.config.training import Optimizer
-from lit_attn.tasks.module import Task
-from lit_attn.tasks.schedule import Rate
+from lit_attn.config.optimizers import Optimizer
+from lit_attn.optim.schedules import Rate
+from lit_attn.tasks.base import Task
 
 
 class Classification(Task):

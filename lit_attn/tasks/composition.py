@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from lit_attn.config.composition import TASK_NAMES
+from lit_attn.config.data.composition import TASK_NAMES
+from lit_attn.config.data.text import IGNORED
 from lit_attn.config.metrics import NAMES
-from lit_attn.config.text import IGNORED
-from lit_attn.config.training import Optimizer
+from lit_attn.config.optimizers import Optimizer
 from lit_attn.data import composition
 from lit_attn.models.gpt import GPT
-from lit_attn.tasks.module import Task
-from lit_attn.tasks.schedule import Rate
+from lit_attn.optim.schedules import Rate
+from lit_attn.tasks.base import Task
 
 
 class HeadComposition(Task):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_attn.config.text import IGNORED
-from lit_attn.config.training import Optimizer
-from lit_attn.data.text.module import TextMeasure
+from lit_attn.config.data.text import IGNORED
+from lit_attn.config.optimizers import Optimizer
+from lit_attn.data.text.batches import TextMeasure
 from lit_attn.models.gpt import GPT
-from lit_attn.tasks.module import Task
-from lit_attn.tasks.schedule import Rate
+from lit_attn.optim.schedules import Rate
+from lit_attn.tasks.base import Task
 
 UNKNOWN = TextMeasure()
 

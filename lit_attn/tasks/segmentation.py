@@ -14,13 +14,13 @@ from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.cells.records import Legend
+from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.metrics import NAMES
-from lit_attn.config.segmentation import IGNORED
-from lit_attn.config.training import Optimizer
+from lit_attn.config.optimizers import Optimizer
 from lit_attn.data.ade20k import SceneryData
-from lit_attn.records import Legend
-from lit_attn.tasks.module import Pictures, Task
-from lit_attn.tasks.schedule import Rate
+from lit_attn.optim.schedules import Rate
+from lit_attn.tasks.base import Pictures, Task
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder

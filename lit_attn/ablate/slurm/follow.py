@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-from lit_attn.ablate import failure, folder
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK, Outcome, Summary
-from lit_attn.ablate.signals import answered
 from lit_attn.ablate.slurm.queue import ENDS, Task, find
-from lit_attn.records import Exit
+from lit_attn.cells import failure, folder
+from lit_attn.cells.records import Exit
+from lit_attn.cells.signals import answered
 
 POLL = 10.0
 """Seconds between two questions to SLURM."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import folder
 from lit_attn.ablate.display import Lines
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Limits, Runner
 from lit_attn.ablate.slots import make_slots
-from lit_attn.ablate.slurm import across
+from lit_attn.ablate.slurm import multi_node
+from lit_attn.cells import folder
 from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SlurmCell:
         """Run the cell. Without a result the job fails, or is queued again when out of time."""
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
         if int(os.environ.get("SLURM_NNODES", "1")) > 1:
-            across.run(job, self.target, self.smoke)
+            multi_node.run(job, self.target, self.smoke)
             return
         requeue = signal.getsignal(signal.SIGUSR2)
         # SLURM signals every process of a job: the server must have learnt to ignore this one.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from lit_attn.ablate.plan import Matrix
-from lit_attn.config.errors import ConfigError
-from lit_attn.records import FailureClass, Record
+from lit_attn.cells.records import FailureClass, Record
+from lit_attn.schema.errors import ConfigError
 
 NAME = "lit_attn-"
 # squeue's states of a job that will run, runs, or ended in a way that says why.

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lit_attn.ablate.folder import attempts
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.slurm.queue import NAME, Batch, Place, find
-from lit_attn.config.errors import ConfigError, explain
+from lit_attn.cells.folder import attempts
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping
+from lit_attn.schema.errors import ConfigError, explain
 
 LARGEST = 1000
 """Jobs of one array; SLURM's own limit is 1001 unless a site has changed it."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config import data as config
+from lit_attn.config.data import images as config
 
 
 class Drawn(NamedTuple):

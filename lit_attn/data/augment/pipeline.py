@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_attn.config import data as config
+from lit_attn.config.data import images as config
 from lit_attn.data.augment import mixing, policies
 from lit_attn.data.augment.steps import Crop, Erasing, Flip, Normalize, Parameters, Step
 

@@ -1,7 +1,7 @@
 """Operations on pixel values with Pillow's arithmetic, a batch at a time.
 
 Every operation maps uint8 images (N, C, H, W) and one magnitude per image (N,) to uint8 images, and
-equals Pillow's on each image to the last bit (tests/test_augment_ops.py).
+equals Pillow's on each image to the last bit (tests/data/test_augment_ops.py).
 """
 
 import torch

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 
-from lit_attn.config import data as config
+from lit_attn.config.data import images as config
 from lit_attn.data.augment import pixels, shapes
 
 PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -2,7 +2,7 @@
 
 Images are (N, C, H, W), uint8 unless said otherwise; parameters are one per image, (N,), and `fill`
 (C,) is what comes in from outside. Shears, translations and rotations equal Pillow's to the last
-bit (tests/test_augment_ops.py), given their parameters in float64.
+bit (tests/data/test_augment_ops.py), given their parameters in float64.
 """
 
 import math

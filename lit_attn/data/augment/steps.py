@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_attn.config import data as config
+from lit_attn.config.data import images as config
 from lit_attn.data.augment import shapes
 
 Parameters = tuple[Tensor, ...]

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.text import PythonText, Shards, TextFiles, Tokens, Words
+from lit_attn.config.data.text import PythonText, Shards, TextFiles, Tokens, Words
 from lit_attn.data.text import embedded, shards
 from lit_attn.data.text.stream import Source, Stream
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words, encoder
+from lit_attn.schema.errors import ConfigError
 
 
 def load(data: Tokens) -> dict[str, Stream]:

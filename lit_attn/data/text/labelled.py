@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.sequence import Labelled, LabelledText, ListOps
-from lit_attn.config.text import IGNORED
+from lit_attn.config.data.labelled import Labelled, LabelledText, ListOps
+from lit_attn.config.data.text import IGNORED
 from lit_attn.data.text import listops
 from lit_attn.data.text.corpus import read_text
 from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.files import write_atomic
+from lit_attn.schema.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
 

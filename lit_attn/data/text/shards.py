@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.config.errors import ConfigError
 from lit_attn.data.text.stream import Ids, Source, Stream
+from lit_attn.schema.errors import ConfigError
 
 META = "meta.json"
 DTYPES = ("uint8", "uint16", "uint32")

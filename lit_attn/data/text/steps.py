@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_attn.config.composition import HeadComposition
-from lit_attn.config.errors import ConfigError
-from lit_attn.config.sequence import Labelled
-from lit_attn.config.text import Tokens
+from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.labelled import Labelled
+from lit_attn.config.data.text import Tokens
+from lit_attn.schema.errors import ConfigError
 
 
 class SteppedData(L.LightningDataModule, ABC):

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config.errors import ConfigError
+from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.unsignedinteger]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config import text as config
-from lit_attn.config.errors import ConfigError
+from lit_attn.config.data import text as config
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     import tiktoken

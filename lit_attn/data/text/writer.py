@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.config.errors import ConfigError
 from lit_attn.data.text.shards import META, VOCABULARY
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.files import write_atomic, write_json
+from lit_attn.schema.errors import ConfigError
 
 PROGRESS = "progress.json"
 DOCUMENTS_AT_ONCE = 1000

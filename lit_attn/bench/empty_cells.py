@@ -1,0 +1,86 @@
+"""Cells that train nothing, and a runner of them: `python -m lit_attn.bench.empty_cells`."""
+
+import argparse
+import io
+import json
+import resource
+import sys
+from pathlib import Path
+
+from lit_attn.ablate.display import Lines
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import expand
+from lit_attn.ablate.runner import Runner
+from lit_attn.ablate.slots import make_slots
+from lit_attn.cells.records import Result, Spread
+from lit_attn.config.cell import Cell
+from lit_attn.config.study import read_studies
+
+
+def cell(folder: Path, *, smoke: bool) -> None:
+    """Writes a result without training."""
+    result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
+
+
+def result(of: Cell) -> Result:
+    """A result without numbers."""
+    return Result(
+        study=of.study,
+        variant=of.variant,
+        seed=of.seed,
+        identity=of.fingerprint,
+        metrics={},
+        selected_epoch=0,
+        steps=0,
+        epochs=0,
+        parameters=0,
+        flops=0,
+        ffn_width=None,
+        step_time=Spread(median=0.0, iqr=0.0, count=0),
+        peak_memory=0,
+        wall_time=0.0,
+        device="none",
+        attempts=1,
+        code="",
+        data="",
+        versions={},
+        finished="",
+    )
+
+
+def training_cell(folder: Path, *, smoke: bool) -> None:
+    """The same, with what training imports."""
+
+    cell(folder, smoke=smoke)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a study's first cells as the ablation command does, without its tables.
+
+    Prints how many ran and the most memory that the runner held, in bytes.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.bench.empty_cells", description=__doc__
+    )
+    parser.add_argument("study", type=Path, help="an ablations.yaml, or a cell's folder")
+    parser.add_argument("--out", type=Path, help="where the study's cells go; none: one cell alone")
+    parser.add_argument("--cells", type=int)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--imports", action="store_true")
+    options = parser.parse_args(arguments)
+    target = training_cell if options.imports else cell
+    if options.out is None:
+        target(options.study, smoke=False)
+        return 0
+    (study,) = read_studies(options.study).values()
+    jobs = expand(study, options.out).jobs[: options.cells]
+    missing = [job for job in jobs if job.state() != "done"]
+    launcher = Launcher(f"lit_attn.bench.empty_cells:{target.__name__}")
+    summary = Runner(launcher, make_slots(options.jobs), Lines(io.StringIO())).run(missing)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"ran": len(missing), "failed": len(summary.failed), "memory": held}))
+    return 1 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""ImageNet, and every other data set of class folders, read from the disk through timm."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lit_attn.config.data.base import Data
+from lit_attn.schema.base import Config, outside_identity
+
+Range = tuple[PositiveFloat, PositiveFloat]
+Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+
+
+class TimmAugmentation(Config):
+    """What timm does to a training image, in timm's order, which is the order of the fields."""
+
+    crop: Literal["resized", "centre"] = Field(
+        "resized", description="centre: the short side to `size`, the middle; nothing is drawn"
+    )
+    area: Range = Field((0.08, 1.0), description="share of the image that a resized crop takes")
+    aspect: Range = (3 / 4, 4 / 3)
+    flip: float = Field(0.5, ge=0, le=1, description="probability")
+    policy: str | None = Field(
+        None,
+        pattern=r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.]*)*$",
+        description="timm's name of it, as in rand-m9-mstd0.5-inc1",
+    )
+    jitter: float = Field(0.0, ge=0, description="of brightness, contrast and saturation")
+    erasing: float = Field(0.0, ge=0, le=1, description="probability; filled with noise")
+    mixup: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha); 0 switches it off")
+    cutmix: float = Field(0.0, ge=0)
+    mix: float = Field(1.0, ge=0, le=1, description="share of batches that are mixed at all")
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
+
+    @model_validator(mode="after")
+    def _what_timm_would_do(self) -> "TimmAugmentation":
+        if self.policy and not self.policy.startswith("3a") and self.jitter:
+            raise ValueError("jitter: timm leaves it out with any policy but 3a; drop one of them")
+        for name in ("area", "aspect"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: from {low} to {high} is nothing")
+        return self
+
+    @property
+    def mixes(self) -> bool:
+        """Whether targets are probabilities."""
+        return self.mix > 0 and (self.mixup > 0 or self.cutmix > 0)
+
+
+class ClassFolders(Data):
+    """path/train/CLASS/* trains, path/val/CLASS/* evaluates (split "test", as papers use it).
+
+    Progressive image sizes: the first `epochs_per_size` epochs see images of `sizes[0]` pixels, and
+    so on; all epochs after those, and every evaluation, see `size`. With repeated augmentation
+    (Hoffer et al. 2020) an epoch has as many images as without, and each `repeats` times. Its last
+    partial batch is dropped.
+    """
+
+    name: str
+    classes: PositiveInt
+    path: Path = outside_identity(Path("data/imagenet"), "folder of train and val")
+    size: PositiveInt = 224
+    sizes: tuple[PositiveInt, ...] = ()
+    epochs_per_size: PositiveInt = 1
+    repeats: PositiveInt = 1
+    validation: NonNegativeInt = Field(0, description="images held out of train, by a fixed split")
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: Range3 = (0.229, 0.224, 0.225)
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    crop_share: float = Field(
+        0.875, gt=0, le=1, description="evaluation's crop: `size` over the short side it is cut of"
+    )
+    augment: TimmAugmentation = TimmAugmentation()
+    unreadable: NonNegativeInt = outside_identity(
+        10, "images that cannot be read and are skipped before the cell fails"
+    )
+    workers: NonNegativeInt = outside_identity(8, "processes that read; 0: the trainer's own")
+
+    @model_validator(mode="after")
+    def _pairs_to_mix(self) -> "ClassFolders":
+        if self.augment.mixes and self.batch_size % 2:
+            raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
+        return self
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an evaluated image."""
+        return (3, self.size, self.size)
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+    def size_in(self, epoch: int) -> int:
+        """Pixels along a side of the images of training epoch 0, 1, ..."""
+        stage = epoch // self.epochs_per_size
+        return self.sizes[stage] if stage < len(self.sizes) else self.size
+
+
+class ImageFolder(ClassFolders):
+    """A data set of the user's; `name` stands for it in identities and tables."""
+
+    kind: Literal["image-folder"] = "image-folder"
+
+
+class ImageNet(ClassFolders):
+    """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
+
+    kind: Literal["imagenet"] = "imagenet"
+    name: str = "imagenet"
+    classes: PositiveInt = 1000

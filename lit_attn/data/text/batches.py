@@ -1,0 +1,160 @@
+"""Batches of token sequences: training batches by step, evaluation over whole splits.
+
+Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one token later.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_attn.config.data.text import IGNORED, Bytes, Tokens, Words
+from lit_attn.data.text import corpus
+from lit_attn.data.text.steps import SteppedData, generator
+from lit_attn.data.text.stream import Stream
+from lit_attn.schema.errors import ConfigError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class TextMeasure(NamedTuple):
+    """Bytes and words of text for each predicted token; null where that is not known.
+
+    Words are null where they are the tokens.
+    """
+
+    bytes_per_token: float | None = None
+    words_per_token: float | None = None
+
+
+class TextData(SteppedData):
+    """The splits of one text.
+
+    `splits` names the evaluation loaders in their order: "val", then "test" where there is one.
+    Raises ConfigError where the data cannot be had or does not fill a sequence.
+    """
+
+    def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        self.data = data
+        self.streams = corpus.load(data)
+        self.splits = [name for name in ("val", "test") if name in self.streams]
+        for name, stream in self.streams.items():
+            needed = data.context + 1 if name == "train" else 2
+            if len(stream) < needed:
+                raise ConfigError(
+                    f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
+                )
+        self.per_pass = (len(self.streams["train"]) - 1) // data.context // data.batch_size
+        if not self.per_pass and data.order != "random":
+            raise ConfigError(
+                f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
+                f"{len(self.streams['train']):,} tokens of train; `order: random` draws with "
+                "replacement"
+            )
+        self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
+        self._permutation = lru_cache(maxsize=2)(self._drawn)
+
+    def fingerprint(self) -> str:
+        """Hash of the tokens trained and evaluated on."""
+        return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
+
+    def val_dataloader(self) -> "list[EvaluationLoader]":
+        """One loader for each of `splits`."""
+        return [EvaluationLoader(self, split) for split in self.splits]
+
+    def evaluated(self, split: str) -> Stream:
+        """The tokens of `split` that are evaluated on."""
+        limit = self.data.eval_tokens
+        return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
+
+    def text_measure(self, split: str) -> TextMeasure:
+        """How much text the evaluated tokens of `split` stand for, as far as that is known."""
+        stream = self.evaluated(split)
+        tokens, text_bytes = len(stream) - 1, stream.text_bytes
+        if text_bytes is None and isinstance(self.data.tokenizer, Bytes):
+            # A split cut short by `eval_tokens`: every token is a byte but the ends of documents.
+            text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
+        words = None if isinstance(self.data.tokenizer, Words) else stream.words
+        return TextMeasure(
+            None if text_bytes is None else text_bytes / tokens,
+            None if words is None else words / tokens,
+        )
+
+    def batch(self, step: int) -> Batch:
+        """This rank's sequences of training step `step`, the same whenever they are asked for."""
+        offsets = self.offsets(step)[self.rank :: self.world]
+        return _sequences(self.streams["train"], offsets, self.data.context, self.device)
+
+    def offsets(self, step: int) -> NDArray[np.int64]:
+        """Where the sequences of a step begin, over all ranks; (batch_size,)."""
+        n, size = self.data.context, self.data.batch_size
+        if self.data.order == "random":
+            drawn = generator(self.seed, "batch", step)
+            return drawn.integers(len(self.streams["train"]) - n, size=size)
+        number, index = divmod(step, self.per_pass)
+        places = np.arange(index * size, (index + 1) * size)
+        if self.data.order == "sequential":
+            return places * n
+        first, order = self._permutation(number)
+        return first + order[places] * n
+
+    def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
+        """The offset and the order of the sequences of pass `number`."""
+        drawn = generator(self.seed, "order", number)
+        count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
+        return int(drawn.integers(spare + 1)), drawn.permutation(count)
+
+
+class EvaluationLoader:
+    """A whole split in its own order; every token but the first is the target of one window.
+
+    Windows advance by the stride. Where that is less than the context, a window predicts only the
+    tokens that no earlier one did. Ranks take batches in turn; all have the same number of them,
+    if need be of nothing but IGNORED targets.
+    """
+
+    def __init__(self, data: TextData, split: str) -> None:
+        self.data = data
+        self.stream = data.evaluated(split)
+        self.stride = data.data.eval_stride or data.data.context
+        self.windows = 1 + math.ceil(max(0, len(self.stream) - 1 - data.data.context) / self.stride)
+
+    def __len__(self) -> int:
+        return math.ceil(self.windows / (self.data.data.eval_batch_size * self.data.world))
+
+    def __iter__(self) -> Iterator[Batch]:
+        size, world, rank = self.data.data.eval_batch_size, self.data.world, self.data.rank
+        for number in range(len(self)):
+            first = (number * world + rank) * size
+            rows = [self._window(i) for i in range(first, first + size)]
+            inputs, targets = zip(*rows, strict=True)
+            yield (
+                torch.from_numpy(np.stack(inputs)).to(self.data.device),
+                torch.from_numpy(np.stack(targets)).to(self.data.device),
+            )
+
+    def _window(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets of a window, filled up with zeros that are not to be predicted."""
+        n = self.data.data.context
+        inputs = np.zeros(n, dtype=np.int64)
+        targets = np.full(n, IGNORED, dtype=np.int64)
+        if number >= self.windows:
+            return inputs, targets
+        start = number * self.stride
+        ids = self.stream.read(start, min(n + 1, len(self.stream) - start))
+        inputs[: len(ids) - 1] = ids[:-1]
+        new = n - self.stride if number else 0
+        targets[new : len(ids) - 1] = ids[1 + new :]
+        return inputs, targets
+
+
+def _sequences(stream: Stream, offsets: NDArray[np.int64], n: int, device: torch.device) -> Batch:
+    rows = torch.from_numpy(np.stack([stream.read(int(start), n + 1) for start in offsets]))
+    rows = rows.to(device, non_blocking=True)
+    return rows[:, :-1], rows[:, 1:]

@@ -1,0 +1,1 @@
+"""Strict configuration models, plug-in families, and error messages of one line."""

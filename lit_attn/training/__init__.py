@@ -1,0 +1,1 @@
+"""The training engine: from a cell's configuration to its result."""

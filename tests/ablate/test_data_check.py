@@ -1,0 +1,183 @@
+"""Data that is missing or wrong is one line with file, line and key, before the first cell."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import studies
+from helpers.runs import cli
+from PIL import Image
+
+from lit_attn.ablate.data_check import require_inputs
+from lit_attn.ablate.plan import expand
+from lit_attn.data import checks
+from lit_attn.schema.errors import ConfigError
+
+BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
+GIVEN = "name: mine, size: 8, channels: 1, classes: 3, batch_size: 4"
+
+
+def write_npz(path: Path, **changes: np.ndarray | None) -> None:
+    """Six training and three test images of three classes."""
+    arrays: dict[str, Any] = {
+        "x_train": np.zeros((6, 8, 8), np.uint8),
+        "y_train": np.arange(6) % 3,
+        "x_test": np.zeros((3, 8, 8), np.uint8),
+        "y_test": np.arange(3),
+    }
+    np.savez_compressed(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+
+
+def write_classes(root: Path, count: int, second: str = "test") -> None:
+    for split in ("train", second):
+        for number in range(count):
+            folder = root / split / f"class{number}"
+            folder.mkdir(parents=True)
+            for image in range(2):
+                Image.new("L", (8, 8)).save(folder / f"{image}.png")
+
+
+def said_of(folder: Path, data: str) -> str:
+    """What is said before the study's first cell, without its place."""
+    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    matrix = expand(studies.study(folder, BODY, experiment), folder / "runs")
+    said = ""
+    try:
+        require_inputs([matrix], matrix.jobs)
+    except ConfigError as error:
+        said = str(error)
+    place = f"{folder / 'experiment.yaml'}:1: tiny: variant 'a': "
+    assert not said or (said.startswith(place) and "\n" not in said)
+    return said.removeprefix(place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"y_train": np.arange(6)}, "data.path: {}: train labels go from 0 to 5, configured are 3"),
+        ({"y_train": np.zeros(5, int)}, "data.path: {}: train has 6 images and 5 labels"),
+        ({"x_test": np.zeros((3, 9, 9), np.uint8)}, "data.path: {}: test images are (1, 9, 9)"),
+        ({"x_test": np.zeros((3, 8, 8))}, "data.path: {}: x_test must be uint8 of (N, H, W, C)"),
+        ({"y_test": None}, "data.path: {}: has no 'y_test'; it has x_train"),
+        (
+            {"x_train": np.zeros((3, 8, 8), np.uint8), "y_train": np.arange(3)},
+            "data.batch_size: 4 is more than the 3 samples of an epoch",
+        ),
+    ],
+)
+def test_npz(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "mine.npz"
+    write_npz(path, **changes)
+    said = said_of(tmp_path, f"{{kind: npz, path: {path}, {GIVEN}}}")
+    assert said.startswith(message.format(path))
+    assert bool(said) == bool(message)
+
+
+def test_no_npz(tmp_path: Path) -> None:
+    said = said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
+    assert said.startswith(f"data.path: {tmp_path}/none.npz: cannot be read as .npz: ")
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
+    said = said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
+    assert said.startswith(f"data.path: {tmp_path}/torn.npz: cannot be read as .npz: ")
+
+
+def test_large_images_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive whose images would take more memory than there is."""
+    read = np.lib.npyio.NpzFile.__getitem__
+    asked: list[str] = []
+    monkeypatch.setattr(
+        np.lib.npyio.NpzFile, "__getitem__", lambda self, key: asked.append(key) or read(self, key)
+    )
+    write_npz(tmp_path / "mine.npz")
+    assert said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/mine.npz, {GIVEN}}}") == ""
+    assert asked == ["y_train", "y_test"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "second", "more", "absent"),
+    [
+        ("folder", "test", GIVEN, "data.path: {}: is not a folder"),
+        ("image-folder", "val", "name: mine, size: 8, classes: 3", "data.path: {} is not a folder"),
+    ],
+)
+def test_class_folders(tmp_path: Path, kind: str, second: str, more: str, absent: str) -> None:
+    data = f"{{kind: {kind}, path: {tmp_path}/images, {more}}}"
+    train = tmp_path / "images" / "train"
+    assert said_of(tmp_path, data) == absent.format(train)
+    write_classes(tmp_path / "images", 3, second)
+    assert said_of(tmp_path, data) == ""
+    fewer = data.replace("classes: 3", "classes: 2")
+    assert said_of(tmp_path, fewer).startswith(f"data.classes: 2, but {train} has 3 folders")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{kind: text, name: t, train: none.txt, context: 8}", "data.train: no file .*/none.txt"),
+        ("{kind: shards, name: t, folder: none, context: 8}", "data.folder: .*/none: has no train"),
+        (
+            "{kind: python-text, tokenizer: bytes, context: 8}",
+            "",
+        ),
+    ],
+)
+def test_texts(tmp_path: Path, data: str, message: str) -> None:
+    model = "{kind: gpt, dim: 16, depth: 1, heads: 2, ffn: {width: 32}}"
+    body = BODY + "\nmetric: {name: val/loss, goal: min, scale: 1}"
+    experiment = "\n".join(
+        ["task: language-modelling", f"data: {data}", f"model: {model}",
+         *studies.EXPERIMENT.split("\n")[2:]]
+    )  # fmt: skip
+    matrix = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
+    if not message:
+        require_inputs([matrix], matrix.jobs)
+        return
+    with pytest.raises(ConfigError, match=f"experiment.yaml:2: tiny: variant 'a': {message}"):
+        require_inputs([matrix], matrix.jobs)
+
+
+def test_ade20k(tmp_path: Path) -> None:
+    """The folder itself, and not the one that holds it."""
+    inside = tmp_path / "ADEChallengeData2016"
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            (inside / kind / split).mkdir(parents=True)
+    checks.require_scenery(inside)
+    experiment = "\n".join(
+        ["task: segmentation", f"data: {{kind: ade20k, root: {tmp_path}}}",
+         "model: {kind: segmenter}", *studies.EXPERIMENT.split("\n")[2:]]
+    )  # fmt: skip
+    body = BODY + "\nmetric: {name: test/mIoU}"
+    matrix = expand(studies.study(tmp_path, body, experiment), tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"yaml:2: tiny: variant 'a': data\.root: ") as caught:
+        require_inputs([matrix], matrix.jobs)
+    assert str(caught.value).endswith(f"; did you mean {inside}?")
+
+
+def test_what_has_run_needs_no_data(tmp_path: Path) -> None:
+    data = f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}"
+    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
+    require_inputs([matrix], [])
+
+
+def test_nothing_is_started(tmp_path: Path) -> None:
+    data = f"{{kind: npz, path: none.npz, {GIVEN}}}"
+    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    studies.write(tmp_path, BODY, experiment)
+    with cli(tmp_path, "--set", "data.path=other.npz") as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    place = "--set data.path=other.npz: tiny: variant 'a': data.path: "
+    assert output.startswith(f"{place}{tmp_path}/other.npz: cannot be read as .npz: ")
+    assert output.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
+
+
+def test_no_torch_is_loaded() -> None:
+    code = f"import sys, {checks.__name__}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

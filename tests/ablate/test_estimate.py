@@ -1,0 +1,141 @@
+"""`--dry-run --estimate`: a few steps of each model, and the hours that follow from them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import studies
+
+from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.estimate import table
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.slots import Device, Slots
+from lit_attn.cells.records import Result, Timing
+
+BODY = """\
+baseline: plain
+cells:
+  plain: {}
+  # Which shows only when it trains.
+  broken: {optimizer.lr: 1e+30, schedule.warmup: 0}
+"""
+TWO = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1}, c: {optimizer.lr: 2, training.devices: 2}}"
+
+
+def timing(seconds: float) -> Timing:
+    return Timing(
+        startup=10.0,
+        step_time=0.5,
+        steps=round(2 * (seconds - 10 - 6)),
+        evaluation_time=3.0,
+        evaluations=2,
+        memory=2_500_000_000,
+    )
+
+
+def matrix(path: Path, body: str) -> Matrix:
+    return expand(studies.study(path, body), path / "runs")
+
+
+def test_hours(tmp_path: Path) -> None:
+    found = matrix(tmp_path, TWO)
+    assert timing(1800).seconds == 1800
+    kinds = {job.cell.variant: job.cell.kind for job in found.jobs}
+    timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
+    cores = Slots([Device(None, None)] * 4)
+    rows = table(found, timings, cores).splitlines()
+    assert rows[2].split() == [
+        "a",
+        "500",
+        "3,568",
+        "10.0",
+        "s",
+        "2",
+        "x",
+        "3",
+        "s",
+        "30:00",
+        "2.50",
+    ]
+    assert rows[3].split() == ["b", "could", "not", "be", "measured"]
+    # Of two seeds each: half an hour of one core, an hour of two; two side by side, as c needs.
+    assert rows[5] == (
+        "  6 cells to run: 5.00 core hours, 1.50 hours with 2 at once, "
+        "and 2 that could not be measured"
+    )
+
+
+def test_what_is_done_costs_nothing_more(tmp_path: Path) -> None:
+    from helpers.fake_cells import result
+
+    found = matrix(tmp_path, TWO)
+    timings = {job.cell.kind: timing(1800) for job in found.jobs}
+    for job in found.jobs:
+        result(job.cell).write(job.folder / "result.json")
+    gpus = Slots([Device("0", None)] * 2)
+    assert table(found, timings, gpus).endswith("  0 cells to run\n")
+
+
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
+    path = tmp_path_factory.mktemp("estimated")
+    studies.write(path, BODY)
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--dry-run", "--estimate"],
+        cwd=path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return path, done.returncode, done.stdout, done.stderr
+
+
+def test_a_study_is_measured(estimated: tuple[Path, int, str, str]) -> None:
+    """Each model once, however many seeds, and nothing of it stays."""
+    path, code, output, said = estimated
+    assert code == 1
+    plain, broken, total = output.splitlines()[2:5]
+    # 1,200 images of digits in batches of 64, two epochs.
+    assert plain.split()[0] == "plain"
+    assert plain.split()[2] == "36"
+    assert plain.split()[5:7] == ["2", "x"]
+    assert float(plain.split()[1]) > 0
+    assert broken.split() == ["broken", "could", "not", "be", "measured"]
+    assert total.startswith("  4 cells to run: 0.0")
+    assert said.count("done ") == 1
+    assert said.count("diverged") == 1
+    assert not (path / "runs").exists()
+
+
+def test_it_goes_with_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies.write(tmp_path, TWO)
+    monkeypatch.chdir(tmp_path)
+    assert main(["ablations.yaml", "--estimate"]) == 2
+    assert capsys.readouterr().err == "--estimate: goes with --dry-run\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert main(["ablations.yaml", "--dry-run", "--estimate"]) == 2
+    assert "training.devices: 2, and this machine has 1 GPUs" in capsys.readouterr().err
+
+
+def test_a_timing_is_of_the_whole_cell(tmp_path: Path) -> None:
+    """Epochs, evaluations and batches that the few steps do not reach."""
+    from helpers.training_cells import digits_cell, folder_of
+
+    from lit_attn.train import time_cell
+
+    training = {"epochs": 7, "evaluate_every": 3}
+    cell = digits_cell(data={"batch_size": 100, "eval_batch_size": 100}, training=training)
+    folder = folder_of(cell, tmp_path)
+    time_cell(folder)
+    found = Timing.model_validate_json((folder / "timing.json").read_bytes())
+    assert (found.steps, found.evaluations) == (7 * 12, 3)
+    result = Result.model_validate_json((folder / "result.json").read_bytes())
+    assert result.steps == 15
+    # Splits of 237 and 360 images are 3 and 4 batches, and of each two were evaluated.
+    assert result.evaluation_time is not None
+    assert found.evaluation_time == pytest.approx(result.evaluation_time.median * 7 / 4)

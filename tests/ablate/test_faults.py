@@ -1,0 +1,252 @@
+"""What happens to cells that are killed, hang, take too long, or find no memory or disk left."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import fake_cells, studies
+from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, running, until
+
+from lit_attn.ablate import runner
+from lit_attn.ablate.display import Lines
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job
+from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
+from lit_attn.ablate.slots import make_slots
+from lit_attn.cells import folder
+from lit_attn.cells.failure import FULL, classify
+from lit_attn.cells.records import FailureClass
+
+
+@pytest.fixture(autouse=True)
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+
+
+def run(cells: list[Job], limits: Limits | None = None, at_once: int = 2) -> tuple[Summary, str]:
+    display = Recorder()
+    launcher = Launcher(fake_cells.TARGET)
+    summary = Runner(launcher, make_slots(at_once), display, limits).run(cells)
+    return summary, "\n".join(display.said)
+
+
+class Recorder(Lines):
+    """Keeps what is said and prints nothing."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def update(self, snapshot: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def failures(cell: Job) -> list[FailureClass]:
+    """The class of every attempt, as recorded."""
+    ends = [folder.last_exit(attempt) for attempt in folder.attempts(cell.folder)]
+    return [end.failure for end in ends if end is not None]
+
+
+def test_a_hang_is_ended_with_the_stack_in_the_log_and_tried_once_more(tmp_path: Path) -> None:
+    stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.cell.seed == 0)
+    summary, said = run([stuck, once], Limits(stall=1.5))
+    assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/stuck/0", "timed-out")]
+    assert failures(stuck) == ["timed-out"] * 2
+    assert failures(once) == ["timed-out"]
+    assert once.state() == "done"
+    assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in said
+    log = folder.tail(folder.attempts(stuck.folder)[0])
+    assert "in _stuck" in log, log
+    until(lambda: not alive(int((stuck.folder / "child.pid").read_text())))
+
+
+def test_a_cell_that_steps_is_not_taken_for_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the disk's clock says: its progress changes."""
+    monkeypatch.setattr(fake_cells, "_wait", None)
+    (gated, *_) = jobs(tmp_path, "gated")
+    said = gated.folder / "progress.json"
+    rounds = iter(range(10))
+
+    def stepping(self: Runner) -> None:
+        if next(rounds, None) is None:
+            (tmp_path / "runs" / "tiny" / "go").touch()
+        elif gated.folder.exists():
+            said.touch()
+            os.utime(said, ns=(1, next(stamps)))
+
+    stamps = iter(range(1, 100))
+    monkeypatch.setattr(Runner, "_enforce", stepping)
+    summary, _ = run([gated], Limits(stall=1.5))
+    assert summary.failed == []
+    assert summary.outcomes[0].seconds > 1.5
+
+
+def test_a_cell_that_takes_too_long_is_told_to_save_and_not_tried_again(tmp_path: Path) -> None:
+    (hang, *_) = jobs(tmp_path, "hang")
+    summary, said = run([hang], Limits(time=2.5))
+    assert [o.failure for o in summary.failed] == ["timed-out"]
+    assert summary.failed[0].message == "took longer than 2 s"
+    # It obeyed SIGTERM, as training does after a last checkpoint.
+    assert "Preempted: stopped by SIGTERM" in folder.tail(folder.attempts(hang.folder)[0])
+    assert "retry" not in said
+    assert len(folder.attempts(hang.folder)) == 1
+
+
+def test_a_killed_cell_is_tried_again_within_bounds(tmp_path: Path) -> None:
+    always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.cell.seed == 0)
+    summary, said = run([always, once])
+    assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/killed/0", "killed")]
+    assert failures(always) == ["killed"] * (RETRIES["killed"] + 1)
+    assert once.state() == "done"
+    assert said.count("retry    tiny/killed/0") == RETRIES["killed"]
+
+
+def test_retries_wait_twice_as_long_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "BACKOFF", 10.0)
+    quiet = Runner(Launcher(fake_cells.TARGET), make_slots(1), Recorder())
+    (job, *_) = jobs(tmp_path, "ok")
+
+    def rest(failure: FailureClass, seconds: float = 1.0) -> float | None:
+        return quiet._rest(runner.Outcome(job, seconds, failure))
+
+    assert [rest("killed") for _ in range(5)] == [10.0, 20.0, 40.0, None, None]
+    assert rest("no-space") == 10.0
+    assert [rest(f) for f in ("error", "diverged", "out-of-memory", "bad-configuration")] == (
+        [None] * 4
+    )
+    quiet.urgency = 1
+    assert rest("timed-out") is None
+
+
+def test_a_stopped_run_does_not_wait_for_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "BACKOFF", 1000.0)
+    (job, *_) = jobs(tmp_path, "killed")
+    stop = Recorder()
+
+    def say(text: str) -> None:
+        if text.startswith("retry"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(stop, "say", say)
+    monkeypatch.setattr(stop, "ask", lambda text: None)
+    begun = time.monotonic()
+    summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), stop).run([job])
+    assert summary.stopped_by == signal.SIGINT
+    assert time.monotonic() - begun < TIMEOUT
+
+
+def test_no_memory_left_on_the_host(tmp_path: Path) -> None:
+    (job, *_) = jobs(tmp_path, "memory")
+    summary, _ = run([job])
+    assert [(o.failure, o.message) for o in summary.failed] == [("out-of-memory", "MemoryError")]
+    assert len(folder.attempts(job.folder)) == 1
+
+
+def test_no_memory_left_on_the_device() -> None:
+    """By the class that torch raises, as Python prints it, whatever the message."""
+    import torch
+
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    printed = "".join(traceback.format_exception_only(error))
+    assert classify(1, f"Traceback (most recent call last):\n{printed}") == "out-of-memory"
+    assert classify(1, printed.replace("CUDA out of memory", "HIP")) == "out-of-memory"
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """The class is known also where not even the record of the failure can be written."""
+    first, full, second = (
+        next(job for job in jobs(small_disk, "ok", "full", "ok-2") if job.cell.variant == name)
+        for name in ("ok", "full", "ok-2")
+    )
+    assert run([first])[0].failed == []
+    # One after the other: the second finds the disk full, at the same point every time.
+    summary, said = run([full, second], at_once=1)
+    assert {o.failure for o in summary.failed} == {"no-space"}, said
+    assert said.count("retry    tiny/full/0") == RETRIES["no-space"]
+    # With room again the next run goes on; what was done has stayed so.
+    (full.folder / "ballast").unlink()
+    again, _ = run([first, second])
+    assert again.failed == []
+    assert ran(small_disk)["ok/0"] == 1
+
+
+def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> None:
+    """A cell without room for its lock, so without a log, says why by its exit code."""
+    (job,) = (job for job in jobs(small_disk, "ok") if job.cell.seed == 0)
+    job.cell.write(job.folder / "config.yaml")
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2**21))
+    slot = make_slots(1).take(job.cell)
+    assert slot is not None
+    cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
+    assert cell.end() == FULL
+    ballast.unlink()
+    summary, _ = run([job])
+    assert summary.failed == []
+
+
+def test_the_server_that_cells_are_forked_from_is_killed(tmp_path: Path) -> None:
+    """Its cells end with it and are tried again, from a new one."""
+    studies.write(tmp_path, names("gated"))
+    with cli(tmp_path, "--jobs", "2") as process:
+        until(lambda: len(running(tmp_path)) == 2)
+        cells = running(tmp_path)
+        server = int(Path(f"/proc/{cells[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        assert server != process.pid
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in cells))
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 0
+    assert {job.state() for job in jobs(tmp_path, "gated")} == {"done"}
+    (job, *_) = jobs(tmp_path, "gated")
+    assert failures(job) == ["killed"]
+
+
+def test_cells_and_runner_killed_at_random(tmp_path: Path) -> None:
+    """Eight times, then once more in peace: every cell has its result, none ran in vain."""
+    chance = random.Random(0)
+    variants = [f"brief-{number}" for number in range(6)]
+    studies.write(tmp_path, names(*variants))
+    kills = 0
+    while kills < 8:
+        with cli(tmp_path, "--jobs", "2") as process:
+            until(lambda process=process: running(tmp_path) or process.poll() is not None)
+            while kills < 8 and process.poll() is None:
+                time.sleep(chance.uniform(0, 0.1))
+                cells = running(tmp_path)
+                victim = chance.choice([process.pid, *cells, *cells])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                kills += 1
+                if victim == process.pid:
+                    process.wait(TIMEOUT)
+                    until(lambda cells=cells: not any(alive(pid) for pid in cells))
+    with cli(tmp_path, "--jobs", "2") as process:
+        assert process.wait(TIMEOUT) == 0
+    cells = jobs(tmp_path, *variants)
+    assert {job.state() for job in cells} == {"done"}
+    # A cell that has its result never runs again: at most one further run for each kill.
+    counts: Counter[str] = ran(tmp_path)
+    assert len(counts) == 12
+    assert counts.total() <= 12 + 8 * 2

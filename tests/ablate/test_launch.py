@@ -1,0 +1,131 @@
+"""The server that cells are forked from: how it starts, and what it has loaded by then."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.runs import TIMEOUT, names, ran, until
+from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
+
+# Loads what the server loads, and prints what each cell loads beyond it.
+CODE = """\
+import importlib, json, sys
+from pathlib import Path
+from lit_attn.ablate.launch import TRAINING
+from lit_attn.train import run_cell
+for module in TRAINING:
+    importlib.import_module(module)
+known, found = set(sys.modules), []
+for folder in sys.argv[1:]:
+    run_cell(Path(folder), smoke=True)
+    found.append(sorted(set(sys.modules) - known))
+    known |= set(sys.modules)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(find_spec("mmseg") is None, reason="no mmsegmentation")
+def test_a_cell_finds_its_task_loaded(tmp_path: Path) -> None:
+    """Of every task: neither modules of this project nor packages, but for mmsegmentation's."""
+    looking = {"diagnostics": ["residual", "rank", "maps", "heads"], "ema": 0.9}
+    made = {
+        "classification": digits_cell(training=looking),
+        "language": text_cell(),
+        "composition": composition_cell(),
+        "segmentation": scenes_cell(tmp_path / "scenes"),
+    }
+    folders = [str(folder_of(cell, tmp_path / name)) for name, cell in made.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *folders],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = dict(zip(made, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    ours = {
+        task: {name for name in names if name.startswith("lit_attn")}
+        for task, names in loaded.items()
+    }
+    # What is built of mmsegmentation's parts comes with them.
+    del ours["segmentation"]
+    assert not any(ours.values()), ours
+    for task in ours:
+        packages = {name for name in loaded[task] if "." not in name}
+        assert packages <= sys.stdlib_module_names, task
+    # Which no other cell's server pays for.
+    assert "mmseg" in loaded["segmentation"]
+
+
+# A target whose import takes as long as torch's, and can be the server's death.
+TARGET = """\
+import os, signal, time
+from pathlib import Path
+from helpers.fake_cells import run_cell
+begun = Path("importing")
+if Path("deadly").exists() and not begun.exists():
+    begun.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+begun.touch()
+time.sleep(0.5)
+"""
+SCRIPT = """\
+import sys
+from helpers import fake_cells
+if __name__ == "__main__":
+    fake_cells.TARGET = "slow_target:run_cell"
+    sys.exit(fake_cells._main())
+"""
+
+
+def start(path: Path) -> "subprocess.Popen[str]":
+    """A run of two cells, in a session of its own as a terminal's would be."""
+    studies.write(path, names("ok"))
+    (path / "slow_target.py").write_text(TARGET)
+    (path / "script.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, "script.py", "ablations.yaml", "--jobs", "1"],
+        cwd=path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])},
+    )
+
+
+def server_of(process: "subprocess.Popen[str]") -> bool:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline") for child in children]
+    return any(b"multiprocessing.forkserver" in path.read_bytes() for path in commands)
+
+
+@pytest.mark.parametrize("when", ["its first moment", "its imports"])
+def test_an_interrupt_while_the_server_starts_drains(tmp_path: Path, when: str) -> None:
+    with start(tmp_path) as process:
+        until(
+            (tmp_path / "importing").exists if when == "its imports" else lambda: server_of(process)
+        )
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    assert "starting no more" in output
+    # The one that was about to start has ended well.
+    assert ran(tmp_path) == {"ok/0": 1}, output
+
+
+def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "deadly").touch()
+    with start(tmp_path) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert "after killed: the server that cells are forked from has ended" in output
+    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}

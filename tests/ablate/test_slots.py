@@ -1,0 +1,210 @@
+"""Which cells run at once, and on which devices."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.training_cells import digits_cell
+
+from lit_attn.ablate import slots
+from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, make_slots
+from lit_attn.config.cell import Cell
+from lit_attn.schema.errors import ConfigError
+
+SMI = """\
+#!/bin/sh
+cat <<END
+0, GPU-aa, NVIDIA A100, 1000
+1, GPU-bb, NVIDIA A100, 900
+END
+"""
+
+
+def cell(seed: int = 0, lr: float = 1.0, devices: int = 1) -> Cell:
+    training = {"devices": devices, "accelerator": "cpu"}
+    return digits_cell(seed=seed, optimizer={"lr": lr}, training=training)
+
+
+def cores_of(*memory: int | None, limit: int | None = None) -> Slots:
+    return Slots([Device(None, bytes_free) for bytes_free in memory], limit)
+
+
+def places(taken: Slot | None) -> tuple[int, ...]:
+    assert taken is not None
+    return taken.devices
+
+
+def test_a_device_each() -> None:
+    found = cores_of(100, 100)
+    first, second = found.take(cell(0)), found.take(cell(1))
+    assert {places(first), places(second)} == {(0,), (1,)}
+    assert found.take(cell(2)) is None
+    assert first is not None
+    found.give_back(first, cell(0))
+    assert found.take(cell(2)) == first
+
+
+def test_whole_devices_for_a_cell_that_asks_for_several() -> None:
+    found = cores_of(100, 100, 100)
+    assert found.at_once([cell(devices=2)] * 5) == 1
+    assert found.at_once([cell()] * 5) == 3
+    assert found.at_once([]) == 1
+    assert len(places(found.take(cell(devices=2)))) == 2
+    assert found.take(cell(1, devices=2)) is None
+    assert places(found.take(cell(1))) == (2,)
+    with pytest.raises(ConfigError, match=r"training.devices: 4, and this machine has 3 cores"):
+        found.check([cell(devices=4)])
+
+
+def test_a_limit() -> None:
+    found = cores_of(100, 100, limit=1)
+    assert (len(found), found.at_once([cell()] * 5)) == (1, 1)
+    assert found.take(cell()) is not None
+    assert found.take(cell(1)) is None
+
+
+def test_sharing_waits_for_a_measurement() -> None:
+    found = cores_of(100, limit=4)
+    assert found.take(cell(0)) is not None
+    assert found.take(cell(1)) is None
+    found.learn(cell(0), 30)
+    # Three of them with the margin are 99; another seed needs the same.
+    assert MARGIN * 3 * 30 < 100 < MARGIN * 4 * 30
+    assert found.take(cell(1)) is not None
+    assert found.take(cell(2)) is not None
+    assert found.take(cell(3)) is None
+
+
+def test_the_most_that_was_seen_counts() -> None:
+    found = cores_of(100, limit=4)
+    assert found.take(cell(0)) is not None
+    found.learn(cell(0), 60)
+    found.learn(cell(0), 20)
+    assert found.take(cell(1)) is None
+
+
+def test_an_unseen_kind_counts_twice_and_comes_alone() -> None:
+    found = cores_of(100, limit=4)
+    assert found.take(cell(0)) is not None
+    found.learn(cell(0), 20)
+    assert found.take(cell(0, lr=2.0)) is not None
+    assert found.take(cell(0, lr=3.0)) is None
+    found.learn(cell(0, lr=2.0), 25)
+    # Now its measurement and twice the larger one: 20 + 25 + 50.
+    assert found.take(cell(0, lr=3.0)) is None
+    small = cores_of(1000, limit=4)
+    assert small.take(cell(0)) is not None
+    small.learn(cell(0), 20)
+    assert small.take(cell(0, lr=2.0)) is not None
+    assert small.take(cell(0, lr=3.0)) is None, "two that nobody has measured"
+    small.learn(cell(0, lr=2.0), 25)
+    assert small.take(cell(0, lr=3.0)) is not None
+
+
+def test_what_ran_out_of_memory_gets_a_device_to_itself() -> None:
+    found = cores_of(1000, limit=4)
+    found.learn(cell(0, lr=2.0), 10)
+    found.learn(cell(0), 10)
+    slot = found.take(cell(0))
+    assert slot is not None
+    assert not found.is_shared(slot)
+    other = found.take(cell(0, lr=2.0))
+    assert other is not None
+    assert found.is_shared(slot)
+    found.give_back(slot, cell(0))
+    found.give_whole(cell(0))
+    assert found.take(cell(1)) is None
+    found.give_back(other, cell(0, lr=2.0))
+    assert found.take(cell(1)) is not None
+    assert found.take(cell(1, lr=2.0)) is None
+
+
+def test_nothing_is_shared_whose_memory_is_not_known() -> None:
+    found = cores_of(None, limit=4)
+    assert found.take(cell(0)) is not None
+    found.learn(cell(0), 1)
+    assert found.take(cell(1)) is None
+
+
+def test_a_cell_of_several_devices_shares_none() -> None:
+    found = cores_of(100, 100, limit=4)
+    found.learn(cell(0), 1)
+    found.learn(cell(0, devices=2), 1)
+    single = found.take(cell(0))
+    assert single is not None
+    assert found.take(cell(1, devices=2)) is None
+    found.give_back(single, cell(0))
+    both = found.take(cell(1, devices=2))
+    assert both is not None
+    assert found.take(cell(0)) is None
+    found.give_back(both, cell(1, devices=2))
+    assert found.take(cell(0)) is not None
+
+
+def test_the_emptiest_device_first() -> None:
+    found = cores_of(100, 100, limit=4)
+    found.learn(cell(0), 10)
+    taken = [places(found.take(cell(seed))) for seed in range(4)]
+    assert sorted(taken) == [(0,), (0,), (1,), (1,)]
+    assert set(taken[:2]) == {(0,), (1,)}
+
+
+def test_kinds() -> None:
+    """Of cells whose identities have been asked for, as a runner's have."""
+    cells = [cell(0), cell(1), cell(0, lr=2.0), cell(0, devices=2)]
+    assert len({made.fingerprint for made in cells}) == 3
+    assert cells[0].kind == cells[1].kind
+    assert len({made.kind for made in cells}) == 3
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [("GPU-aa", 1000), ("GPU-bb", 900)]),
+        ("GPU-bb", [("GPU-bb", 900)]),
+        # CUDA may count otherwise than nvidia-smi: no less than this is free on either.
+        ("1,0", [("1", 900), ("0", 900)]),
+        ("MIG-cc", [("MIG-cc", None)]),
+    ],
+)
+def test_gpus(
+    visible: str | None, expected: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = make_slots(None).devices
+    mega = 2**20
+    assert found == [Device(name, free and free * mega) for name, free in expected]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_cell_of_two_gpus_sees_both() -> None:
+    taken = make_slots(None).take(cell(devices=2))
+    assert taken is not None
+    assert set(taken.gpus or ()) == {"GPU-aa", "GPU-bb"}
+
+
+def test_cores_where_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = make_slots(3)
+    assert len(found) == 3
+    assert {device.gpu for device in found.devices} == {None}
+    assert len(found.devices) == slots.cores()
+    taken = found.take(cell())
+    assert taken is not None
+    assert taken.gpus is None
+    share = found.devices[0].memory
+    assert share is not None
+    assert 0 < share * slots.cores() < 2**50

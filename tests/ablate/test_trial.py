@@ -1,0 +1,174 @@
+"""A trial, or a run of some seeds, takes nothing away from the study's plan and report."""
+
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.fake_cells import result
+from helpers.runs import call, names, ran
+
+from lit_attn.ablate import status
+from lit_attn.ablate.__main__ import _changes, main
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.cells.records import Plan
+from lit_attn.report import write_reports
+from lit_attn.report.read import read_studies
+
+
+def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:
+    source = studies.study(folder, body or names("ok", "ok-2"))
+    return expand(source, folder / "runs", _changes("--set", list(settings)), **how)
+
+
+def plan(folder: Path, name: str = "tiny") -> Plan:
+    return Plan.model_validate_json((folder / "runs" / name / "plan.json").read_bytes())
+
+
+def shown(folder: Path, name: str = "tiny") -> dict[str, list[int]]:
+    """The seeds of each variant that a report made from the records has."""
+    (study,) = read_studies(folder / "runs", [name])
+    return {variant.name: list(study.values(variant.name)) for variant in study.plan.variants}
+
+
+def told(where: Path, out: Path) -> str:
+    """What `status` says of a file of studies or a folder of runs."""
+    found = status.plans(where, out, [])
+    return "\n".join(status.report(p, place, status.look(p, place)) for p, place in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ([], "tiny"),
+        (["training.max_steps=20"], "tiny@training.max_steps=20"),
+        # By what they say, whatever their order and form.
+        (["zz=with", "data.batch_size=8"], "tiny@data.batch_size=8,zz=with"),
+        (["training.clip=0.50"], "tiny@training.clip=0.5"),
+        # No part of what a cell computes, or what the study says anyway.
+        (["training.devices=2", "training.checkpoint_every=5", "training.epochs=2"], "tiny"),
+        (["training.devices=2", "training.epochs=3"], "tiny@training.epochs=3"),
+    ],
+)
+def test_a_trial_is_named_by_what_it_changes(
+    tmp_path: Path, settings: list[str], name: str
+) -> None:
+    found = matrix(tmp_path, *settings)
+    assert (found.name, found.folder) == (name, tmp_path / "runs" / name)
+    assert {job.cell.study for job in found.jobs} == {name}
+    assert found.is_trial == (name != "tiny")
+
+
+def test_what_cannot_name_a_folder_is_its_hash_and_stands_in_the_title(tmp_path: Path) -> None:
+    experiment = (
+        "data: {kind: folder, name: mine, path: a, size: 8, channels: 1, classes: 2,"
+        " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
+    )
+    source = studies.study(tmp_path, names("ok"), experiment)
+
+    def named(*settings: str) -> tuple[str, str]:
+        found = expand(source, tmp_path, _changes("--set", list(settings)))
+        return found.name, found.title
+
+    assert named("data.path=/b") == ("tiny", "A tiny study")
+    first, title = named("data.name=my images")
+    assert first.startswith("tiny@")
+    assert len(first) == len("tiny@") + 10
+    assert title == "A tiny study (with data.name=my images)"
+    # The path is no part of it.
+    assert named("data.path=/c", "data.name=my images")[0] == first
+    assert named("data.name=my pictures")[0] != first
+
+
+def test_what_the_study_lacks_makes_another_one_of_it(tmp_path: Path) -> None:
+    experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
+    source = studies.study(tmp_path, names("ok"), experiment)
+    found = expand(source, tmp_path, _changes("--set", ["model.dim=16", "training.devices=2"]))
+    assert found.name == "tiny@model.dim=16"
+
+
+def test_a_trial_leaves_the_study_as_it_is(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("ok", "ok-2"))
+    assert call(tmp_path)[0] == 0
+    kept = [tmp_path / "runs/tiny/plan.json", tmp_path / "reports/tiny/table.md"]
+    before = [path.read_bytes() for path in kept]
+    code, output = call(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
+    assert code == 0
+    name = "tiny@training.max_steps=2"
+    assert f"runs/{name}: a trial; study tiny stays as it is\n4 cells: 0 done, 1 to run" in output
+    assert f"the table of {name}" in output
+    assert [path.read_bytes() for path in kept] == before
+    assert shown(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
+    # Of a limited run all cells are planned.
+    assert len(plan(tmp_path, name).cells) == 4
+    assert plan(tmp_path, name).title == "A tiny study (with training.max_steps=2)"
+    assert shown(tmp_path, name) == {"ok": [0], "ok-2": []}
+    assert "tiny: A tiny study\n  4 cells: 4 done\n" in told(tmp_path / "runs", tmp_path)
+
+
+def test_a_smoke_run_is_apart_wherever_it_is_put(tmp_path: Path) -> None:
+    """Its results are of one step, and must not pass for the study's."""
+    studies.write(tmp_path, names("ok"))
+    where = ("--out", "runs", "--reports", "reports")
+    assert call(tmp_path, "--smoke", *where)[0] == 0
+    assert call(tmp_path, *where)[0] == 0
+    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}
+    assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == ["tiny", "tiny@smoke"]
+    assert matrix(tmp_path, "zz=with", smoke=True).name == "tiny@zz=with,smoke"
+
+
+def test_no_seed_that_was_begun_is_hidden(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("ok", "crashonce"))
+    assert call(tmp_path, "--seeds", "9,4")[0] == 1
+    # The file's own seeds are missing, and said to be.
+    assert plan(tmp_path).seeds == [0, 1, 4, 9]
+    assert call(tmp_path, "--seeds", "0,")[0] == 1
+    assert plan(tmp_path).seeds == [0, 1, 4, 9]
+    assert shown(tmp_path) == {"ok": [0, 4, 9], "crashonce": []}
+    of_file = told(tmp_path / "ablations.yaml", tmp_path / "runs")
+    assert of_file == told(tmp_path / "runs", tmp_path)
+    assert {"3 done", "3 error", "2 missing"} == set(
+        of_file.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
+    )
+    # Only of the study as it now stands.
+    studies.write(tmp_path, names("ok", "crashonce").replace("cells", "set: {zz: with}\ncells"))
+    call(tmp_path, "--limit", "1")
+    assert plan(tmp_path).seeds == [0, 1]
+
+
+def test_seeds_of_another_command_are_in_the_report(tmp_path: Path) -> None:
+    """What another one ends while this one runs is in the tables of whoever ends last."""
+    found = matrix(tmp_path)
+    for seed in (7, 0):
+        (other,) = expand(found.source, tmp_path / "runs", seeds=(seed,)).jobs[:1]
+        other.cell.write(other.folder / "config.yaml")
+        result(other.cell).write(other.folder / "result.json")
+    (found.folder / "ok" / "8-0123456789").mkdir()
+    (found.folder / "ok" / "x-0123456789").mkdir()
+    (found.folder / "ok" / "99999999999-0123456789").mkdir()
+    found.plan().write(found.folder / "plan.json")
+    assert found.plan().seeds == [0, 1, 7]
+    assert shown(tmp_path) == {"ok": [0, 7], "ok-2": []}
+
+
+def test_the_report_and_index_of_a_trial(tmp_path: Path) -> None:
+    """LaTeX, HTML and file names bear what a trial is called."""
+    found = matrix(tmp_path, "training.max_steps=2")
+    for job in found.jobs:
+        result(job.cell).write(job.folder / "result.json")
+    found.plan().write(found.folder / "plan.json")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert folder == tmp_path / "reports" / "tiny@training.max_steps=2"
+    assert "(with training.max_steps=2)" in (folder / "table.html").read_text()
+    assert "label{tab:tiny-training-max-steps-2}" in (folder / "table.tex").read_text()
+    index = (tmp_path / "reports" / "index.html").read_text()
+    assert 'href="tiny@training.max_steps=2/table.html"' in index
+
+
+def test_dry_run_names_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies.write(tmp_path, names("ok"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["ablations.yaml", "--dry-run", "--set", "zz=with"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("tiny@zz=with: A tiny study (with zz=with)\n")

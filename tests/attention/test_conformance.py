@@ -1,0 +1,205 @@
+"""The fast layer is held to the reference, value and gradient, over the registry of parts."""
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+
+from lit_attn.attention import reference
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+
+SPECS = attention_cases.all_specs()
+LINEAR = [spec for spec in SPECS if isinstance(spec.similarity, Linear)]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+every_linear = pytest.mark.parametrize("spec", LINEAR, ids=attention_cases.label)
+every_softmax = pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec not in LINEAR], ids=attention_cases.label
+)
+
+
+@every_spec
+@pytest.mark.parametrize("n", [1, 2, 7, 33])
+def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
+    assert_same(make(spec), tokens(n))
+
+
+@every_spec
+def test_causal(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(9)
+    assert_same(layer, x, is_causal=True)
+    changed = x.clone()
+    changed[:, 5:] += 1.0
+    torch.testing.assert_close(
+        layer(x, is_causal=True)[:, :5], layer(changed, is_causal=True)[:, :5]
+    )
+
+
+@every_spec
+def test_padding_mask(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(9)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., 6:] = False
+    assert_same(layer, x, attn_mask=present)
+    changed = x.clone()
+    changed[1, 6:] = 7.0
+    torch.testing.assert_close(
+        layer(x, attn_mask=present)[1, :6], layer(changed, attn_mask=present)[1, :6]
+    )
+
+
+@every_softmax
+def test_additive_mask(spec: AttentionSpec) -> None:
+    bias = torch.randn(1, HEADS, 9, 9, dtype=torch.double)
+    assert_same(make(spec), tokens(9), attn_mask=bias)
+
+
+@every_spec
+@pytest.mark.parametrize("absent", [slice(6, 9), slice(0, 3)], ids=["right", "left"])
+def test_causal_with_a_padding_mask(spec: AttentionSpec, absent: slice) -> None:
+    """Padded on the left, the first tokens see nothing at all."""
+    layer, x = make(spec), tokens(9)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., absent] = False
+    given = {"attn_mask": present, "is_causal": True}
+    assert_same(layer, x, **given)
+    layer.train()
+    layer.attn_drop = 0.5
+    if getattr(spec.similarity, "prior", None) == "m-step":
+        # Its pi are learned in training, from all tokens.
+        assert torch.isfinite(layer(x, **given)).all()
+        return
+    changed = x.clone()
+    changed[:, 5:] += 1.0
+    changed[1, absent] = 7.0
+    outs = []
+    for t in (x, changed):
+        torch.manual_seed(3)
+        outs.append(layer(t, **given)[:, :5][present[:, 0, 0, :5]])
+    torch.testing.assert_close(*outs)
+
+
+@every_softmax
+@pytest.mark.parametrize("dtype", [torch.bool, torch.double], ids=["boolean", "additive"])
+def test_causal_with_a_mask_of_pairs(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.randn(1, HEADS, 9, 9, dtype=torch.double, generator=generator)
+    mask = mask > 0 if dtype == torch.bool else mask.masked_fill(mask < -1, -torch.inf)
+    assert_same(make(spec), tokens(9), attn_mask=mask, is_causal=True)
+    assert_same(make(spec), tokens(9), attn_mask=mask[:, :1], is_causal=True)
+
+
+@every_linear
+def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
+    with pytest.raises(ValueError, match="linear keys take a boolean mask of present keys"):
+        make(spec)(tokens(9), attn_mask=torch.zeros(9, 9))
+    with pytest.raises(ValueError, match="linear keys never form the logits"):
+        make(spec, lsa=True)(tokens(9))
+
+
+@every_softmax
+def test_local_self_attention(spec: AttentionSpec) -> None:
+    assert_same(make(spec, lsa=True), tokens(9))
+
+
+@every_spec
+def test_zero_values_give_no_nan(spec: AttentionSpec) -> None:
+    """alpha is 0 / 0 where V is zero; the floor makes it zero, in the gradient too."""
+    layer = make(spec)
+    with torch.no_grad():
+        layer.qkv.weight[2 * DIM :] = 0
+        layer.qkv.bias[2 * DIM :] = 0
+    x = tokens(5).requires_grad_()
+    out = layer(x)
+    out.sum().backward()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(x.grad).all()
+    assert_same(layer, tokens(5))
+
+
+@every_spec
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    """Relative error of the whole output stays near the format's rounding."""
+    layer = make(spec)
+    x = tokens(16)
+    with torch.no_grad():
+        exact = reference.attention(layer, x)
+        half = layer.to(dtype)(x.to(dtype)).double()
+    error = (half - exact).norm() / exact.norm()
+    assert error < 30 * torch.finfo(dtype).eps
+
+
+@every_spec
+def test_values_beyond_half_range(spec: AttentionSpec) -> None:
+    """<V, V> of large values overflows float16; the projection does not."""
+    layer = make(spec)
+    with torch.no_grad():
+        layer.qkv.weight[2 * DIM :] *= 100
+        layer = layer.half()
+        assert torch.isfinite(layer(tokens(5).half())).all()
+
+
+@every_spec
+def test_uninitialised_memory_is_never_read(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory is poisoned with NaN; nothing unwritten reaches the output or a gradient."""
+    layer, x = make(spec), tokens(7)
+    expected = layer(x)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        given = x.clone().requires_grad_()
+        out = layer(given)
+        out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(out, expected)
+    assert torch.isfinite(given.grad).all()
+
+
+@every_spec
+def test_gradcheck(spec: AttentionSpec) -> None:
+    layer = make(spec)
+    x = tokens(3, batch=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: layer(t), (x,), atol=1e-6, fast_mode=True)
+
+
+@every_softmax
+def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(5).requires_grad_()
+    nobody = torch.zeros(5, 5, dtype=torch.bool)
+    nobody[:3] = True
+    assert_same(layer, x.detach(), attn_mask=nobody)
+    layer(x, attn_mask=nobody).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+# One of each way to compute; compiling takes seconds.
+COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha-all"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(name: str) -> None:
+    torch.compiler.reset()
+    layer, x = make(PRESETS[name]).float(), tokens(9).float()
+    expected = layer(x)
+    error = torch.compile(layer)(x) - expected
+    assert error.norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.gpu
+@every_spec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    layer, x = make(spec), tokens(65)
+    exact = reference.attention(layer, x)
+    got = layer.to("cuda", dtype)(x.to("cuda", dtype)).cpu().double()
+    assert (got - exact).norm() / exact.norm() < 30 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_meta_device_counts_without_computing(name: str) -> None:
+    layer = make(PRESETS[name]).float().to("meta")
+    assert layer(torch.empty(2, 9, DIM, device="meta")).shape == (2, 9, DIM)

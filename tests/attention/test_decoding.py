@@ -1,0 +1,234 @@
+"""Decoding with a cache is the whole sequence's causal attention, over the registry of parts."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, make, tokens
+from torch import Tensor
+
+from lit_attn.attention import chunked
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.rotary import rotary
+from lit_attn.attention.spec import PRESETS, AttentionSpec, KeyCompose, Linear, Mixture
+
+SPECS = attention_cases.all_specs()
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+every_softmax = pytest.mark.parametrize(
+    "spec",
+    [spec for spec in SPECS if not isinstance(spec.similarity, Linear)],
+    ids=attention_cases.label,
+)
+
+N = 11
+
+
+def decoded(layer: Attention, x: Tensor, cuts: list[int], turned: bool = False) -> Tensor:
+    """The layer's output for x, given in pieces that end at `cuts` and at the end."""
+    cache, found = layer.new_cache(), []
+    for start, stop in pairwise([0, *cuts, x.shape[1]]):
+        assert cache.seen == start
+        by = rotary(torch.arange(start, stop), layer.head_dim) if turned else None
+        found.append(layer(x[:, start:stop], is_causal=True, rotary=by, cache=cache))
+    return torch.cat(found, dim=1)
+
+
+def assert_decodes(layer: Attention, x: Tensor, cuts: list[int], turned: bool = False) -> None:
+    n = x.shape[1]
+    by = rotary(torch.arange(n), layer.head_dim) if turned else None
+    with torch.no_grad():
+        whole = layer(x, is_causal=True, rotary=by)
+        torch.testing.assert_close(decoded(layer, x, cuts, turned), whole, rtol=1e-10, atol=1e-11)
+
+
+def random_cuts(n: int, seed: int) -> list[int]:
+    drawn = random.Random(seed)
+    return sorted(drawn.sample(range(1, n), drawn.randrange(1, n - 1)))
+
+
+def held_bytes(layer: Attention, n: int, size: int) -> int:
+    """What a cache occupies after n tokens, `size` at a time."""
+    cache = layer.new_cache()
+    with torch.no_grad():
+        for part in tokens(n, batch=1).split(size, dim=1):
+            layer(part, is_causal=True, cache=cache)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in cache.tensors()}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@every_spec
+@pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
+def test_token_by_token(spec: AttentionSpec, turned: bool) -> None:
+    assert_decodes(make(spec), tokens(N), list(range(1, N)), turned)
+
+
+@every_spec
+def test_a_prompt_then_tokens(spec: AttentionSpec) -> None:
+    assert_decodes(make(spec), tokens(N), list(range(6, N)), turned=True)
+
+
+@every_spec
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pieces_of_any_length(spec: AttentionSpec, seed: int) -> None:
+    assert_decodes(make(spec, seed), tokens(N, seed=seed), random_cuts(N, seed))
+
+
+@every_spec
+def test_with_a_window_and_shared_keys(spec: AttentionSpec) -> None:
+    """Where a part allows it: linear keys have no window."""
+    window = None if isinstance(spec.similarity, Linear) else 4
+    for kv_heads in (1, None):
+        layer = make(spec.model_copy(update={"window": window, "kv_heads": kv_heads}))
+        assert_decodes(layer, tokens(N), random_cuts(N, 3), turned=True)
+        assert_decodes(layer, tokens(N), [7, 8, 9, 10])
+
+
+@every_softmax
+@pytest.mark.parametrize("window", [1, 2])
+def test_narrow_windows(spec: AttentionSpec, window: int) -> None:
+    """A window of 1 leaves nothing to keep."""
+    layer = make(spec.model_copy(update={"window": window}))
+    assert_decodes(layer, tokens(N), [1, 2, 5, 6])
+
+
+@every_softmax
+def test_local_self_attention(spec: AttentionSpec) -> None:
+    """No token sees itself, so the first one sees nothing."""
+    layer = make(spec, lsa=True)
+    assert_decodes(layer, tokens(N), list(range(1, N)))
+    assert_decodes(layer, tokens(N), [4, 6])
+
+
+@every_spec
+def test_chunks_of_queries(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What longer pieces run: several chunks of queries, before and after something is cached."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 2)
+    monkeypatch.setattr(chunked, "CHUNK", 3)
+    assert_decodes(make(spec), tokens(N), [4])
+    if not isinstance(spec.similarity, Linear):
+        assert_decodes(make(spec.model_copy(update={"window": 4})), tokens(N), [5])
+
+
+@pytest.mark.parametrize("scope", ["head", "layer", "position"])
+@pytest.mark.parametrize("part", [Mixture, Linear])
+def test_weights_of_keys_by_position(part: type[Mixture | Linear], scope: str) -> None:
+    """A key keeps the weight of its own position, behind a window too."""
+    similarity = part(keys=2, prior_scope=scope, **{"positions": N} if scope == "position" else {})
+    for window in (None, 3) if part is Mixture else (None,):
+        layer = make(AttentionSpec(similarity=similarity, window=window))
+        assert_decodes(layer, tokens(N), list(range(1, N)))
+        assert_decodes(layer, tokens(N), [2, 7])
+    if scope == "position":
+        cache = layer.new_cache()
+        layer(tokens(N), is_causal=True, cache=cache)
+        with pytest.raises(ValueError, match=f"{N + 1} tokens, .* for {N} positions"):
+            layer(tokens(1), is_causal=True, cache=cache)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
+    """Of cached keys, whose maps are of low rank, H x H numbers each would be used once."""
+    heads, n, rank = 12, 64, 2
+    spec = AttentionSpec(compose=KeyCompose(groups=groups, rank=rank))
+    composer = attn_layer(spec)(24, heads).composers["pre"]
+    maps, a = composer.maps(torch.randn(1, n, 24))["key"], torch.randn(1, heads, 2, n)
+    whole = composer(a, None, maps)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
+        alone = composer(a[:, :, :1], None, maps)
+    torch.testing.assert_close(alone, whole[:, :, :1], rtol=1e-5, atol=1e-6)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 4 * n * rank * heads < 4 * n * heads * heads // groups
+
+
+def test_many_tokens_of_linear_keys() -> None:
+    """Beyond the chunks in which a prompt's running sums are formed."""
+    x = tokens(150)
+    assert_decodes(make(PRESETS["mlk"]), x, [70, 71, 140])
+
+
+@every_softmax
+def test_autocast(spec: AttentionSpec) -> None:
+    """In bfloat16 too: equal to the rounding of the whole sequence's own."""
+    layer = make(spec).float()
+    x = tokens(N).float()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        whole = layer(x, is_causal=True).float()
+        error = decoded(layer, x, list(range(1, N))).float() - whole
+    assert error.norm() < 0.05 * whole.norm()
+
+
+@pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
+def test_linear_keys_keep_as_much_after_any_number_of_tokens(name: str) -> None:
+    layer = make(PRESETS[name])
+    width = DIM // HEADS
+    for n in (1, 20, 100):
+        assert held_bytes(layer, n, 1) == 8 * HEADS * (width * width + width)
+
+
+@pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
+def test_a_window_bounds_what_is_kept(name: str) -> None:
+    """Token by token, and after a long prompt in one piece."""
+    layer = make(PRESETS[name].model_copy(update={"window": 5}))
+    most = held_bytes(layer, 4, 1)
+    assert held_bytes(layer, 3, 1) < most
+    assert held_bytes(layer, 60, 1) == most
+    assert held_bytes(layer, 60, 60) == most
+
+
+@pytest.mark.parametrize(
+    ("spec", "numbers"),
+    [
+        (AttentionSpec(), 2 * DIM),
+        (AttentionSpec(kv_heads=1), 2 * DIM // HEADS),
+        (PRESETS["belief-star"], 2 * DIM),
+        (PRESETS["belief2"], 3 * DIM),
+        (PRESETS["mgk"], 3 * DIM),
+        (PRESETS["mgk"].model_copy(update={"kv_heads": 1}), 3 * DIM // HEADS),
+        (PRESETS["talking-heads"], 2 * DIM),
+        # At two places two vectors of rank 2 over the heads, and the gate.
+        (PRESETS["dcmha"], 2 * DIM + 2 * (2 * 2 * HEADS + HEADS)),
+        (PRESETS["dcmha-query"], 2 * DIM),
+    ],
+    ids=lambda value: attention_cases.label(value) if isinstance(value, AttentionSpec) else "",
+)
+def test_what_is_kept_of_a_token(spec: AttentionSpec, numbers: int) -> None:
+    """Keys and values of key heads, every key of a mixture, z, and key-wise maps: nothing else."""
+    layer = make(spec)
+    assert held_bytes(layer, 9, 1) == 9 * 8 * numbers
+
+
+def test_a_cache_is_for_causal_inference() -> None:
+    layer = make(AttentionSpec())
+    cases = [
+        {"is_causal": False},
+        {"is_causal": True, "attn_mask": torch.ones(3, 3, dtype=torch.bool)},
+    ]
+    for arguments in cases:
+        with pytest.raises(ValueError, match="a cache is for causal attention without a mask"):
+            layer(tokens(3), cache=layer.new_cache(), **arguments)
+    layer.train()
+    with pytest.raises(ValueError, match=r"after eval\(\)"):
+        layer(tokens(3), is_causal=True, cache=layer.new_cache())
+
+
+def test_caches_of_two_batches_do_not_mix() -> None:
+    layer, x = make(PRESETS["dcmha"]), tokens(4)
+    first, second = layer.new_cache(), layer.new_cache()
+    layer(x, is_causal=True, cache=first)
+    out = layer(x, is_causal=True, cache=second)
+    torch.testing.assert_close(out, layer(x, is_causal=True))
+
+
+@pytest.mark.gpu
+@every_spec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    layer = make(spec).to("cuda", dtype)
+    x = tokens(33).to("cuda", dtype)
+    with torch.no_grad():
+        whole = layer(x, is_causal=True)
+        error = decoded(layer, x, [9, *range(20, 33)]) - whole
+    assert error.double().norm() < 30 * torch.finfo(dtype).eps * whole.double().norm()

@@ -1,0 +1,142 @@
+"""The layer in others' hands: README's calls, mappings for choices, pickles and copies."""
+
+import copy
+import multiprocessing
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from helpers.paths import ROOT
+from torch import Tensor, nn
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Split, preset
+from lit_attn.schema.errors import ConfigError
+
+IDENTITY = {"residual": {"kind": "split", "activation": "identity", "init": "copy"}}
+
+
+class Mine(attn_layer("belief2")):
+    """A subclass that a user writes."""
+
+
+def timm_model(chosen: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "depth": 2, "num_classes": 3}
+    return timm.create_model("vit_tiny_patch16_224", attn_layer=chosen, **sizes).eval()
+
+
+def test_the_readme_calls_work() -> None:
+    """As printed, but for the download of pretrained weights."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert "attn_layer({" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("pretrained=True, ", ""), names)
+    assert names["model"].blocks[0].attn.spec == preset("belief2")
+    assert names["layer"].spec == AttentionSpec(residual=Split(activation="identity", init="copy"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "meant"),
+    [
+        (
+            {"residual": {"kind": "split", "activation": "silu"}},
+            {"residual": Split(activation="silu")},
+        ),
+        ({"zz": "with", "kv_heads": 1}, {"zz": True, "kv_heads": 1}),
+        ({"preset": "belief2"}, dict(preset("belief2"))),
+        (
+            {"preset": "belief2", "residual": {"activation": "silu"}},
+            {"zz": True, "residual": Split(activation="silu")},
+        ),
+        ({"similarity": {"kind": "mixture", "variance": [1, 3]}, "compose": "query"}, None),
+        ({}, {}),
+    ],
+)
+def test_mappings_are_read_as_yaml_would_be(chosen: Any, meant: Any) -> None:
+    made = attn_layer(chosen)
+    expected = AttentionSpec(**meant) if meant is not None else AttentionSpec.model_validate(chosen)
+    assert made.spec == expected
+    assert made is attn_layer(expected)
+    assert made(24, 3)(torch.randn(2, 5, 24)).shape == (2, 5, 24)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "line"),
+    [
+        ({"residul": "full"}, "unknown key 'residul'; did you mean 'residual'?"),
+        (
+            {"residual": "splitt"},
+            "residual: 'splitt' is not a known residual; did you mean 'split'?",
+        ),
+        (
+            {"residual": {"kind": "split", "activation": "sillu"}},
+            "residual.activation: 'sillu' is not a choice; did you mean 'silu'?",
+        ),
+        ({"preset": "belif2"}, "'belif2' is not a preset; did you mean 'belief2'?"),
+        ({3: "full"}, "unknown key '3'; choose from preset, similarity"),
+        ("belif2", "'belif2' is not a preset; did you mean 'belief2'?"),
+        (3, "needs a preset's name or a mapping, not 3"),
+    ],
+)
+def test_what_is_no_choice_is_one_line(chosen: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        attn_layer(chosen)
+    assert str(caught.value).startswith(f"attn_layer: attention: {line}")
+    assert "\n" not in str(caught.value)
+
+
+CHOICES = [*PRESETS, IDENTITY]
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=str)
+@pytest.mark.parametrize("lsa", [False, True])
+def test_a_layer_is_pickled_and_copied(chosen: Any, lsa: bool) -> None:
+    made = attn_layer(chosen, local_self_attention=lsa)
+    assert pickle.loads(pickle.dumps(made)) is made
+    layer, x = made(24, 3).eval(), torch.randn(2, 5, 24)
+    for again in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert type(again) is made
+        assert again.qkv.weight is not layer.qkv.weight
+        if not (lsa and layer.spec.similarity.kind == "linear"):
+            torch.testing.assert_close(again(x), layer(x), rtol=0, atol=0)
+
+
+def test_a_subclass_is_pickled_by_its_name() -> None:
+    layer = Mine(24, 3)
+    assert type(pickle.loads(pickle.dumps(layer))) is Mine
+    assert type(copy.deepcopy(layer)) is Mine
+    assert type(pickle.loads(pickle.dumps(Attention(24, 3)))) is Attention
+
+
+@pytest.mark.parametrize(
+    "chosen", ["standard", "belief2", "mgk", "mlk", "dcmha-all", IDENTITY], ids=str
+)
+def test_a_whole_model_is_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
+    model, images = timm_model(attn_layer(chosen)), torch.randn(2, 3, 32, 32)
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert type(again.blocks[0].attn) is type(model.blocks[0].attn)
+    for same in (again, copy.deepcopy(model)):
+        torch.testing.assert_close(same(images), model(images), rtol=0, atol=0)
+
+
+def outputs_of(model: nn.Module, made: type[Attention], images: Tensor) -> tuple[list[float], bool]:
+    """What a process of its own computes of a model that was sent to it."""
+    with torch.no_grad():
+        return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, made)
+
+
+@pytest.mark.slow
+def test_a_model_is_sent_to_a_spawned_process() -> None:
+    made, images = attn_layer(IDENTITY), torch.randn(2, 3, 32, 32)
+    model = timm_model(made)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found, same = pool.apply(outputs_of, (model, made, images))
+    assert same
+    torch.testing.assert_close(torch.tensor(found).view(2, 3), model(images).detach())

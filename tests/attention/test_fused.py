@@ -1,0 +1,297 @@
+"""Joined logits and several keys by flash attention, a slice of the batch at a time.
+
+Shapes as in lit_attn.attention.fused.
+"""
+
+import math
+
+import pytest
+import torch
+from helpers.attention_checks import DIM, assert_same, make, tokens
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from lit_attn.attention import chunked, fused, kernels
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Gaussian, Split
+from lit_attn.bench import blocks
+from lit_attn.bench.footprint import footprint
+
+SCALE = 0.3
+several_keys = pytest.mark.parametrize("m", [1, 2, 3])
+with_z = pytest.mark.parametrize("joined", [False, True], ids=["", "zz"])
+torch_reads_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
+
+
+def made(
+    m: int,
+    joined: bool,
+    dtype: torch.dtype = torch.double,
+    batch: int = 3,
+    heads: int = 2,
+    n: int = 37,
+    device: str = "cpu",
+) -> list[Tensor | None]:
+    """q, k, z, v, the features wider than the values and no multiple of 8."""
+    generator = torch.Generator().manual_seed(m)
+    sizes = [(n, 7), (m, n, 7), (n, 5), (n, 5)]
+    given = [torch.randn(batch, heads, *size, generator=generator) for size in sizes]
+    q, k, z, v = (x.to(device, dtype).requires_grad_() for x in given)
+    return [q, k, z if joined else None, v]
+
+
+def formula(
+    q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
+) -> Tensor:
+    """What `attend` says it computes, with all logits in float64."""
+    logits = torch.einsum("bhie,bhrje->bhirj", q.double(), k.double())
+    if z is not None:
+        logits = logits + (z.double() @ z.double().transpose(-1, -2)).unsqueeze(3)
+    n = q.shape[2]
+    if is_causal:
+        future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        logits = logits.masked_fill(future.unsqueeze(1), -math.inf)
+    weights = (scale * logits).flatten(3).softmax(-1).view_as(logits).sum(3)
+    return weights @ v.double()
+
+
+def assert_like_the_formula(parts: list[Tensor | None], is_causal: bool) -> None:
+    q, _, _, v = parts
+    assert q is not None
+    assert v is not None
+    wanted = [part for part in parts if part is not None]
+    torch.manual_seed(0)
+    direction = torch.randn(v.shape).to(v)
+    out = fused.attend(*parts, is_causal, SCALE)
+    plain = formula(*parts, is_causal, SCALE)
+    assert out.dtype == v.dtype
+    pairs = zip(
+        [out, *torch.autograd.grad(out, wanted, direction)],
+        [plain, *torch.autograd.grad(plain, wanted, direction.double())],
+        strict=True,
+    )
+    for got, exact in pairs:
+        error = (got.double() - exact).norm() / exact.norm()
+        assert error < 5 * torch.finfo(v.dtype).eps ** (1 if v.dtype != torch.double else 0.9)
+
+
+@pytest.fixture(params=[None, 2000, 1], ids=["whole", "slices", "slices-of-one"])
+def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        monkeypatch.setitem(fused.SLICE, "cpu", request.param)
+
+
+@pytest.mark.usefixtures("sliced")
+@several_keys
+@with_z
+@causal
+@pytest.mark.parametrize("dtype", [torch.double, torch.float, torch.bfloat16, torch.half])
+def test_value_and_gradient(m: int, joined: bool, is_causal: bool, dtype: torch.dtype) -> None:
+    assert_like_the_formula(made(m, joined, dtype), is_causal)
+
+
+@several_keys
+@causal
+def test_without_a_kernel(m: int, is_causal: bool) -> None:
+    """Where torch has no kernel for what is given the logits are formed."""
+    with sdpa_kernel(SDPBackend.MATH):
+        assert_like_the_formula(made(m, True), is_causal)
+        assert_like_the_formula(made(m, True, torch.bfloat16), is_causal)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "limit", "axis", "lengths"),
+    [
+        (4, 2, 10**9, 0, [4]),
+        (4, 2, 9500, 0, [1] * 4),
+        (5, 2, 19000, 0, [2, 2, 1]),
+        (1, 6, 9400, 1, [1] * 6),
+        (1, 6, 19000, 1, [4, 2]),
+        (2, 2, 1, 0, [1, 1]),
+    ],
+)
+def test_slices(
+    batch: int,
+    heads: int,
+    limit: int,
+    axis: int,
+    lengths: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Along the batch, or along the heads of a small one; [q|z] of 37 tokens takes 4.7 KB here."""
+    monkeypatch.setitem(fused.SLICE, "cpu", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    q, k, z, v = made(2, True, batch=batch, heads=heads)
+    assert q is not None
+    along, cuts = fused._slices(q, z)
+    assert (along, [cut[-1].stop - cut[-1].start for cut in cuts]) == (axis, lengths)
+    assert_like_the_formula([q, k, z, v], True)
+
+
+@torch_reads_grad
+@with_z
+def test_torch_checks_the_operators(joined: bool) -> None:
+    """Schema, fake tensors, autograd registration, and both traced by AOTAutograd."""
+    parts = made(2, joined)
+    torch.library.opcheck(fused._attend, (*parts, True, SCALE))
+    detached = [None if part is None else part.detach() for part in parts]
+    summed = fused._attend(*detached, True, SCALE)
+    backward = (torch.randn_like(summed[0]), *detached, *summed, True, SCALE)
+    torch.library.opcheck(fused._attend_backward, backward)
+
+
+@pytest.mark.parametrize("zz", [False, True])
+@pytest.mark.parametrize("name", ["mgk", "smgk", "mgk-soft-e", "softmax-smgk"])
+@causal
+def test_presets_of_many_tokens(
+    name: str, zz: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What more than a few hundred tokens take on a CPU, and all on a GPU."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    layer = make(PRESETS[name].model_copy(update={"zz": zz}))
+    assert_same(layer, tokens(9), is_causal=is_causal)
+
+
+@pytest.mark.parametrize("similarity", [Dot(), Gaussian()])
+@causal
+def test_z_beside_every_single_key(similarity: Dot | Gaussian, is_causal: bool) -> None:
+    layer = make(AttentionSpec(similarity=similarity, zz=True))
+    assert_same(layer, tokens(9), is_causal=is_causal)
+
+
+def test_masks_and_dropout_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator knows neither."""
+    monkeypatch.setattr(fused, "attend", lambda *a: pytest.fail("not for this"))
+    layer = make(PRESETS["belief2"])
+    hidden = torch.ones(9, 9, dtype=torch.bool).tril(3)
+    assert_same(layer, tokens(9), attn_mask=hidden)
+    layer.train().attn_drop = 0.5
+    layer(tokens(9))
+    lsa = make(AttentionSpec(zz=True), lsa=True)
+    assert_same(lsa, tokens(9))
+
+
+@pytest.mark.parametrize("name", ["belief2", "mgk"])
+def test_nothing_joined_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what attention keeps for its backward pass, the widest is as wide as what was given."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    layer, kept = make(PRESETS[name]), []
+    given = []
+    call = fused._attend
+
+    def note(*arguments: Tensor) -> tuple[Tensor, ...]:
+        given.extend(arguments[:4])
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (kept.append(x), x)[1], lambda x: x
+        ):
+            return call(*arguments)
+
+    monkeypatch.setattr(fused, "_attend", note)
+    layer(tokens(64))
+    handed = {x.untyped_storage().data_ptr() for x in given if x is not None}
+    new = [x for x in kept if x.untyped_storage().data_ptr() not in handed]
+    assert len(kept) > len(new)
+    # The output, the normalisers and what belongs to a dropout that is off.
+    assert sum(x.numel() for x in new) == 2 * 64 * (DIM + layer.num_heads)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_belief2_block_peaks_near_the_standard_one(mode: str) -> None:
+    """Beside timm's block of as many parameters: what torch allocates, the same in every run."""
+    torch.compiler.reset()
+    shape = blocks.Shape(batch=64)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim)
+    standard = blocks.block(blocks.BASELINE, shape, shape.ratio * shape.dim)
+    width = blocks.matched_width("belief2", shape, blocks.parameters(standard))
+    belief2 = blocks.block("belief2", shape, width)
+    peaks = []
+    for block in (standard, belief2):
+        step = blocks.Step(block, x, False, mode)
+        step()
+        peaks.append(footprint(step, "cpu").peak)
+    assert peaks[1] <= 1.10 * peaks[0]
+
+
+@pytest.mark.parametrize("choice", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"])
+@several_keys
+@with_z
+def test_kernels_of_a_gpu_are_called_as_they_are_declared(
+    choice: str, m: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tensors without contents: names, orders, dtypes and shapes, but not what they compute."""
+    monkeypatch.setattr(kernels, "choose", lambda *a: getattr(SDPBackend, choice))
+    with FakeTensorMode(), torch.no_grad():
+        sizes = [(2, 3, 40, 24), (2, 3, m, 40, 24), (2, 3, 40, 16), (2, 3, 40, 16)]
+        given = [torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
+        q, k, z, v = given
+        parts = (q, k, z if joined else None, v)
+        for lines in (fused._attend, fused._attend._init_fn):
+            out, *rest = lines(*parts, True, SCALE)
+            assert (out.shape, out.dtype, out.device.type) == (v.shape, v.dtype, "cuda")
+        for lines in (fused._attend_backward, fused._attend_backward._init_fn):
+            grads = lines(out, *parts, out, *rest, True, SCALE)
+            wanted = (q, k, v, z)[: len(grads)]
+            assert [(g.shape, g.dtype) for g in grads] == [(w.shape, w.dtype) for w in wanted]
+            assert len(grads) == 3 + joined
+
+
+@pytest.mark.gpu
+@several_keys
+@with_z
+@causal
+@pytest.mark.parametrize("dtype", [torch.double, torch.float, torch.bfloat16, torch.half])
+def test_on_a_gpu(m: int, joined: bool, is_causal: bool, dtype: torch.dtype) -> None:
+    assert_like_the_formula(made(m, joined, dtype, device="cuda"), is_causal)
+
+
+@pytest.mark.gpu
+def test_what_is_kept_on_a_gpu() -> None:
+    """A block's held and peak memory beside timm's, as on a CPU."""
+    shape = blocks.Shape(batch=64)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
+    standard = blocks.block(blocks.BASELINE, shape, shape.ratio * shape.dim)
+    width = blocks.matched_width("belief2", shape, blocks.parameters(standard))
+    held = []
+    for block in (standard, blocks.block("belief2", shape, width)):
+        step = blocks.Step(block.cuda(), x, False)
+        step()
+        held.append(footprint(step, "cuda").held)
+    assert held[1] <= 1.2 * held[0]
+
+
+@torch_reads_grad
+def test_split_is_computed_again_where_it_is_compiled() -> None:
+    """Value and gradient of the recomputed parts are those of the kept ones."""
+    layer = make(AttentionSpec(residual=Split(activation="gelu")))
+    x = tokens(9).requires_grad_()
+    results = []
+    for call in (layer, torch.compile(layer, backend="aot_eager")):
+        out = call(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+    torch.compiler.reset()
+    for fast, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain)
+
+
+@pytest.mark.parametrize("name", ["belief2", "mgk"])
+def test_flash_attention_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways; without a kernel the result is the same."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
+        make(PRESETS[name]).float()(tokens(65).float()).sum().backward()
+    ran = {event.key for event in profile.key_averages()}
+    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert {flash, flash + "_backward"} <= ran
+    assert "aten::bmm" not in ran
+
+
+def test_one_key_is_what_torch_computes() -> None:
+    q, k, _, v = made(1, False)
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    out = fused.attend(q, k, None, v, False, SCALE)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k.squeeze(2), v, scale=SCALE))

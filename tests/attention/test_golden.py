@@ -1,0 +1,57 @@
+"""Fifty training steps of every preset at a fixed seed: the losses stored in golden_losses.json.
+
+A change of a mechanism that nobody meant shows here. After one that was meant:
+`python tests/attention/test_golden.py` writes the file anew.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.data.images import Digits
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.vit import ViT
+from lit_attn.data.images import ImageData
+from lit_attn.models.vit import build
+
+GOLDEN = Path(__file__).with_name("golden_losses.json")
+STEPS, EVERY = 50, 7
+
+
+def losses(name: str) -> list[float]:
+    """The loss of every seventh of fifty AdamW steps on the real digits, in float64."""
+    torch.manual_seed(0)
+    model = ViT(
+        dim=16, depth=2, heads=4, patch=2, ffn=FFN(width=16), attention=PRESETS[name], init="xavier"
+    )
+    network = build(model, (1, 8, 8), 10).double()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    data = ImageData(Digits(batch_size=32), 0, torch.device("cpu"))
+    found = []
+    for step, (images, labels) in enumerate(data.batches(0, STEPS)):
+        loss = F.cross_entropy(network(images.double()), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            found.append(round(loss.item(), 6))
+    return found
+
+
+def test_every_preset_has_golden_losses() -> None:
+    assert set(json.loads(GOLDEN.read_text())) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_losses_are_the_golden_ones(name: str) -> None:
+    golden = json.loads(GOLDEN.read_text())[name]
+    assert losses(name) == pytest.approx(golden, rel=1e-4)
+    assert golden[-1] < 0.95 * golden[0]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({name: losses(name) for name in PRESETS}, indent=1) + "\n")

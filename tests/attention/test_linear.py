@@ -1,0 +1,138 @@
+"""Linear keys: linear in n, and the readings of the paper and of its released code."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from torch import Tensor
+
+from lit_attn.attention import linear
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import AttentionSpec, Linear, preset
+
+
+def layer_of(**choices: Any) -> Attention:
+    return make(AttentionSpec(similarity=Linear(**choices)))
+
+
+def elu_features(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, x.exp())
+
+
+@pytest.mark.parametrize("n", [63, 64, 65, 128, 150])
+@pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
+def test_chunks_are_the_whole(name: str, n: int) -> None:
+    assert_same(make(preset(name)), tokens(n, batch=1), is_causal=True)
+
+
+def kept(n: int, is_causal: bool) -> int:
+    """Numbers kept for the backward pass of two keys over n tokens."""
+    layer = attn_layer("mlk")(DIM, HEADS)
+    storages: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = layer(torch.randn(1, n, DIM, requires_grad=True), is_causal=is_causal)
+    assert out.shape == (1, n, DIM)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_memory_is_linear_in_the_tokens(is_causal: bool) -> None:
+    """Past a fixed part (the weights) twice the tokens keep twice as much."""
+    one, two, four = (kept(n, is_causal) for n in (1024, 2048, 4096))
+    assert four - two == pytest.approx(2 * (two - one), rel=0.01)
+
+
+def parts(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, the two keys and v, each (B, H, n, D)."""
+    inner = layer.num_heads * layer.head_dim
+    q, k, v = layer.qkv(x).split(inner, dim=-1)
+    split = (q, k, layer.similarity.more(x), v)
+    return tuple(t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in split)  # type: ignore
+
+
+def projected(layer: Attention, heads: Tensor) -> Tensor:
+    return layer.proj(heads.transpose(1, 2).flatten(2))
+
+
+def test_the_released_lra_code() -> None:
+    """Keys mixed before the features, both features over n^(1/4), no normaliser; one pair of pi."""
+    layer = layer_of(
+        keys=2, mixing="before", divide_by="root-length", prior="clamped", prior_scope="layer"
+    )
+    x = tokens(9)
+    q, k1, k2, v = parts(layer, x)
+    one, two = layer.similarity.prior.clamp(0, 1).flatten()
+    root = 9**0.25
+    features = elu_features(q) / root, elu_features(one * k1 + two * k2) / root
+    heads = features[0] @ (features[1].transpose(-1, -2) @ v)
+    torch.testing.assert_close(layer(x), projected(layer, heads))
+
+
+def test_the_released_language_model_code() -> None:
+    """Each feature over its own sum, pi of every head and position, a running normaliser, and
+    1 / sqrt(D); all but its 1e-5 in the normaliser."""
+    layer = layer_of(
+        keys=2,
+        features="sum-to-one",
+        divide_by="scaled-sum",
+        prior="clamped",
+        prior_scope="position",
+        positions=16,
+    )
+    x = tokens(9)
+    q, k1, k2, v = parts(layer, x)
+    q, k1, k2 = (elu_features(t) / elu_features(t).sum(-1, keepdim=True) for t in (q, k1, k2))
+    prior = layer.similarity.prior.clamp(0, 1)[..., :9].unsqueeze(-1)
+    k = prior[0] * k1 + prior[1] * k2
+    heads = []
+    for i in range(9):
+        memory = sum(k[:, :, j, :, None] * v[:, :, j, None, :] for j in range(i + 1))
+        total = sum(k[:, :, j] for j in range(i + 1))
+        out = (q[:, :, i, None] @ memory).squeeze(-2)
+        heads.append(out / (q[:, :, i] * total).sum(-1, keepdim=True) / math.sqrt(DIM / HEADS))
+    torch.testing.assert_close(layer(x, is_causal=True), projected(layer, torch.stack(heads, 2)))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_sequence_of_padding_gets_nothing(is_causal: bool) -> None:
+    """0 / 0 is zero, not NaN, in the gradient too."""
+    layer, x = make(preset("mlk")), tokens(5).requires_grad_()
+    present = torch.tensor([True, False]).view(2, 1, 1, 1).expand(2, 1, 1, 5)
+    out = layer(x, attn_mask=present, is_causal=is_causal)
+    torch.testing.assert_close(out[1], layer.proj.bias.expand(5, DIM))
+    out.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert_same(layer, x.detach(), attn_mask=present, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_long_sums_in_half_precision(is_causal: bool, dtype: torch.dtype) -> None:
+    """Sums over 4096 tokens of values near 100 leave float16; one in 256 is all bfloat16 holds."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 4096, 8, generator=generator) for _ in range(3))
+    layer = attn_layer("linear")(16, 2)
+    masks = linear.Masks(None, is_causal, None, False)
+    halves = [t.to(dtype) for t in (q, k.unsqueeze(2), v + 100)]
+    exact = layer.similarity.attend(*(t.double() for t in halves), masks)
+    with torch.autocast("cpu", dtype):
+        half = layer.similarity.attend(*halves, masks)
+    assert half.dtype == dtype
+    assert (half.double() - exact).abs().max() < 100 * torch.finfo(dtype).eps
+
+
+def test_linear_keys_add_a_key_projection_or_offsets_and_weights() -> None:
+    def count(name: str) -> int:
+        return sum(p.numel() for p in attn_layer(name)(DIM, HEADS).parameters())
+
+    plain = count("standard")
+    assert count("linear") == plain
+    assert count("mlk") == plain + DIM * DIM + 2 * HEADS
+    assert count("smlk") == plain + 2 * DIM + 2 * HEADS

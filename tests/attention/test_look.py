@@ -1,0 +1,77 @@
+"""What a layer shows of itself is what the reference computes, for every part and every mask."""
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import make, tokens
+from torch import Tensor
+
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+
+every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+
+
+def expected(
+    layer: Attention, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """The attention matrices by definition."""
+    q, keys, _ = reference.project(layer, x, None)
+    seen = reference.may_attend(
+        x.shape[1], layer.spec.window, layer.local_self_attention, is_causal
+    )
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        seen = seen & attn_mask
+    return reference.weights(layer, x, q, keys, seen, attn_mask)
+
+
+@every_spec
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_reference_and_the_forward_pass(spec: AttentionSpec, is_causal: bool) -> None:
+    layer, x = make(spec), tokens(9)
+    found = layer.look(x, is_causal=is_causal)
+    if isinstance(spec.similarity, Linear):
+        assert found.weights is None
+    else:
+        weights = expected(layer, x, is_causal=is_causal)
+        torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
+        heads = (weights @ found.values.transpose(1, 2)).transpose(1, 2)
+        torch.testing.assert_close(found.heads, heads, rtol=1e-9, atol=1e-10)
+    _, _, v = reference.project(layer, x, None)
+    torch.testing.assert_close(found.values, v.transpose(1, 2))
+    out = layer.residual(found.heads, found.values, layer.proj)
+    torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_padding(name: str) -> None:
+    layer, x = make(PRESETS[name]), tokens(9)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., 6:] = False
+    found = layer.look(x, present)
+    if found.weights is not None:
+        weights = expected(layer, x, present)
+        torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
+        assert not found.weights[1, ..., 6:].any()
+    out = layer.residual(found.heads, found.values, layer.proj)
+    torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
+
+
+def test_beyond_one_chunk() -> None:
+    """The layer itself goes through so many tokens in parts."""
+    layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
+    found = layer.look(x, is_causal=True)
+    out = layer.residual(found.heads, found.values, layer.proj)
+    torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
+
+
+def test_dropout_is_off_and_nothing_is_learned() -> None:
+    layer, x = make(PRESETS["mgk-soft-e"]).train(), tokens(9)
+    layer.attn_drop = 0.5
+    prior = layer.similarity.prior.clone()
+    state = torch.get_rng_state()
+    first, second = layer.look(x), layer.look(x)
+    assert torch.equal(first.weights, second.weights)
+    assert torch.equal(layer.similarity.prior, prior)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,259 @@
+"""Mixtures of Gaussian keys: identities, the readings of the paper and of its released code."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention import chunked, reference
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import AttentionSpec, Gaussian, Mixture, preset
+
+WIDTH = DIM // HEADS
+
+MIXTURES = [
+    spec
+    for spec in attention_cases.all_specs()
+    if isinstance(spec.similarity, Mixture) and spec.compose.kind == "none"
+]
+
+
+class Unit(nn.Module):
+    """Keys of length one."""
+
+    def forward(self, k: Tensor) -> Tensor:
+        return F.normalize(k, dim=-1)
+
+
+def mixture(seed: int = 0, **choices: Any) -> Attention:
+    return make(AttentionSpec(similarity=Mixture(**choices)), seed)
+
+
+@pytest.mark.parametrize("spec", MIXTURES, ids=attention_cases.label)
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "additive"])
+def test_the_form_for_many_tokens(
+    spec: AttentionSpec, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call on all keys, or by chunks where hard: what longer sequences and GPUs run."""
+    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(chunked, "CHUNK", 4)
+    present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    present[1, ..., 6:] = False
+    masks: dict[str, dict[str, Any]] = {
+        "none": {},
+        "causal": {"is_causal": True},
+        "padding": {"attn_mask": present},
+        "additive": {"attn_mask": torch.randn(HEADS, 9, 9, dtype=torch.double)},
+    }
+    assert_same(make(spec), tokens(9), **masks[mask])
+
+
+@pytest.mark.parametrize("assignment", ["soft", "hard"])
+def test_equal_keys_are_one_gaussian_key(assignment: str) -> None:
+    mixed = mixture(source="shifted", assignment=assignment)
+    one = make(AttentionSpec(similarity=Gaussian()))
+    with torch.no_grad():
+        mixed.similarity.shift.zero_()
+    one.load_state_dict({k: v for k, v in mixed.state_dict().items() if "similarity" not in k})
+    torch.testing.assert_close(mixed(tokens(7)), one(tokens(7)))
+
+
+def test_keys_of_equal_length_make_the_gaussian_kernel_the_dot_product() -> None:
+    """MGK (3), (4): what differs is |k_j|^2, and nothing where that is the same."""
+    gaussian = make(AttentionSpec(similarity=Gaussian()))
+    dot = make(preset("standard"))
+    x = tokens(7)
+    dot.load_state_dict(gaussian.state_dict())
+    assert not torch.allclose(gaussian(x), dot(x), rtol=1e-3)
+    for layer in (gaussian, dot):
+        layer.k_norm = Unit()
+    torch.testing.assert_close(gaussian(x), dot(x))
+
+
+def test_clamped_weights_need_not_sum_to_one_and_end_at_zero() -> None:
+    """Only ratios of the weights matter, and a key of weight below zero is no key."""
+    layer = mixture(prior="clamped")
+    x = tokens(7)
+    with torch.no_grad():
+        layer.similarity.prior.fill_(0.5)
+        out = layer(x)
+        layer.similarity.prior.fill_(0.2)
+        torch.testing.assert_close(layer(x), out)
+        layer.similarity.prior[1] = -0.3
+        one = make(AttentionSpec(similarity=Gaussian()))
+        one.load_state_dict({k: v for k, v in layer.state_dict().items() if "similarity" not in k})
+        torch.testing.assert_close(layer(x), one(x))
+
+
+@pytest.mark.parametrize("prior", ["learned", "clamped", "m-step"])
+@pytest.mark.parametrize("scope", ["head", "layer", "position"])
+def test_weights_start_equal(prior: str, scope: str) -> None:
+    """At pi_r = 1 / M, as published, every reading of pi is the fixed one."""
+    torch.manual_seed(0)
+    layer, fixed = (
+        attn_layer(AttentionSpec(similarity=Mixture(keys=3, **choices)))(DIM, HEADS).eval()
+        for choices in ({"prior": prior, "prior_scope": scope}, {"prior": "fixed"})
+    )
+    state = {k: v for k, v in layer.state_dict().items() if k != "similarity.prior"}
+    fixed.load_state_dict(state)
+    shape = {"head": (3, HEADS, 1), "layer": (3, 1, 1), "position": (3, HEADS, 256)}
+    assert layer.similarity.prior.shape == shape[scope]
+    x = tokens(7).float()
+    torch.testing.assert_close(layer(x), fixed(x))
+
+
+def test_offsets_start_as_published() -> None:
+    torch.manual_seed(0)
+    paper, released = (
+        attn_layer(AttentionSpec(similarity=Mixture(source="shifted", shift_init=init)))(1024, 2)
+        for init in ("normal", "released")
+    )
+    assert paper.similarity.shift.std(dim=(1, 2)).tolist() == pytest.approx([1, 1], abs=0.1)
+    assert (released.similarity.shift[0] == 0).all()
+    assert released.similarity.shift[1].std().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_released_m_step_counts_every_pair() -> None:
+    """Where causal, the released code averages over future queries too."""
+    every, attending, unmasked = (
+        mixture(prior="m-step", responsibilities=which).train()
+        for which in ("all", "attending", "attending")
+    )
+    x = tokens(9)
+    every(x, is_causal=True)
+    attending(x, is_causal=True)
+    unmasked(x)
+    torch.testing.assert_close(every.similarity.prior, unmasked.similarity.prior)
+    assert not torch.allclose(every.similarity.prior, attending.similarity.prior)
+
+
+def test_a_position_that_nobody_attends_to_keeps_its_weights() -> None:
+    """Zero pairs are no evidence that both keys weigh nothing."""
+    layer = mixture(prior="m-step", prior_scope="position", positions=8).train()
+    present = torch.tensor([True] * 5 + [False] * 2)
+    layer(tokens(7), attn_mask=present.view(1, 1, 1, 7))
+    prior = layer.similarity.prior
+    assert (prior[..., 5:] == 0.5).all()
+    assert (prior[..., :5] != 0.5).all()
+    torch.testing.assert_close(prior.sum(0), torch.ones_like(prior[0]))
+
+
+@pytest.mark.slow
+def test_the_m_step_compiled() -> None:
+    torch.compiler.reset()
+    plain, other = (mixture(prior="m-step").float().train() for _ in range(2))
+    compiled = torch.compile(other)
+    for seed in range(2):
+        x = tokens(9, seed=seed).float()
+        torch.testing.assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other.similarity.prior, plain.similarity.prior)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few tokens", "many tokens"])
+def test_dropout_takes_a_pair_out_with_all_of_its_keys(
+    few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read off the weights: values are the unit vectors, one head, the output as it is."""
+    if not few:
+        monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    layer = attn_layer("mgk")(4, 1, attn_head_dim=4, attn_drop=0.5, proj_bias=False).double()
+    with torch.no_grad():
+        layer.proj.weight.copy_(torch.eye(4))
+        layer.qkv.weight[-4:] = torch.eye(4)
+    x = torch.eye(4, dtype=torch.double).expand(64, 4, 4)
+    weights, dropped = layer.eval()(x), layer.train()(x)
+    zero = dropped == 0
+    assert 0.4 < zero.double().mean() < 0.6
+    torch.testing.assert_close(dropped[~zero], 2 * weights[~zero])
+
+
+@pytest.mark.parametrize("source", ["projected", "shifted"])
+def test_autocast_loses_no_more_than_half_precision_itself(source: str) -> None:
+    """Offsets are float32 parameters; |k|^2 / 2 of long keys must not be rounded to 8 bits."""
+    errors = []
+    for autocast in (True, False):
+        layer = mixture(source=source)
+        with torch.no_grad():
+            if source == "shifted":
+                layer.similarity.shift += 6
+                layer.qkv.bias[:DIM] += 6  # queries near the keys, or the longest would win
+            x = tokens(16)
+            exact = reference.attention(layer, x)
+            if autocast:
+                with torch.autocast("cpu", torch.bfloat16):
+                    half = layer.float()(x.float()).double()
+            else:
+                half = layer.bfloat16()(x.bfloat16()).double()
+        errors.append((half - exact).norm() / exact.norm())
+    assert errors[0] < 1.5 * errors[1]
+
+
+@pytest.mark.parametrize(("heads", "bias"), [(1, True), (2, True), (4, False)])
+def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
+    """W_K2 with and without a bias, offsets, pi; heads keep their width of 32 (docs/setups.md)."""
+
+    def count(**choices: Any) -> int:
+        spec = AttentionSpec(similarity=Mixture(**choices)) if choices else AttentionSpec()
+        layer = attn_layer(spec)(64, heads, attn_head_dim=32, qkv_bias=bias)
+        return sum(p.numel() for p in layer.parameters()) - plain
+
+    plain, inner = 0, 32 * heads
+    plain = count()
+    assert plain == 4 * 64 * inner + 64 + 3 * inner * bias
+    key = 64 * inner + inner * bias
+    assert count(keys=2) == key + 2 * heads
+    assert count(keys=3) == 2 * key + 3 * heads
+    assert count(prior="clamped", prior_scope="layer") == key + 2
+    assert count(prior="clamped", prior_scope="position") == key + 2 * heads * 256
+    assert count(source="shifted", prior="clamped", prior_scope="layer") == 2 * inner + 2
+    assert count(prior="m-step") == count(assignment="hard") == count(prior="fixed") == key
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"assignment": "hard", "prior": "m-step"}, "prior: the largest of the keys' logits"),
+        ({"assignment": "hard", "prior_scope": "layer"}, "prior_scope: the largest of the keys'"),
+        ({"shift_init": "released"}, "shift_init: projected keys have no offsets"),
+        ({"responsibilities": "all"}, "responsibilities: only `prior: m-step`"),
+        ({"prior": "fixed", "prior_scope": "position"}, "prior_scope: a fixed prior"),
+        ({"positions": 512}, "positions: only `prior_scope: position`"),
+    ],
+)
+def test_a_choice_without_effect_is_refused(choices: dict[str, object], reason: str) -> None:
+    """Two cells of one computation would look like a finding."""
+    with pytest.raises(ValueError, match=reason):
+        Mixture(**choices)
+
+
+def test_different_widths_prefer_the_wide_key_far_away() -> None:
+    """MGK (7): with sigma_2^2 = 3 sigma_1^2 the second key's logit falls a third as fast."""
+    layer = mixture(source="shifted", variance=(1, 3), prior="fixed", kernel="gaussian")
+    with torch.no_grad():
+        layer.similarity.shift.zero_()
+    q = tokens(4).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+    keys = torch.zeros(2, HEADS, 2, 4, WIDTH, dtype=torch.double)
+    features, others = layer.similarity.features(q, keys)
+    logits = torch.einsum("bhie,bhrje->bhrij", features, others) / math.sqrt(WIDTH)
+    distance = -q.square().sum(-1) / (2 * math.sqrt(WIDTH))
+    expected = torch.stack([distance, distance / 3], 2) + math.log(0.5)
+    torch.testing.assert_close(logits[..., 0], expected)
+
+
+def test_compiled_weights_are_the_softmaxs() -> None:
+    """Compiled, the softmax over all keys of all tokens is spelled out; masked rows included."""
+    compiled = torch.compile(chunked._over_keys, backend="eager", fullgraph=True)
+    logits = 5 * torch.randn(2, 3, 5, 2, 7, dtype=torch.double)
+    logits[..., 1, :, :] = torch.finfo(torch.double).min
+    logits[..., 2, :, 3:] = torch.finfo(torch.double).min
+    results = []
+    for weights in (chunked._over_keys, compiled):
+        given = logits.clone().requires_grad_()
+        out = weights(given)
+        results.append((out, *torch.autograd.grad(out.square().sum(), given)))
+    torch.testing.assert_close(results[1], results[0])

@@ -1,0 +1,202 @@
+"""Parts from a file of the user's: studies, cells and the benchmark take them, mistakes are a line.
+
+What is registered is for good, so whatever registers something does so in a process of its own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.config.study import read_studies
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
+from lit_attn.training import measurement
+
+STUDY = """\
+studies:
+  mine:
+    title: Residuals, mine among them
+    experiment: {root}/experiments/digits_vit.yaml
+    parts: [{parts}]
+    seeds: 1
+    set: {{training.epochs: 1, schedule: constant, model.depth: 1}}
+    axes:
+      residual: [full, {part}]
+    baseline: full
+"""
+
+
+def page() -> str:
+    """The file that docs/adding-a-part.md puts together."""
+    text = (ROOT / "docs" / "adding-a-part.md").read_text()
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def study(folder: Path, parts: str = "reflected.py", part: str = "reflected") -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(STUDY.format(root=ROOT, parts=parts, part=part))
+    return path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "reflected.py").write_text(page())
+    study(tmp_path)
+    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (cell,) = (tmp_path / "runs" / "mine" / "reflected").iterdir()
+    first = Result.model_validate_json((cell / "result.json").read_text())
+    # The file is code too, which a table says; not another cell.
+    assert first.code != measurement.code_of([])
+    # A cell knows its parts, wherever it is run again from.
+    (cell / "result.json").unlink()
+    again = run(cell, "lit_attn.train", str(cell), "--smoke")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (cell / "smoke" / "result.json").exists()
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (tmp_path / "reflected.py").rename(moved / "reflected.py")
+    gone = run(tmp_path, "lit_attn.train", str(cell))
+    said = f"{cell}/config.yaml: parts: {tmp_path}/reflected.py: no such file\n"
+    assert (gone.returncode, gone.stderr) == (2, said)
+    study(tmp_path, parts="elsewhere/reflected.py")
+    told = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    assert cell.name.removeprefix("0-") in told.stdout
+
+
+def test_the_study_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "reflected.py").write_text(page())
+    text = (ROOT / "docs" / "adding-a-part.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "page.yaml").write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
+    done = run(tmp_path, "lit_attn.ablate", "page.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "6 variants x 5 seeds = 30 cells" in done.stdout
+
+
+def test_the_benchmark_holds_it_to_its_reference(tmp_path: Path) -> None:
+    wrong = page().replace("- 2 * reference", "- 3 * reference")
+    small = ["--batch", "2", "--tokens", "5", "--dim", "8", "--heads", "2", "--rounds", "2"]
+    small += ["--modes", "eager", "--device", "cpu"]
+    for name, text, code in (("reflected", page(), 0), ("wrong", wrong, 1)):
+        (tmp_path / f"{name}.py").write_text(text)
+        given = ["--parts", f"{name}.py", "--presets", "reflected", *small]
+        done = run(tmp_path, "lit_attn.bench", "attention", *given)
+        assert done.returncode == code, done.stdout + done.stderr
+    missing = run(tmp_path, "lit_attn.bench", "attention", "--parts", "other.py")
+    assert missing.returncode == 2
+    assert missing.stderr.endswith(f"error: {tmp_path}/other.py: no such file\n")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "reflected.py").touch()
+    path = study(tmp_path, parts="reflekted.py")
+    said = f"{path}:5: studies.mine.parts: no file {tmp_path}/reflekted.py; did you mean"
+    with pytest.raises(ConfigError, match=re.escape(said + " 'reflected.py'?")):
+        read_studies(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch\n\nresidual = Residul\n", ":3: NameError: name 'Residul' is not defined"),
+        ("def f(:\n", ":1: SyntaxError: invalid syntax"),
+        ("import absent_beside_it\n", ":1: ModuleNotFoundError: No module named"),
+        (
+            "from typing import Literal\nfrom lit_attn.attention.spec import Residual\n"
+            "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
+            ":3: ValueError: kind 'full' is lit_attn.attention.spec.Full already; Mine needs",
+        ),
+        ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
+        ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mistaken.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}{said}")) as caught:
+        load_parts([path])
+    assert "\n" not in str(caught.value)
+    assert "mistaken" not in sys.modules
+
+
+def test_a_file_hides_no_other_module(tmp_path: Path) -> None:
+    for name in ("json", "lit_attn", "this", "pandas"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError")
+        with pytest.raises(ConfigError, match=f"{name}.py: another module is called '{name}'"):
+            load_parts([tmp_path / f"{name}.py"])
+
+
+def test_what_lies_beside_it_can_be_imported_and_it_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_my_part.py").write_text("LOADED = []")
+    path = tmp_path / "a_part_of_mine.py"
+    path.write_text("from beside_my_part import LOADED\nLOADED.append(1)")
+    load_parts([path, path])
+    load_parts([path])
+    assert sys.modules["beside_my_part"].LOADED == [1]
+    other = tmp_path / "below" / path.name
+    other.parent.mkdir()
+    other.write_text("")
+    with pytest.raises(ConfigError, match="another module is called 'a_part_of_mine'"):
+        load_parts([other])
+    for name in ("beside_my_part", "a_part_of_mine"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_code_is_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the file while a cell trains, which has to end with a result."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "a_part_that_goes.py"
+    path.write_text("X = 1")
+    load_parts([path])
+    code = measurement.code_of([path])
+    assert code != measurement.code_of([])
+    path.write_text("X = 2")
+    assert measurement.code_of([path]) == code
+    path.unlink()
+    assert measurement.code_of([path]) == code
+    monkeypatch.delitem(sys.modules, path.stem)
+    path.write_text("X = 2")
+    load_parts([path])
+    assert measurement.code_of([path]) != code
+    monkeypatch.delitem(sys.modules, path.stem)
+
+
+@pytest.mark.parametrize("written", ["own.py", "3", "{a: 1}", "[3]"])
+def test_what_is_no_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"study: s\nvariant: v\nseed: 0\nparts: {written}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: ")) as caught:
+        Cell.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_without_a_fast_form(tmp_path: Path) -> None:
+    (tmp_path / "unfinished.py").write_text(page().split("class ReflectedEpilogue")[0])
+    study(tmp_path, parts="unfinished.py")
+    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run", "--params")
+    assert done.returncode == 2
+    assert "mine: variant 'reflected': " in done.stderr
+    assert "reflected: RESIDUALS has no fast form of Reflected" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,64 @@
+"""The failure class and the reason of every end that was seen or is documented."""
+
+import pytest
+
+from lit_attn.cells.failure import classify, reason
+from lit_attn.cells.records import FailureClass
+
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+FULL = "OSError: [Errno 28] No space left on device: 'runs/x/tmp/a'"
+TABLE: list[tuple[int, str, FailureClass, str]] = [
+    (1, "Traceback\nlit_attn.cells.exceptions.Diverged: loss is nan", "diverged", "loss is nan"),
+    (1, f"Traceback (most recent call last):\n{CUDA}", "out-of-memory", CUDA),
+    (1, f"[rank1]: {CUDA}\nW elastic teardown", "out-of-memory", f"[rank1]: {CUDA}"),
+    (1, "MemoryError", "out-of-memory", "MemoryError"),
+    (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+     "out-of-memory", "RuntimeError: [enforce fail]"),
+    (1, "OSError: [Errno 12] Cannot allocate memory", "out-of-memory", "OSError: [Errno 12]"),
+    (1, FULL, "no-space", FULL),
+    (1, "OSError: [Errno 122] Disk quota exceeded", "no-space", "OSError: [Errno 122]"),
+    (1, "lit_attn.schema.errors.ConfigError: a.yaml: no", "bad-configuration", "a.yaml: no"),
+    (
+        1,
+        "[rank1]: lit_attn.cells.exceptions.Diverged: loss is inf",
+        "diverged",
+        "[rank1]: loss is inf",
+    ),
+    (1, "ValueError: as lit_attn.spec: says", "error", "ValueError: as lit_attn.spec: says"),
+    (1, "lit_attn.cells.exceptions.Preempted: at step 7", "killed", "at step 7"),
+    (1, "RuntimeError: shapes do not match", "error", "RuntimeError: shapes"),
+    # A caught and logged failure is not what ended the cell.
+    (1, f"{CUDA}\nretrying\nTraceback\nValueError: other", "error", "ValueError: other"),
+    # A message that speaks of memory is not a failure of it, unless an exception says so.
+    (0, "using 3 GB of memory\ndone", "error", "exit code 0 without a result; its log ends: done"),
+    # Lightning 2.6 exits 0 after SIGTERM.
+    (0, "[rank: 0] Received SIGTERM: 15", "killed", "exit code 0 without a result"),
+    (0, "", "error", "exit code 0 without a result"),
+    (3, "", "error", "exit code 3 without a result"),
+    # No traceback at all: an abort in native code.
+    (-6, "terminate called\nCUDA error: out of memory", "out-of-memory", "ended by SIGABRT"),
+    (-9, "step 12", "killed", "ended by SIGKILL"),
+    (137, "step 12", "killed", "ended by SIGKILL"),
+    (-15, "", "killed", "ended by SIGTERM"),
+    (143, "", "killed", "ended by SIGTERM"),
+    (-1, "", "killed", "ended by SIGHUP"),
+    (255, "step 12", "killed", "ended with the server that it was forked from"),
+    (255, "ValueError: other", "error", "ValueError: other"),
+    # A cell that had no room for its log either.
+    (74, "", "no-space", "no space left on device"),
+    (74, "step 12", "no-space", "no space left on device"),
+    (74, f"Traceback\n{FULL}", "no-space", FULL),
+    # The log had room for half of the line that says so.
+    (74, "Traceback\nOSError: [Errno 28] No sp", "no-space", "OSError: [Errno 28] No sp"),
+    (-24, "", "timed-out", "ended by SIGXCPU"),
+    (1, "TimeoutError: no step for 600 s", "timed-out", "TimeoutError"),
+    (-11, "", "error", "ended by SIGSEGV"),
+    (-11, "caf\ufffd", "error", "ended by SIGSEGV"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("returncode", "tail", "expected", "says"), TABLE)
+def test_table(returncode: int, tail: str, expected: FailureClass, says: str) -> None:
+    assert classify(returncode, tail) == expected
+    assert reason(returncode, tail).startswith(says)
+    assert "\n" not in reason(returncode, tail)

@@ -1,0 +1,240 @@
+"""Cells of several processes: who failed, what is said of it, and that nobody is left."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import fake_cells, studies
+from helpers.runs import TIMEOUT, alive, cli, names, ran, run, running, until
+
+from lit_attn.ablate import runner
+from lit_attn.ablate.display import Lines
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.slots import make_slots
+from lit_attn.cells import folder
+from lit_attn.cells.failure import classify, is_echo, quoted, rank_of, reason
+from lit_attn.cells.records import Exit
+
+SET = "set: {training.devices: 2}\n"
+
+
+@pytest.fixture(autouse=True)
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+
+
+def jobs(path: Path, *variants: str) -> list[Job]:
+    body = SET + names(*variants)
+    return expand(studies.study(path, body), path / "runs", seeds=(0,)).jobs
+
+
+def last_exit(job: Job) -> Exit:
+    found = folder.last_exit(folder.attempts(job.folder)[-1])
+    assert found is not None
+    return found
+
+
+def rank_pids(path: Path) -> list[int]:
+    return [int(file.read_text()) for file in (path / "runs").glob("*/*/*/rank1")]
+
+
+def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "ok", "ok-2")
+    summary, _ = run(cells)
+    assert summary.failed == []
+    assert ran(tmp_path) == {"ok/0": 1, "ok-2/0": 1}
+    logs = [folder.tail(folder.attempts(cell.folder)[-1], 1) for cell in cells]
+    assert all(log.startswith("rank 1 of 2 in ") for log in logs)
+    # A meeting place of its own, so that no two cells can meet; nothing of it is left.
+    places = [Path(log.split(" in ")[1].strip()) for log in logs]
+    assert len(set(places)) == 2
+    assert not any(place.parent.exists() for place in places)
+
+
+@pytest.mark.parametrize(
+    ("variant", "failure", "message"),
+    [
+        ("rankcrash", "error", "[rank1]: ValueError: this rank alone"),
+        ("rankkilled", "killed", "ended by SIGKILL"),
+        ("rankpreempted", "killed", "stopped by SIGTERM"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(
+    variant: str, failure: str, message: str, tmp_path: Path
+) -> None:
+    """Rank 0 fails too, and sooner, but only because the other one has gone."""
+    (job,) = jobs(tmp_path, variant)
+    run([job])
+    ended = last_exit(job)
+    assert (ended.failure, ended.message.removeprefix("[rank1]: ")) == (
+        failure,
+        message.removeprefix("[rank1]: "),
+    )
+    if variant != "rankpreempted":
+        assert ended.rank == 1
+        log = folder.tail(folder.attempts(job.folder)[-1])
+        assert "rank 1 was the first to fail" in log
+        assert ("Traceback" in log.split("first to fail")[1]) == (variant == "rankcrash")
+    assert not alive(int((job.folder / "rank1").read_text()))
+
+
+@pytest.mark.parametrize("victim", ["rank 1", "rank 0", "the leader", "the runner"])
+def test_kill_9_of_any_process_leaves_none(victim: str, tmp_path: Path) -> None:
+    studies.write(tmp_path, SET + names("rankhang"))
+    with cli(tmp_path, "--seeds", "0,") as process:
+        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
+        (leader,) = running(tmp_path)
+        (other,) = rank_pids(tmp_path)
+        (first,) = [pid for pid in children(leader) if pid != other]
+        everyone = [leader, first, other]
+        chosen = {"rank 1": other, "rank 0": first, "the leader": leader}.get(victim, process.pid)
+        os.kill(chosen, signal.SIGKILL)
+        until(lambda: not any(map(alive, everyone)))
+        exits = (tmp_path / "runs").glob
+        until(lambda: victim == "the runner" or list(exits("*/*/*/attempts/1/exit.json")))
+    if victim != "the runner":
+        (exit_file,) = exits("*/*/*/attempts/1/exit.json")
+        ended = Exit.model_validate_json(exit_file.read_text())
+        assert (ended.failure, ended.rank) == ("killed", 1 if victim == "rank 1" else 0)
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, "rankhang")
+    limits = runner.Limits(stall=4.0)
+    summary = runner.Runner(
+        Launcher(fake_cells.TARGET), make_slots(None), Lines(io.StringIO()), limits
+    ).run([job])
+    assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
+    first, *_ = folder.attempts(job.folder)
+    for rank in (0, 1):
+        assert "in _hang" in folder.tail(first, rank)
+    assert not alive(int((job.folder / "rank1").read_text()))
+
+
+def test_sigterm_reaches_every_rank_and_is_no_failure(tmp_path: Path) -> None:
+    studies.write(tmp_path, SET + names("rankhang"))
+    with cli(tmp_path, "--seeds", "0,") as process:
+        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
+        process.terminate()
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 143
+    assert "stopped  tiny/rankhang/0" in output
+    assert not any(map(alive, rank_pids(tmp_path)))
+
+
+def test_more_devices_than_there_are_is_said_before_anything_runs(tmp_path: Path) -> None:
+    studies.write(tmp_path, "set: {training.devices: 64, data.batch_size: 64}\n" + names("ok"))
+    environment = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    with cli(tmp_path, environment=environment) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2
+    assert output == "tiny: variant 'ok': training.devices: 64, and this machine has 2 GPUs\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_devices_that_cannot_share_a_batch(tmp_path: Path) -> None:
+    studies.write(tmp_path, "set: {training.devices: 3}\n" + names("ok"))
+    with cli(tmp_path, "--dry-run") as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2
+    assert "devices: 3 cannot share a batch of 64 evenly" in output
+    assert output.startswith("ablations.yaml:")
+
+
+def test_devices_are_no_part_of_the_identity(tmp_path: Path) -> None:
+    (two,) = jobs(tmp_path, "ok")
+    (one,) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs", seeds=(0,)).jobs
+    assert one.identity == two.identity
+
+
+def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
+    """Also before they were let go, as where another process holds the cell's lock."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from lit_attn.cells.ranks import ranks\n"
+        "with ranks(2, lambda: None) as made:\n"
+        "    print(*[process.pid for process in made.processes], flush=True)\n"
+        "    if sys.argv[1] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for how in ("kill", "leave"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, how], capture_output=True, text=True, check=False
+        )
+        pids = [int(pid) for pid in done.stdout.split()]
+        assert len(pids) == 2
+        until(lambda pids=pids: not any(map(alive, pids)))
+
+
+def test_ranks_that_were_stopped_before_they_were_let_go() -> None:
+    """A signal to the whole group may come between: that is no failure of the one who lets go."""
+    code = (
+        "import sys\n"
+        "from lit_attn.ablate import ranks\n"
+        "with ranks.ranks(2, lambda: None) as made:\n"
+        "    for process in made.processes: process.terminate(), process.join()\n"
+        "    sys.exit(made.run(None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_cell_that_is_told_to_go_while_it_starts_goes(number: signal.Signals) -> None:
+    """It is forked from a server that such a signal leaves alone."""
+    code = (
+        "import os, sys\n"
+        "from lit_attn.ablate import tether\n"
+        "number = int(sys.argv[1])\n"
+        "os.kill(os.getpid(), number)\n"
+        "cell = os.fork()\n"
+        "if not cell:\n"
+        "    os.kill(os.getpid(), number)\n"
+        "    tether.answer_signals()\n"
+        "    os._exit(0)\n"
+        "_, status = os.waitpid(cell, 0)\n"
+        "print(os.waitstatus_to_exitcode(status))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{-number}\n")
+
+
+def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
+    """One that only lost its connection, and one that waits for ever."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from lit_attn.ablate import ranks\n"
+        "def body():\n"
+        "    if os.environ['LOCAL_RANK'] == '0': raise RuntimeError('Connection closed by peer')\n"
+        "    time.sleep(1000)\n"
+        "ranks.SETTLE = 0.1\n"
+        "with ranks.ranks(2, body) as made: sys.exit(made.run(Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == 1
+    assert "Connection closed by peer" in folder.tail(tmp_path)
+
+
+def test_words_of_failures() -> None:
+    echo = "RuntimeError: [x.cc:81] Connection closed by peer [127.0.0.1]:30"
+    assert is_echo(1, f"Traceback\n{echo}")
+    assert not is_echo(1, "ValueError: mine")
+    assert not is_echo(-9, "")
+    log = f"{echo}\n{quoted(2, -9, 'all is well')}\n"
+    assert (rank_of(log), rank_of(echo)) == (2, 0)
+    assert (classify(137, log), reason(137, log)) == ("killed", "ended by SIGKILL")
+    log = f"{echo}\n{quoted(1, 1, 'torch.OutOfMemoryError: CUDA out of memory')}\n"
+    assert classify(1, log) == "out-of-memory"
+    assert reason(1, log) == "[rank1]: torch.OutOfMemoryError: CUDA out of memory"

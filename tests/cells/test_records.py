@@ -1,0 +1,102 @@
+"""Records: what is written reads back, and what a crash left half-written is not believed."""
+
+import math
+from pathlib import Path
+
+import pytest
+from helpers.fake_study import result
+from pydantic import ValidationError
+
+from lit_attn.cells.records import (
+    Exit,
+    MetricRow,
+    Plan,
+    PlannedCell,
+    PlannedVariant,
+    Record,
+    Result,
+    Spread,
+    read_metrics,
+)
+from lit_attn.cells.records import Metric as MetricRecord
+
+CELL = PlannedCell(variant="v", seed=0, identity="00", path="v/0-00")
+PLAN = Plan(
+    study="s",
+    title="t",
+    baseline="v",
+    metric=MetricRecord(),
+    variants=[PlannedVariant(name="v", published=(1.0, None))],
+    seeds=[0],
+    cells=[CELL],
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [PLAN, result(CELL, 0.5), Exit(failure="killed", returncode=-9, message="m", finished="f")],
+)
+def test_a_record_reads_back_as_written(record: Record, tmp_path: Path) -> None:
+    record.write(tmp_path / "deep" / "record.json")
+    text = (tmp_path / "deep" / "record.json").read_text()
+    assert type(record).model_validate_json(text) == record
+    assert text.endswith("}\n")
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["record.json"]
+
+
+def test_a_record_refuses_what_it_does_not_know_and_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="extra"):
+        Result.model_validate({**result(CELL, 0.5).model_dump(), "more": 1})
+    with pytest.raises(ValidationError, match="frozen"):
+        CELL.seed = 1
+    with pytest.raises(ValidationError, match="failure"):
+        Exit(failure="tired", returncode=1, message="", finished="")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_result_is_finite(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        result(CELL, value)
+    with pytest.raises(ValidationError, match="finite"):
+        Spread(median=value, iqr=0, count=1)
+
+
+def test_metric_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    assert read_metrics(path) == []
+    path.write_text("step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,train/loss,nan\n")
+    first, second = read_metrics(path)
+    assert first == MetricRow(10, 0, "test/accuracy", 0.5)
+    assert math.isnan(second.value)
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        "20,1,test/acc",
+        "20,1,test/accuracy,0.",
+        "20,1",
+        "20,1,test/acc30,2,test/accuracy,0.9\n",
+        "\0\0\0\0\n",
+        "20,one,test/accuracy,0.9\n",
+        "\n",
+    ],
+)
+def test_torn_lines_are_left_out_and_nothing_else(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    whole = "step,epoch,name,value\n10,0,test/accuracy,0.5\n"
+    path.write_text(whole + torn)
+    assert read_metrics(path) == [MetricRow(10, 0, "test/accuracy", 0.5)]
+    if torn.endswith("\n"):
+        path.write_text(whole + torn + "40,3,test/accuracy,0.7\n")
+        assert [row.step for row in read_metrics(path)] == [10, 40]
+
+
+def test_any_prefix_of_a_metrics_file_reads(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    text = "step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,test/accuracy,0.75\n"
+    for end in range(len(text)):
+        path.write_bytes(text.encode()[:end])
+        assert [row.value for row in read_metrics(path)] == [0.5, 0.75][
+            : text[:end].count("\n", 25)
+        ]

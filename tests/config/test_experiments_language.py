@@ -1,0 +1,126 @@
+"""The published language set-ups, on tiny data and as tiny models: every key of theirs trains."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from helpers.paths import ROOT
+from helpers.training_cells import folder_of
+
+from lit_attn.ablate.plan import expand
+from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.config.study import read_studies
+from lit_attn.models import budget
+from lit_attn.train import run_cell
+
+STUDIES = read_studies(ROOT / "ablations.yaml")
+LANGUAGE = [
+    name
+    for name, source in STUDIES.items()
+    if str(source.experiment.get("task")) in ("language-modelling", "sequence-classification")
+]
+
+MODEL = {"dim": 16, "depth": 2, "heads": 2}
+DATA = {"context": 8, "batch_size": 4, "eval_batch_size": 8, "epoch_steps": 2}
+STREAM = {**DATA, "accumulate": 2, "eval_tokens": 40}
+
+
+def shards(folder: Path, vocabulary: int) -> None:
+    drawn = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        drawn.integers(vocabulary, size=120, dtype=np.uint16).tofile(folder / f"{split}.bin")
+
+
+def documents(folder: Path, texts: int) -> None:
+    text = "\t".join(["some text"] * texts)
+    for split in ("train", "val", "test"):
+        (folder / f"{split}.tsv").write_text(f"1\t{text}\n0\t{text}\n" * 5)
+
+
+def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
+    """`experiments/<name>` with sections changed, and its schedule in proportion."""
+    experiment = yaml.safe_load((ROOT / "experiments" / name).read_text())
+    experiment["data"] |= {"folder": str(folder)} if "folder" in experiment["data"] else {}
+    for section, values in changes.items():
+        experiment[section] |= values
+    share = 2 / experiment["training"]["epochs"]
+    for key in ("warmup", "warmdown"):
+        if key in experiment.get("schedule", {}):
+            experiment["schedule"][key] *= share
+    short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": False}
+    experiment["training"] |= short
+    metric = {"name": "val/loss", "goal": "min", "scale": 1}
+    cell = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    return Cell.model_validate(cell)
+
+
+def trained(cell: Cell, root: Path) -> dict[str, float]:
+    folder = folder_of(cell, root)
+    run_cell(folder)
+    return Result.model_validate_json((folder / "result.json").read_text()).metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [("fineweb_gpt2", 50_257), ("openwebtext_gpt2", 50_257), ("pile_405m", 50_257)],
+)
+def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> None:
+    shards(tmp_path, vocabulary)
+    model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
+    if name == "pile_405m":
+        model["ffn"] = {"width": 16, "activation": "swiglu"}
+    found = trained(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
+    assert found["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
+
+
+def test_what_measures_speed_trains(tmp_path: Path) -> None:
+    model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
+    cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
+    found = trained(cell, tmp_path)
+    assert found["train/tokens_per_second"] > 0
+    # Its head has as many rows as GPT-2's for the 256 bytes that there are.
+    assert found["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
+
+
+def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
+    shards(tmp_path, 60)
+    data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
+    model = {**MODEL, "head_dim": 4, "ffn": {"width": 16, "activation": "relu"}}
+    model["cutoffs"] = [20, 40]
+    cell = tiny("wikitext103_mgk.yaml", tmp_path, data=data, model=model)
+    assert cell.experiment.data.eval_stride == 1
+    # One of 20 words and two classes, and in two thirds of the cases one of the class's 20 words.
+    expected = 22 * 20 ** (2 / 3)
+    assert trained(cell, tmp_path)["val/perplexity"] == pytest.approx(expected, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("lra_listops", {"lengths": [5, 8], "depth": 3, "train": 8, "val": 8, "test": 8}),
+        ("lra_text", {}),
+        ("lra_retrieval", {}),
+    ],
+)
+def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: Path) -> None:
+    documents(tmp_path, 2 if name == "lra_retrieval" else 1)
+    attention = PRESETS["smgk"].model_dump(mode="json")
+    model = {**MODEL, "head_dim": 4, "ffn": {"width": 16}, "attention": attention}
+    found = trained(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
+    assert 0 <= found["test/accuracy"] <= 1
+    assert found["val/loss"] == pytest.approx(np.log(10 if name == "lra_listops" else 2), rel=0.5)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_every_cell_of_a_language_study_is_a_model(name: str) -> None:
+    matrix = expand(STUDIES[name], Path("runs"))
+    for variant in matrix.variants:
+        data = variant.experiment.data
+        model = budget.resolve(variant.experiment.model, variant.match_to, data)
+        assert budget.count(budget.build(model, data, device="meta")) > 10_000
+    described = matrix.variants[0].experiment.model
+    assert described.attention == PRESETS["standard"], "the baseline comes first"

@@ -1,0 +1,133 @@
+"""What does not fit together is said without torch, by the line that says it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import studies
+from helpers.paths import ROOT
+
+from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.variants import resolve
+from lit_attn.config.experiment import Experiment
+from lit_attn.config.source import Mapping, load
+from lit_attn.models import budget
+from lit_attn.schema.errors import ConfigError, nearest_divisor
+
+# A change to one variant, and what is said of it.
+MISTAKES = [
+    ("kv_heads: 3", "model: attention.kv_heads: 3 key heads do not divide 2 heads; the nearest that"
+     " do are 2"),
+    ("compose: {kind: query, groups: 3}", "model: attention.compose.groups: 3 groups do not divide"
+     " 2 heads; the nearest that do are 2"),
+    ("model.heads: 3", "model: heads: 3 heads do not divide dim 16; the nearest that do are 2"),
+    ("model.patch: 3", "model: patch: patches of 3 do not tile images of 8 x 8; the nearest that do"
+     " are of 2"),
+    ("optimizer.betas: [0.9, 1.2]", "optimizer.betas.1: input should be less than 1, not 1.2"),
+    ("optimizer.betas: [-0.1, 0.9]", "optimizer.betas.0: input should be greater than or equal to"),
+    ("data.batch_size: 1201", "data: batch_size: 1201 is more than the 1200 samples of an epoch;"
+     " 1200 at most"),
+    ("data.validation: 9", "data.validation: '9' is not a choice; did you mean '0'?"),
+    ("{attention: linear, model.local_self_attention: true}",
+     "model: local_self_attention: linear keys never form the logits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), MISTAKES, ids=[change for change, _ in MISTAKES])
+def test_a_variant_that_does_not_fit(tmp_path: Path, change: str, message: str) -> None:
+    change = change if change.startswith("{") else f"\n      {change}"
+    body = f"baseline: a\ncells:\n  a: {{}}\n  b: {change}"
+    with pytest.raises(ConfigError) as caught:
+        resolve(studies.study(tmp_path, body))
+    line = 10 if change.startswith("{") else 11
+    place = f"{tmp_path / 'ablations.yaml'}:{line}: tiny: variant 'b': "
+    message = message.replace("'9' is not a choice; did you mean '0'?", "'9' is not a choice")
+    assert str(caught.value).startswith(place + message)
+
+
+def test_the_line_of_the_key_and_not_of_its_section(tmp_path: Path) -> None:
+    experiment = studies.EXPERIMENT.replace(
+        "model: {kind: vit, dim: 16, depth: 1, heads: 2, patch: 4, ffn: {width: 32}}",
+        "model:\n  kind: vit\n  dim: 16\n  depth: 1\n  heads: 3\n  patch: 4\n  ffn: {width: 32}",
+    )
+    with pytest.raises(ConfigError, match=r"experiment.yaml:6: tiny: variant 'a': model: heads: 3"):
+        resolve(studies.study(tmp_path, "baseline: a\ncells: {a: {}}", experiment))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "section", "changes", "message"),
+    [
+        ("imagenet_jit", "model", {"heads": 128}, "heads: 128 heads of a width that is a multiple"),
+        ("imagenet_local_vit", "data", {"sizes": [100]}, "patches of 16 do not tile images of 100"),
+        ("imagenet_vit_small", "model", {"patch": 15}, "of 15 do not tile .* do are of 14"),
+        ("scenes_segmenter", "model", {"patch": 15}, "tile windows of 32 x 32 .* are of 16"),
+        ("scenes_segmenter", "data", {"validation": 2000}, "2000 of 2000 images leave none"),
+        ("python_text_gpt", "model", {"heads": 5}, "5 heads do not divide dim .* no head_dim"),
+        ("wikitext103_mgk", "model", {"cutoffs": [10, 267735]}, "267735 is beyond the vocabulary"),
+        ("lra_listops", "data", {"train": 3}, "batch_size: .* is more than the 3 samples"),
+    ],
+)
+def test_every_model_and_data_set(
+    experiment: str, section: str, changes: dict[str, object], message: str
+) -> None:
+    given = load(ROOT / "experiments" / f"{experiment}.yaml")
+    for key, value in changes.items():
+        given[section][key] = value
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate(given)
+
+
+def test_a_plain_dry_run_finds_it_without_torch(tmp_path: Path) -> None:
+    studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {kv_heads: 3}}")
+    code = (
+        "import sys; from lit_attn.ablate.__main__ import main\n"
+        "code = main(['ablations.yaml', '--dry-run'])\n"
+        "sys.exit('torch' if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("ablations.yaml:8: tiny: variant 'b': model: attention.kv_heads")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("{model.depth: 2}", "match: parameters: "),
+        (
+            "{similarity: {kind: mixture, prior: clamped, prior_scope: position, positions: 3}}",
+            "model: 5 tokens, but the mixture's weights are for 3 positions",
+        ),
+    ],
+)
+def test_params_names_the_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+) -> None:
+    """What only the model that is built can say."""
+    path = studies.write(tmp_path, f"baseline: a\ncells:\n  a: {{}}\n  b: {change}")
+    assert main([str(path), "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main([str(path), "--dry-run", "--params"]) == 2
+    assert capsys.readouterr().err.startswith(f"{path}:10: tiny: variant 'b': {message}")
+
+
+def test_what_a_part_refuses_is_a_configuration_error() -> None:
+    """In a cell too, whose failure is then classed as a bad configuration."""
+    given: Mapping = load(ROOT / "experiments" / "digits_vit.yaml")
+    experiment = Experiment.model_validate(given)
+    spec = experiment.model.attention.model_copy(update={"kv_heads": 7})
+    model = experiment.model.model_copy(update={"attention": spec})
+    with pytest.raises(ConfigError, match="model: 7 key heads do not divide"):
+        budget.build(model, experiment.data, device=str(torch.device("meta")))
+
+
+def test_the_nearest_divisor() -> None:
+    found = [nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
+    assert found == [1, 3, 4, 6, 6, 6, 12]
+    assert nearest_divisor(7, 10**400 + 1) in range(1, 10**400)
+    assert nearest_divisor(10**300, 2 * 10**300 + 3) == 1

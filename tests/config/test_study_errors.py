@@ -1,0 +1,85 @@
+"""Every mistake in a study is one line with its file, its line, its key and what was meant."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import studies
+
+from lit_attn.ablate.variants import resolve
+from lit_attn.config.study import choose, read_studies
+from lit_attn.schema.errors import ConfigError
+
+CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
+
+
+def mistakes(name: str) -> list[tuple[str, str]]:
+    """Pairs of what is written and what is said of it."""
+    blocks = (Path(__file__).parent / name).read_text().split("\n---\n")[1:]
+    return [(body, said.strip()) for body, said in (block.split("\n>>> ") for block in blocks)]
+
+
+@pytest.mark.parametrize(("body", "message"), mistakes("study_mistakes.txt"))
+def test_mistake(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(studies.study(tmp_path, body))
+    assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:{message}"
+
+
+def test_an_exclusion_that_leaves_out_nothing(tmp_path: Path) -> None:
+    body = """
+baseline: zz=without,residual=full
+axes: {zz: [with, without], residual: [full, value]}
+exclude:
+- {zz: with}
+- {zz: with, residual: full}
+- {zz: [], residual: full}
+"""
+    with pytest.raises(ConfigError, match=r":12: tiny.exclude.2: leaves out no point"):
+        resolve(studies.study(tmp_path, body))
+
+
+@pytest.mark.parametrize(("change", "message"), mistakes("experiment_mistakes.txt"))
+def test_mistake_in_the_experiment(tmp_path: Path, change: str, message: str) -> None:
+    experiment = studies.EXPERIMENT.replace(*change.replace("\\n", "\n").split(" => "))
+    with pytest.raises(ConfigError) as caught:
+        resolve(studies.study(tmp_path, CELLS, experiment))
+    assert str(caught.value) == f"{tmp_path / 'experiment.yaml'}:{message}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("studies:", "study:", "1: unknown key 'study'; did you mean 'studies'?"),
+        ("experiment.yaml", "experimnt.yaml", "4: studies.tiny.experiment: no file "),
+        ("experiment.yaml", "x" * 999, "4: studies.tiny.experiment: no file "),
+        ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: a seed is written twice"),
+        ("seeds: 2", "seeds: 0", "6: studies.tiny.seeds: 0 is no count of seeds, which is 1 to"),
+        ("seeds: 2", "seeds: 20251121", "6: studies.tiny.seeds: 20251121 is no count of seeds, "
+         "which is 1 to 10,000; a seed of its own is written [20251121]"),
+        ("seeds: 2", "seeds: five", "6: studies.tiny.seeds: needs a count of seeds, as 5, or a"),
+        ("seeds: 2", "seeds: []", "6: studies.tiny.seeds: needs a count of seeds, as 5, or a"),
+        ("seeds: 2", "seeds: [4294967296]", "6: studies.tiny.seeds.0: input should be less than"),
+        ("seeds: 2", "seeds: [-1]", "6: studies.tiny.seeds.0: input should be greater than or"),
+        ("tiny:", "../tiny:", "3: ../tiny: cannot name a folder"),
+        ("title: A tiny study", "titel: x", "3: studies.tiny.titel: unknown key 'titel'; did you"),
+        ("A tiny study", "!!python/object:os.system x", "3: the YAML tag 'tag:yaml.org,"),
+    ],
+)  # fmt: skip
+def test_mistake_in_the_head(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = studies.write(tmp_path, CELLS)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(f"{path}:{message}")) as caught:
+        resolve(next(iter(read_studies(path).values())))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_an_unknown_study(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read: No such file"):
+        read_studies(tmp_path / "nowhere.yaml")
+    path = studies.write(tmp_path, CELLS)
+    with pytest.raises(ConfigError, match="no study 'tny'; did you mean 'tiny'"):
+        choose(read_studies(path), ["tny"], path)
+    path.write_text(path.read_text().replace("default: true", "default: false"))
+    # The only one needs no name.
+    assert [study.name for study in choose(read_studies(path), [], path)] == ["tiny"]

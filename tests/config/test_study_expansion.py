@@ -1,0 +1,311 @@
+"""What a study expands to: names, order, what wins over what, what is matched, and identities."""
+
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from pydantic import TypeAdapter
+
+from lit_attn.ablate.axes import points
+from lit_attn.ablate.plan import expand
+from lit_attn.ablate.variants import resolve
+from lit_attn.attention.spec import PRESETS, Perpendicular, Split
+from lit_attn.config.optimizers import Adam, AdamW
+from lit_attn.config.schedules import Constant
+from lit_attn.config.source import Mapping, Where
+from lit_attn.config.study import choose, read_studies
+from lit_attn.schema.errors import ConfigError
+
+
+def test_named_cells_and_presets(tmp_path: Path) -> None:
+    body = "baseline: standard\ncells:\n" + "\n".join(
+        f"  {name}: {{attention: {name}}}" for name in PRESETS
+    )
+    found = studies.variants(tmp_path, body)
+    assert list(found) == list(PRESETS)
+    assert {n: v.experiment.model.attention for n, v in found.items()} == PRESETS
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("{attention: {preset: belief2, zz: without}}", {"zz": False, "residual": Split()}),
+        (
+            "{attention: {preset: belief2, residual: {activation: silu}}}",
+            {"zz": True, "residual": Split(activation="silu")},
+        ),
+        ("{attention: {preset: belief2, residual: perpendicular}}", {"residual": Perpendicular()}),
+        ("{residual: perpendicular, zz: with}", {"zz": True, "residual": Perpendicular()}),
+        # The wider key goes first, wherever it stands.
+        ("{residual: perpendicular, attention: belief2}", {"residual": Perpendicular()}),
+        ("{residual.activation: tanh, attention: belief2}", {"residual": Split(activation="tanh")}),
+        ("{attention.residual.scope: both, residual: perpendicular}",
+         {"residual": Perpendicular(scope="both")}),
+        ("{model: {attention: {residual: split}}}", {"residual": Split()}),
+    ],
+)  # fmt: skip
+def test_attention(tmp_path: Path, override: str, expected: dict[str, object]) -> None:
+    cells = f"baseline: a\ncells:\n  a: {{optimizer.lr: 1}}\n  b: {override}"
+    spec = studies.variants(tmp_path, cells)["b"].experiment.model.attention
+    assert {key: getattr(spec, key) for key in expected} == expected
+
+
+def test_a_part_of_another_kind_replaces_the_whole_part(tmp_path: Path) -> None:
+    found = studies.variants(
+        tmp_path,
+        """
+baseline: a
+cells:
+  a: {}
+  refined: {optimizer: {weight_decay: 0.1}}
+  replaced: {optimizer: {kind: adam, lr: 2e-3}}
+  by-name: {schedule: constant}
+  none: {ffn: none, match: none}
+  narrow: {ffn: {width: 8}, match: none}
+  with: {ffn: with, optimizer.lr: 5}
+""",
+    )
+    assert found["refined"].experiment.optimizer == AdamW(lr=1e-3, weight_decay=0.1)
+    assert found["replaced"].experiment.optimizer == Adam(lr=2e-3)
+    assert found["by-name"].experiment.schedule == Constant()
+    assert found["none"].experiment.model.ffn is None
+    widths = [found[n].experiment.model.ffn.width for n in ("narrow", "with")]
+    assert widths == [8, 32]
+
+
+def test_product_names_order_and_later_axis_fastest(tmp_path: Path) -> None:
+    found = studies.variants(
+        tmp_path,
+        """
+baseline: residual=full,zz=without
+axes:
+  residual: [full, perpendicular]
+  zz: [with, without]
+""",
+    )
+    assert list(found) == [
+        "residual=full,zz=with",
+        "residual=full,zz=without",
+        "residual=perpendicular,zz=with",
+        "residual=perpendicular,zz=without",
+    ]
+
+
+def test_one_axis_is_named_by_its_values(tmp_path: Path) -> None:
+    body = """
+baseline: '0.001'
+axes:
+  optimizer.lr: [1e-3, 3e-4, 5]
+"""
+    found = studies.variants(tmp_path, body)
+    rates = {name: variant.experiment.optimizer.lr for name, variant in found.items()}
+    assert rates == {"0.001": 1e-3, "0.0003": 3e-4, "5": 5.0}
+
+
+def test_zip_exclude_include_overrides_set(tmp_path: Path) -> None:
+    found = studies.variants(
+        tmp_path,
+        """
+set: {training.epochs: 7}
+axes:
+  data.batch_size: [32, 64]
+  residual: [full, {kind: split, activation: silu}]
+  optimizer.lr: [1e-3, 2e-3]
+  recipe: {short: {training.epochs: 1}, long: {}}
+zip: [[data.batch_size, optimizer.lr]]
+exclude:
+  - {residual: full, recipe: short}
+  - {data.batch_size: 64, recipe: [long]}
+include: [{residual: value, recipe: short}]
+overrides: {residual=value: {ffn: none, match: none}}
+baseline: batch_size=32,residual=full,lr=0.001,long
+""",
+    )
+    assert list(found) == [
+        "batch_size=32,residual=full,lr=0.001,long",
+        "batch_size=32,residual=split+activation=silu,lr=0.001,short",
+        "batch_size=32,residual=split+activation=silu,lr=0.001,long",
+        "batch_size=64,residual=split+activation=silu,lr=0.002,short",
+        "residual=value,short",
+    ]
+    epochs = [variant.experiment.training.epochs for variant in found.values()]
+    assert epochs == [7, 1, 7, 1, 1]
+    assert found["residual=value,short"].experiment.model.ffn is None
+
+
+def test_what_wins_over_what(tmp_path: Path) -> None:
+    """The experiment, `set`, the cell, `overrides`, the command line: the later wins."""
+    source = studies.study(
+        tmp_path,
+        """
+baseline: a
+set: {training.epochs: 20, data.batch_size: 20, optimizer.lr: 20, optimizer.weight_decay: 20}
+cells:
+  a: {data.batch_size: 30, optimizer.lr: 30, optimizer.weight_decay: 30}
+overrides: {a: {optimizer.lr: 40, optimizer.weight_decay: 40}}
+""",
+    )
+    changes = Mapping(Where("--set"))
+    changes.put("optimizer.weight_decay", 50, Where("--set"))
+    experiment = resolve(source, changes)[0].experiment
+    assert experiment.training.epochs == 20
+    assert experiment.data.batch_size == 30
+    assert (experiment.optimizer.lr, experiment.optimizer.weight_decay) == (40, 50)
+
+
+def test_matching(tmp_path: Path) -> None:
+    found = studies.variants(
+        tmp_path,
+        """
+baseline: standard
+cells:
+  standard: {attention: standard}
+  belief2: {attention: belief2}
+  unmatched: {attention: xsa, match: none}
+  same-model: {optimizer.lr: 1}
+""",
+    )
+    baseline = found["standard"].experiment.model
+    matched = {name: variant.match_to for name, variant in found.items()}
+    assert matched == {
+        "standard": None, "belief2": baseline, "unmatched": None, "same-model": None,
+    }  # fmt: skip
+
+
+def test_matching_can_be_asked_for_one_variant(tmp_path: Path) -> None:
+    body = """
+baseline: a
+match: none
+cells:
+  a: {}
+  b: {attention: xsa}
+  c: {attention: xsa, match: parameters}
+"""
+    found = studies.variants(tmp_path, body)
+    assert found["b"].match_to is None
+    assert found["c"].match_to == found["a"].experiment.model
+
+
+@pytest.mark.parametrize(
+    ("axis", "baseline", "name"),
+    [
+        ("optimizer.lr: [1, 2]", "1", "1"),
+        ("optimizer.lr: [1e-4, 2]", "1e-4", "0.0001"),
+        ("model.dropout: [null, 0.5]", "null", "none"),
+        ("zz: [false, true]", "false", "false"),
+    ],
+)
+def test_a_baseline_is_what_axes_call_it(
+    tmp_path: Path, axis: str, baseline: str, name: str
+) -> None:
+    """A number or a truth value as YAML reads it."""
+    study = studies.study(tmp_path, f"baseline: {baseline}\naxes: {{{axis}}}")
+    assert study.study.baseline == points(study)[0].name == name
+
+
+CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
+
+
+def test_every_seed_is_complete_before_the_next(tmp_path: Path) -> None:
+    jobs = expand(studies.study(tmp_path, CELLS), tmp_path / "runs").jobs
+    assert [(j.cell.seed, j.cell.variant) for j in jobs] == [
+        (0, "a"), (0, "b"), (1, "a"), (1, "b"),
+    ]  # fmt: skip
+    assert jobs[1].folder == tmp_path / "runs" / "tiny" / "b" / f"0-{jobs[1].identity}"
+
+
+def identities(folder: Path, body: str, experiment: str = studies.EXPERIMENT) -> dict[str, str]:
+    folder.mkdir()
+    jobs = expand(studies.study(folder, body, experiment), folder).jobs
+    return {job.name: job.identity for job in jobs}
+
+
+def test_identity_ignores_order_comments_defaults_paths_and_devices(tmp_path: Path) -> None:
+    spelled_out = """\
+# The same, said at length and in another order.
+training: {epochs: 2, compile: true, accelerator: cpu, precision: fp32, checkpoint_every: 9}
+schedule: {warmup: 1.0, kind: cosine, end: 0}
+optimizer: {lr: 0.001, kind: adamw, betas: [0.9, 0.999]}
+model:
+  ffn: {width: 32, activation: gelu}
+  attention: standard
+  kind: vit
+  patch: 4
+  heads: 2
+  depth: 1
+  dim: 16
+data: {batch_size: 64, kind: digits}
+"""
+    body = "cells: {b: {attention: {preset: belief2, similarity: dot}}, a: {zz: without}}"
+    assert identities(tmp_path / "1", CELLS) == identities(
+        tmp_path / "2", f"baseline: a\n{body}", spelled_out
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["set: {optimizer.lr: 2e-3}", "set: {attention: xsa}", "metric: {selection: best-validation}"],
+)
+def test_identity_follows_what_is_computed(tmp_path: Path, changed: str) -> None:
+    before = identities(tmp_path / "1", CELLS)
+    after = identities(tmp_path / "2", f"{CELLS}\n{changed}")
+    assert all(before[name] != after[name] for name in before if name.startswith("tiny/a"))
+
+
+def test_a_new_seed_or_variant_leaves_the_others_alone(tmp_path: Path) -> None:
+    before = identities(tmp_path / "1", CELLS)
+    body = "baseline: a\ncells: {a: {}, new: {attention: xsa}, b: {attention: belief2}}"
+    (tmp_path / "2").mkdir()
+    source = studies.study(tmp_path / "2", body)
+    after = {job.name: job.identity for job in expand(source, tmp_path, seeds=(0, 1, 7)).jobs}
+    assert len(after) == 9
+    assert before.items() < after.items()
+
+
+def test_shared_parts_are_validated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 cells in under a second rest on this: work grows with values, not with cells."""
+    values = ", ".join(str(i) for i in range(1, 23))
+    body = f"""
+baseline: lr=1,batch_size=1,epochs=1
+axes:
+  optimizer.lr: [{values}]
+  data.batch_size: [{values}]
+  training.epochs: [{values}]
+"""
+    source = studies.study(tmp_path, body)
+    resolve(source)
+    validated = []
+    original = TypeAdapter.validate_python
+
+    def counting(self: TypeAdapter[object], value: object) -> object:
+        validated.append(value)
+        return original(self, value)
+
+    monkeypatch.setattr(TypeAdapter, "validate_python", counting)
+    assert len(resolve(source)) == 10_648
+    assert len(validated) == 3 * 22 + 2
+
+
+def test_published_numbers_and_seeds(tmp_path: Path) -> None:
+    source = studies.study(tmp_path, CELLS + "\npublished: {a: [72.01, 0.20], b: 76}")
+    plan = expand(source, tmp_path).plan()
+    assert [variant.published for variant in plan.variants] == [(72.01, 0.20), (76.0, None)]
+    assert plan.seeds == [0, 1]
+    assert [cell.path for cell in plan.cells] == [
+        str(job.folder.relative_to(tmp_path / "tiny")) for job in expand(source, tmp_path).jobs
+    ]
+
+
+def test_choosing_studies(tmp_path: Path) -> None:
+    path = studies.write(tmp_path, CELLS)
+    path.write_text(path.read_text().replace("studies:\n", "studies:\n  other: &head\n"
+        "    title: t\n    experiment: experiment.yaml\n    seeds: [3]\n    baseline: x\n"
+        "    cells: {x: {}}\n  child:\n    <<: *head\n    title: child\n    seeds: [4]\n"
+    ))  # fmt: skip
+    found = read_studies(path)
+    assert [s.name for s in choose(found, [], path)] == ["tiny"]
+    assert [s.name for s in choose(found, ["tiny", "other"], path)] == ["other", "tiny"]
+    path.write_text(path.read_text().replace("default: true", "default: false"))
+    with pytest.raises(ConfigError, match="name one with --study: other, child, tiny"):
+        choose(read_studies(path), [], path)
+    assert (found["child"].study.title, found["child"].study.seeds) == ("child", (4,))

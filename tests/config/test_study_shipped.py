@@ -1,0 +1,208 @@
+"""The studies in ablations.yaml: they expand, and their models are the papers' to the parameter."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.augment import RandAugment
+from lit_attn.config.study import read_studies
+
+
+@cache
+def matrices() -> dict[str, Matrix]:
+    studies = read_studies(ROOT / "ablations.yaml")
+    return {name: expand(source, Path("runs")) for name, source in studies.items()}
+
+
+def parameters(study: str, variant: str) -> int:
+    from lit_attn.models import budget
+
+    found = next(v for v in matrices()[study].variants if v.name == variant)
+    data = found.experiment.data
+    model = budget.resolve(found.experiment.model, found.match_to, data)
+    return budget.describe(model, data).parameters
+
+
+def test_the_default_studies_need_no_download() -> None:
+    defaults = {name: m.jobs for name, m in matrices().items() if m.source.study.default}
+    assert list(defaults) == ["digits", "mechanisms"]
+    for jobs in defaults.values():
+        assert {job.cell.experiment.data.kind for job in jobs} == {"digits"}
+
+
+def test_every_preset_of_a_size_of_its_own_is_compared() -> None:
+    """A preset that the study lacks would be a mechanism that no table of this repository has."""
+    compared = {variant.name for variant in matrices()["mechanisms"].variants}
+    # Its maps alone are more parameters than the model of the study has.
+    assert set(PRESETS) - compared == {"dcmha-rank-4"}
+
+
+@pytest.mark.parametrize("study", ["digits", "mechanisms"])
+def test_the_parameters_of_the_default_studies_match(study: str) -> None:
+    """README's first command ends without a failed cell, and its tables compare like with like."""
+    for variant in matrices()[study].variants:
+        assert parameters(study, variant.name) == pytest.approx(32_714, rel=0.005), variant.name
+
+
+def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "studies.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    counts = {}
+    for example in examples:
+        path = tmp_path / "ablations.yaml"
+        path.write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
+        for name, source in read_studies(path).items():
+            counts[name] = len(expand(source, tmp_path).jobs)
+    assert counts == {"split": 4 * 3, "product": (16 - 2 - 3 + 1) * 3}
+
+
+@pytest.mark.parametrize("name", [name for name in matrices() if name.endswith("-short")])
+def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> None:
+    long = matrices()[name.removesuffix("-short")]
+    short = matrices()[name]
+    assert len(short.seeds) > len(long.seeds)
+    for there, here in zip(long.variants, short.variants, strict=True):
+        assert there.name == here.name
+        assert there.experiment.model == here.experiment.model
+        assert there.experiment.training.epochs == 10 * here.experiment.training.epochs
+    assert not short.source.study.published
+
+
+# docs/setups.md. LocalViT's without the 47,088 that the released code counts and nothing uses.
+@pytest.mark.parametrize(
+    ("study", "variant", "count"),
+    [
+        ("belief2-cifar100", "standard", 3_375_076),
+        ("belief2-cifar100", "belief2", 3_375_076),
+        ("belief2-cifar100", "belief", 3_375_076),
+        ("belief2-cifar100", "belief-star", 3_375_940),
+        ("belief2-cifar100", "belief2-without-ffn", 2_039_332),
+        ("belief2-cifar100", "belief2-without-zz", 3_043_300),
+        ("belief2-cifar100", "standard-repository-width", 2_709_796),
+        ("residual-signal-cifar100", "residual=value,width=384", 2_709_796),
+        ("attentionx-cifar10", "standard", 9_622_512),
+        ("attentionx-cifar10", "plain-attentionx", 9_523_722),
+        ("attentionx-cifar100", "attentionx", 9_668_682),
+        ("beliefformer-cifar10", "belief-star", 11_198_448),
+        ("beliefformer-imagenet", "standard", 22_226_776 - 47_088),
+        ("beliefformer-imagenet", "belief", 22_226_776 - 47_088),
+        ("beliefformer-imagenet", "belief-star", 24_000_856 - 47_088),
+        ("beliefformer-imagenet", "deit-standard", 22_050_664),
+        ("belief2-imagenet", "standard", 128_539_624),
+        ("belief2-imagenet", "belief-star", 128_539_624 + 3_072),
+        ("belief2-imagenet", "belief2", 128_539_624 - 3_072),
+        ("belief2-imagenet", "belief2-without-zz", 128_539_624 - 3_072 - 12 * 768**2),
+        ("dcmha-imagenet", "standard", 21_974_632),
+        ("dcmha-imagenet", "dcmha", 21_974_632 + 12 * 48_384),
+        ("dcmha-imagenet", "vit-m", 38_736_360),
+        # Segmenter's without its encoder's classifier, which nothing uses.
+        ("belief2-ade20k", "standard", 6_906_388 - 193_000),
+        ("belief2-ade20k", "belief2-encoder", 6_906_388 - 193_000 + 444_672),
+        ("belief2-ade20k", "belief2", 6_906_388 - 193_000 + 516_096 + 14 * 192),
+        # nanoGPT, and modded-nanogpt's branch with W^s.
+        ("beliefformer-gpt2", "standard", 123_532_032),
+        ("beliefformer-gpt2", "belief-star", 130_609_920),
+        ("beliefformer-gpt2", "openwebtext-belief", 123_532_032),
+        ("attentionx-gpt2", "subset-attentionx", 124_373_760),
+        # GPT-2's one id more than the repository's vocabulary has, in and out.
+        ("dcmha-ablation", "standard", 411_255_808 + 2 * 1024),
+        ("dcmha-ablation", "dcformer", 411_255_808 + 2 * 1024 + 24 * 344_064),
+        # pi of every head and position as released; pi of every head as published.
+        ("mgk-wikitext103", "softmax-8", 44_018_394),
+        ("mgk-wikitext103", "softmax-4", 43_494_106),
+        ("mgk-wikitext103", "released-mgk-8", 44_346_074),
+        ("mgk-wikitext103", "released-mgk-4", 43_657_946),
+        ("mgk-wikitext103", "released-smgk-8", 44_088_026),
+        ("mgk-wikitext103", "mgk-8", 44_346_074 - 16 * 8 * 2 * 255),
+        ("mgk-retrieval", "readme-softmax-8", 494_594),
+        ("mgk-retrieval", "readme-smgk-4", 428_806 + 2 * 2 * 3),
+        ("mgk-retrieval", "readme-mgk-4", 444_934 + 2 * 2 * 3),
+    ],
+)
+def test_parameters(study: str, variant: str, count: int) -> None:
+    assert parameters(study, variant) == count
+
+
+@pytest.mark.parametrize(
+    ("study", "steps", "tokens"),
+    [
+        ("beliefformer-gpt2", 9536, 524_288),
+        ("attentionx-gpt2", 600_000, 491_520),
+        ("mgk-wikitext103", 500_000, 96 * 256),
+        ("mgk-listops", 5000, 32 * 2000),
+        ("mgk-text", 20_000, 32 * 4000),
+        ("mgk-retrieval", 30_000, 32 * 4000),
+        ("dcmha-ablation", 13_500, 524_288),
+    ],
+)
+def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -> None:
+    experiment = matrices()[study].variants[0].experiment
+    data = experiment.data
+    assert experiment.training.epochs * data.epoch_steps == steps
+    assert data.batch_size * data.context == tokens
+    assert data.batch_size % data.accumulate == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, m in matrices().items() if m.source.study.published]
+)
+def test_published_numbers_are_of_variants(name: str) -> None:
+    matrix = matrices()[name]
+    assert set(matrix.source.study.published) <= {variant.name for variant in matrix.variants}
+
+
+def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
+    """MGK Tables 1, 2, 5, 6 and 9: 11, 11, 4, 3 and 4 rows that no other table has."""
+    published = matrices()["mgk-retrieval"].source.study.published
+    readings = [name for name in published if name.startswith(("released-", "readme-"))]
+    assert len(published) - len(readings) == 11 + 11 + 4 + 3 + 4
+
+
+def test_readings_differ_in_what_they_say() -> None:
+    found = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
+    assert list(found)[:2] == ["standard", "attentionx"]
+    flavours = {
+        name: step.flavour
+        for name, experiment in found.items()
+        for step in experiment.data.augment
+        if isinstance(step, RandAugment)
+    }
+    assert flavours == {
+        name: "torchvision" if name.startswith("torchvision") else "blanking" for name in found
+    }
+    plain = [name for name, experiment in found.items() if experiment.model.patchify == "plain"]
+    assert plain == ["plain-standard", "plain-attentionx"]
+
+
+def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
+    """Segmenter's seg_tiny_mask on ADE20K (docs/setups.md)."""
+    found = {variant.name: variant.experiment for variant in matrices()["belief2-ade20k"].variants}
+    experiment = found["standard"]
+    data, model, training = experiment.data, experiment.model, experiment.training
+    assert (data.kind, data.crop, data.short_side, data.long_side) == ("ade20k", 512, 512, 2048)
+    assert (data.batch_size, data.drop_last, data.validation) == (8, False, 0)
+    assert (model.dim, model.depth, model.heads, model.patch) == (192, 12, 3, 16)
+    assert (model.drop_path, model.decoder_depth, model.decoder_dropout) == (0.1, 2, 0.1)
+    assert model.stride is None
+    assert model.pretrained == "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
+    optimizer = experiment.optimizer.model_dump()
+    assert optimizer == {"kind": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    assert experiment.schedule.model_dump() == {"kind": "polynomial", "power": 0.9, "end": 1e-5}
+    assert (training.epochs, training.evaluate_every, training.clip) == (64, 2, None)
+    assert (training.precision, training.ema) == ("fp32", None)
+    readings = {
+        name: (e.model.attention.zz, e.model.attention.residual.activation)
+        for name, e in found.items()
+        if "belief2" in name
+    }
+    assert readings.pop("belief2-with-zz") == (True, "identity")
+    assert readings.pop("belief2-gelu") == (False, "gelu")
+    assert set(readings.values()) == {(False, "identity")}
+    starts = {name: found[name].model.attention.residual.init for name in readings}
+    assert starts.pop("belief2-fresh") == "fresh"
+    assert set(starts.values()) == {"copy"}

@@ -1,0 +1,203 @@
+"""Questions of head composition: their answers, the grid, a cell that trains."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_cells import folder_of
+from pydantic import ValidationError
+
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.config.data.composition import (
+    CONTEXT,
+    PATTERNS,
+    TASK_NAMES,
+    TRANSFORMATIONS,
+    HeadComposition,
+)
+from lit_attn.config.data.text import IGNORED
+from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out
+from lit_attn.tasks.composition import Grid
+from lit_attn.train import run_cell
+
+CPU = torch.device("cpu")
+
+
+def data(seed: int = 0, **changes: object) -> CompositionData:
+    given = {"eval_questions": 4, "batch_size": 64, **changes}
+    return CompositionData(HeadComposition.model_validate(given), seed, CPU)
+
+
+def looked_up(lexicon: Lexicon, question: list[int]) -> int:
+    """The source of a question, found from its words alone."""
+    facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
+    item, pattern = question[6], PATTERNS[question[7] - lexicon.first_pattern]
+    values = [value for _, value in facts]
+    classes = {
+        entity: lexicon.first_class + number
+        for number, members in enumerate(lexicon.members)
+        for entity in members.tolist()
+    }
+    found = {
+        "same-key": [value for key, value in facts if key == item],
+        "other-key": [value for key, value in facts if key != item],
+        "same-value": [key for key, value in facts if value == item],
+        "different": [value for value in values if values.count(value) == 1],
+        "other-class": [value for value in values if classes[value] != item],
+    }[pattern]
+    assert len(found) == 1, "the question has one answer"
+    return found[0]
+
+
+def test_answers_follow_from_the_questions() -> None:
+    module = data(held_out="none")
+    seen = set()
+    for step in range(10):
+        for question, answer, task in zip(*(p.tolist() for p in module.batch(step)), strict=True):
+            pattern, transformation = divmod(task, len(TRANSFORMATIONS))
+            lexicon = module.lexicon
+            assert question[7] - lexicon.first_pattern == pattern
+            assert question[8] - lexicon.first_transformation == transformation
+            assert answer == lexicon.maps[transformation, looked_up(lexicon, question)]
+            seen.add(task)
+    assert seen == set(range(TASKS))
+
+
+def test_the_source_stands_anywhere() -> None:
+    module = data()
+    questions, *_ = module.batch(0)
+    places = [
+        [k for k in range(6) if question[k] == looked_up(module.lexicon, question)][-1] // 2
+        for question in questions.tolist()
+    ]
+    assert min(np.bincount(places, minlength=3)) > 10
+
+
+def test_what_entities_become() -> None:
+    lexicon = data().lexicon
+    maps = dict(zip(TRANSFORMATIONS, lexicon.maps, strict=True))
+    entities = np.arange(16)
+    assert (maps["copy"] == entities).all()
+    assert np.bincount(maps["class"] - lexicon.first_class).tolist() == [4] * 4
+    assert (maps["opposite"][maps["opposite"]] == entities).all()
+    assert (maps["opposite"] != entities).all()
+    step, reached = 0, set()
+    while step not in reached:
+        reached.add(step)
+        step = int(maps["previous"][step])
+    assert len(reached) == 16
+    assert set(maps["capability"]) <= set(range(20, 24))
+
+
+def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
+    module = data()
+    assert [TASK_NAMES[task] for task in held_out(module.data)] == [
+        f"{pattern}:{transformation}"
+        for pattern, transformation in zip(PATTERNS, TRANSFORMATIONS, strict=True)
+    ]
+    trained = {task for step in range(20) for task in module.batch(step)[2].tolist()}
+    assert trained == set(range(TASKS)) - {0, 6, 12, 18, 24}
+    for split in ("val", "test"):
+        assert np.bincount(module.questions[split][2]).tolist() == [4] * TASKS
+
+
+def test_questions_depend_on_seed_and_step_and_those_evaluated_on_neither() -> None:
+    first, again, other = data(), data(), data(seed=1)
+    again.batch(3)
+    assert torch.equal(first.batch(5)[0], again.batch(5)[0])
+    assert not torch.equal(first.batch(5)[0], first.batch(6)[0])
+    assert not torch.equal(first.batch(5)[0], other.batch(5)[0])
+    assert first.fingerprint() == other.fingerprint() != data(entities=24).fingerprint()
+    assert not np.array_equal(first.questions["val"][0], first.questions["test"][0])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_share_questions(world: int) -> None:
+    whole = data(batch_size=66).batch(2)[0]
+    asked = 0
+    for rank in range(world):
+        module = data(batch_size=66, eval_batch_size=32)
+        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        assert torch.equal(module.batch(2)[0], whole[rank::world])
+        batches = list(module.val_dataloader()[0])
+        assert len(batches) == len(module.val_dataloader()[0]) == -(-100 // (32 * world))
+        asked += sum(int((answers != IGNORED).sum()) for _, answers, _ in batches)
+    assert asked == 4 * TASKS
+
+
+def test_the_grid_counts_every_task_by_itself() -> None:
+    grid = Grid(held_out=[0])
+    answers = torch.tensor([3, 3, 4, 4, IGNORED])
+    logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 4, 0]), 5) * 50.0
+    grid.update(logits, answers, torch.tensor([0, 0, 1, 7, 0]))
+    found = {key: value.item() for key, value in grid.compute().items()}
+    assert found.pop("loss") == pytest.approx(50 / 4)
+    assert found == {
+        "accuracy": 0.75,
+        "trained": 1.0,
+        "held-out": 0.5,
+        "same-key:copy": 0.5,
+        "same-key:class": 1.0,
+        "other-key:capability": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"entities": 15}, "entities: 15 cannot all have an opposite"),
+        ({"entities": 18}, "entities: 18 are not 4 classes of the same size"),
+        ({"entities": 4, "classes": 2}, "entities: 6 stand in a question"),
+        ({"accumulate": 5}, "accumulate: 5 does not divide the batch of 64"),
+    ],
+)
+def test_worlds_that_cannot_be(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        data(**changes)
+
+
+def test_a_cell_learns_from_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cell = Cell.model_validate(
+        {
+            "study": "t",
+            "variant": "v",
+            "seed": 0,
+            "experiment": {
+                "task": "head-composition",
+                "data": {
+                    "kind": "head-composition",
+                    "entities": 8,
+                    "classes": 2,
+                    "capabilities": 2,
+                    "batch_size": 64,
+                    "epoch_steps": 30,
+                    "eval_questions": 4,
+                    "eval_batch_size": 64,
+                    "accumulate": 2,
+                },
+                "model": {
+                    "kind": "gpt",
+                    "dim": 16,
+                    "depth": 1,
+                    "heads": 2,
+                    "ffn": {"width": 16},
+                    "init": {"matrices": 0.1, "embedding": 0.3},
+                },
+                "optimizer": {"kind": "adamw", "lr": 1e-2},
+                "training": {"epochs": 2, "accelerator": "cpu"},
+            },
+            "metric": {"name": "test/held-out", "label": "accuracy (%)"},
+        }
+    )
+    folder = folder_of(cell, tmp_path_factory.mktemp("cell"))
+    run_cell(folder)
+    found = Result.model_validate_json((folder / "result.json").read_text())
+    # Better than any of the 12 answers that there are.
+    assert found.metrics["test/accuracy"] > 1.5 / 12
+    assert found.metrics["test/loss"] < np.log(12)
+    assert sum(key.startswith("test/") and ":" in key for key in found.metrics) == TASKS
+    assert found.metrics["train/tokens_per_second"] == pytest.approx(
+        64 * CONTEXT / found.step_time.median
+    )

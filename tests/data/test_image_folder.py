@@ -1,0 +1,316 @@
+"""Class folders: what is read, in which order, by whom, and what happens to what cannot be read."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.digit_folders import CLASSES, write
+from PIL import Image
+from pydantic import ValidationError
+from timm.data.distributed_sampler import RepeatAugSampler
+from torch import Tensor
+
+from lit_attn.config.data.class_folders import ImageFolder, ImageNet, TimmAugmentation
+from lit_attn.data import loading
+from lit_attn.data.class_folders import Reader, _operations, find
+from lit_attn.data.image_folder import ImageFolderData
+from lit_attn.schema.errors import ConfigError
+
+AUGMENT = TimmAugmentation(policy="rand-m9-mstd0.5-inc1", erasing=0.5, mixup=0.8, cutmix=1.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 training and 20 evaluation images of 4 classes."""
+    return write(tmp_path_factory.mktemp("digits"))
+
+
+def config(path: Path, **changes: Any) -> ImageFolder:
+    given = {"size": 16, "batch_size": 16, "eval_batch_size": 8, "workers": 0, **changes}
+    return ImageFolder(name="digits", path=path, classes=CLASSES, **given)
+
+
+def at(data: ImageFolder, rank: int = 0, world: int = 1, step: int = 0, seed: int = 0) -> Any:
+    """What device `rank` of `world` loads when training stands at `step`."""
+
+    class Trainer:
+        global_rank, world_size, global_step = rank, world, step
+
+    loaded: Any = ImageFolderData(data, seed)
+    loaded.trainer = Trainer()
+    return loaded
+
+
+def batches(data: Any) -> list[tuple[Tensor, Tensor]]:
+    """The rest of an epoch as the task sees it."""
+    return [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b)
+        for left, right in zip(one, other, strict=True)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_batches_are_a_function_of_seed_and_step(folders: Path) -> None:
+    data = config(folders, augment=AUGMENT)
+    random.seed(1)
+    whole = batches(at(data))
+    assert [tuple(images.shape) for images, _ in whole] == [(16, 3, 16, 16)] * 4
+    assert all(targets.shape == (16, CLASSES) for _, targets in whole)
+    assert all(targets.sum(1).allclose(torch.ones(16)) for _, targets in whole)
+    random.seed(2)
+    torch.manual_seed(2)
+    assert same(batches(at(data, step=2)), whole[2:])
+    assert not same(batches(at(data, seed=1)), whole)
+    assert not same(batches(at(data, step=4)), whole)
+
+
+# Of Python 3.12 and later, at any fork of a process with threads.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_workers_change_nothing(folders: Path) -> None:
+    alone = config(folders, augment=AUGMENT)
+    shared = config(folders, augment=AUGMENT, workers=2)
+    assert alone.identity() == shared.identity()
+    assert same(batches(at(shared, step=1)), batches(at(alone, step=1)))
+
+
+def test_drawing_leaves_the_global_generators_alone(folders: Path) -> None:
+    data = at(config(folders, augment=AUGMENT))
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    batches(data)
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
+    """Five evaluation batches of 20 images over 3 devices: none twice, none left out."""
+    data = config(folders, batch_size=12, eval_batch_size=4, augment=TimmAugmentation())
+    whole = batches(at(data, step=1))
+    parts = [batches(at(data, rank, 3, step=1)) for rank in range(3)]
+    for number, (images, labels) in enumerate(whole):
+        for rank in range(3):
+            assert torch.equal(parts[rank][number][0], images[rank::3])
+            assert torch.equal(parts[rank][number][1], labels[rank::3])
+    loaders = [at(data, rank, 3).val_dataloader()[0] for rank in range(3)]
+    read = [list(loader) for loader in loaders]
+    assert {len(part) for part in read} == {5} == {len(loader) for loader in loaders}
+    seen = torch.cat([images for part in read for images, _ in part])
+    (alone,) = at(data).val_dataloader()
+    expected = torch.cat([images for images, _ in alone])
+    assert len(seen) == 20
+    assert {image.sum().item() for image in seen} == {image.sum().item() for image in expected}
+
+
+def test_repeated_augmentation_is_timms(folders: Path) -> None:
+    """Every image three times in a row, each augmented anew: a third of the set in an epoch."""
+    data = at(config(folders, repeats=3, batch_size=12))
+    order = [place for step in range(5) for place, *_ in data.samples(step)]
+    assert order == [place for place in order[::3] for _ in range(3)]
+    assert len(set(order)) == 20
+    images, labels = next(iter(batches(data)))
+    assert torch.equal(labels[0::3], labels[1::3])
+    assert not torch.equal(images[0], images[1])
+    # Of 3 devices each takes what timm's sampler gives it, whose permutation the epoch seeds.
+    for rank in range(3):
+        sampler = RepeatAugSampler(range(600), 3, rank, num_repeats=3)
+        alone = RepeatAugSampler(range(600), 1, 0, num_repeats=3)
+        assert list(sampler) == list(alone)[rank::3][: len(sampler)]
+
+
+def test_without_repeats_an_epoch_is_a_permutation(folders: Path) -> None:
+    data = at(config(folders, batch_size=10))
+    assert data.steps_per_epoch == 6
+    orders = [data._order_of(epoch) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(64)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_images_grow(folders: Path) -> None:
+    data = config(folders, sizes=(8, 12), epochs_per_size=2, batch_size=32)
+    assert [data.size_in(epoch) for epoch in range(6)] == [8, 8, 12, 12, 16, 16]
+    sides = [next(iter(batches(at(data, step=step))))[0].shape[-1] for step in (0, 3, 4, 8, 11)]
+    assert sides == [8, 8, 12, 16, 16]
+    (evaluation,) = at(data).val_dataloader()
+    assert next(iter(evaluation))[0].shape == (7, 3, 16, 16)
+
+
+def test_evaluation_is_resized_cropped_and_normalised(folders: Path) -> None:
+    data = config(folders, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_share=0.8)
+    (loader,) = at(data).val_dataloader()
+    images, labels = next(iter(loader))
+    assert labels.tolist() == [0] * 5 + [1, 1]
+    with Image.open(folders / "val" / "n0" / "0.JPEG") as file:
+        resized = file.convert("RGB").resize((20, 25), Image.Resampling.BICUBIC)
+    # 16 x 20 pixels become 20 x 25, of which the middle 16 x 16 are kept.
+    middle = np.asarray(resized)[4:20, 2:18] / 255
+    expected = torch.from_numpy((middle - 0.5) / 0.5).permute(2, 0, 1).float()
+    torch.testing.assert_close(images[0], expected, rtol=0, atol=1e-6)
+
+
+def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
+    data = config(folders, augment=TimmAugmentation(crop="centre", flip=0), crop_share=1.0)
+    files = find(data)
+    train, plain = (Reader(data, files["train"], augmented=a) for a in (True, False))
+    for place in range(6):
+        for seed in range(3):
+            one, other = train[place, seed, 16].image, plain[place, 0, 16].image
+            assert torch.equal(one, other)
+
+
+def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) -> None:
+    data = at(config(folders, validation=8))
+    assert data.splits == ["val", "test"]
+    found = find(data.data)
+    assert np.bincount(found["val"].labels).tolist() == [2] * CLASSES
+    names = set(found["train"].names.tolist())
+    assert len(names) == 56
+    assert not names & set(found["val"].names.tolist())
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """Two training images and one evaluation image cut short, empty or no image at all."""
+    write(tmp_path, train=6, val=3)
+    for name in ("train/n0/1.png", "val/n2/0.JPEG"):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:80])
+    (tmp_path / "train/n0/2.JPEG").write_bytes(b"")
+    return tmp_path
+
+
+def test_unreadable_images_are_skipped_counted_and_named(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = at(config(broken, batch_size=24, unreadable=3))
+    for _ in range(2):
+        ((images, labels),) = batches(data)
+        # The next that can be read takes the place of both.
+        assert len(images) == 24
+        assert sorted(labels.tolist()) == sorted([0] * 6 + [1] * 6 + [2] * 6 + [3] * 6)
+    (loader,) = data.val_dataloader()
+    labels = torch.cat([labels for _, labels in loader])
+    assert labels.bincount().tolist() == [3, 3, 2, 3]
+    log = capsys.readouterr().out.splitlines()
+    assert len(log) == 3
+    for name in ("train/n0/1.png", "train/n0/2.JPEG", "val/n2/0.JPEG"):
+        assert sum(str(broken / name) in line for line in log) == 1
+    assert "(3 of at most 3)" in log[-1]
+
+
+def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
+    data = at(config(broken, batch_size=24, unreadable=1))
+    with pytest.raises(ConfigError, match=r"unreadable: 2 images .* more than the 1 .*n0/[12]\."):
+        batches(data)
+    strict = at(config(broken, unreadable=0))
+    with pytest.raises(ConfigError, match="unreadable: 1 images"):
+        list(strict.val_dataloader()[0])
+
+
+def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
+    data = at(config(broken, unreadable=3))
+    (loader,) = data.val_dataloader()
+    read = loader.images.together([loader.images[6, 0, 16]])
+    assert read.images.shape == (0, 3, 16, 16)
+    assert read.labels.shape == (0,)
+    assert len(read.failures) == 1
+
+
+def test_the_fingerprint_is_of_names_and_evaluated_sizes(broken: Path) -> None:
+    first = ImageFolderData(config(broken), 0).fingerprint()
+    assert ImageFolderData(config(broken, size=8), 1).fingerprint() == first
+    (broken / "val/n2/0.JPEG").write_bytes(b"longer" * 100)
+    second = ImageFolderData(config(broken), 0).fingerprint()
+    (broken / "train/n3/0.JPEG").rename(broken / "train/n3/zero.JPEG")
+    assert len({first, second, ImageFolderData(config(broken), 0).fingerprint()}) == 3
+
+
+def test_folders_that_are_not_what_was_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train is not a folder"):
+        ImageFolderData(config(tmp_path), 0)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match="train has no class folders with images"):
+        ImageFolderData(config(tmp_path), 0)
+    (tmp_path / "train").rmdir()
+    write(tmp_path, train=3, val=1)
+    (tmp_path / "val" / "n9").mkdir()
+    with pytest.raises(ConfigError, match="n9: no such class in train"):
+        ImageFolderData(config(tmp_path), 0)
+    (tmp_path / "val" / "n9").rmdir()
+    seven = config(tmp_path).model_copy(update={"classes": 7})
+    with pytest.raises(ConfigError, match=r"classes: 7, but .*train has images of 4"):
+        ImageFolderData(seven, 0)
+    with pytest.raises(ConfigError, match="batch_size: 16 is more than the 12 samples"):
+        ImageFolderData(config(tmp_path), 0)
+    with pytest.raises(ConfigError, match="policy: timm does not know 'rand-x9'"):
+        ImageFolderData(config(tmp_path, augment={"policy": "rand-x9"}), 0)
+
+
+def test_batches_that_devices_cannot_share(folders: Path) -> None:
+    with pytest.raises(ConfigError, match=r"16 cannot be shared by 3 devices$"):
+        at(config(folders), 0, 3).train_dataloader()
+    with pytest.raises(ConfigError, match="18 cannot be shared by 2 devices in pairs to mix"):
+        at(config(folders, batch_size=18, augment=AUGMENT), 0, 2).train_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 15, "augment": AUGMENT}, "15 images cannot be mixed in pairs"),
+        ({"augment": {"policy": "autoaugment"}}, "should match pattern"),
+        ({"augment": {"policy": "rand-m9", "jitter": 0.4}}, "drop one of them"),
+        ({"augment": {"area": [1.0, 0.5]}}, "area: from 1.0 to 0.5 is nothing"),
+        ({"augment": {"mixpu": 0.5}}, "did you mean 'mixup'"),
+    ],
+)
+def test_bad_configurations(changes: dict[str, Any], message: str, folders: Path) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(folders, **changes)
+
+
+def test_three_augment_has_its_jitter(folders: Path) -> None:
+    """Touvron et al. 2022: one of grey, solarised and blurred, and the colours shaken."""
+    data = config(folders, augment={"policy": "3a", "jitter": 0.3})
+    transform = Reader(data, find(data)["train"], augmented=True).transforms[16]
+    names = [type(step).__name__ for step in transform.transforms]
+    assert names.index("AutoAugment") < names.index("ColorJitter")
+
+
+def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
+    data = ImageNet()
+    assert (data.image_shape, data.num_classes) == ((3, 224, 224), 1000)
+    assert data.identity() == {"kind": "imagenet"}
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-inc1", "rand-m0", "v0", "augmix-m10"])
+def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: Path) -> None:
+    """timm asks for 0 bits at the end of the scale, and Pillow raises since its version 12."""
+    data = config(folders, augment=TimmAugmentation(policy=policy))
+    transform = Reader(data, find(data)["train"], augmented=True).transforms[16]
+    ops = [op for step in transform.transforms for op in _operations(step)]
+    posterising = [op for op in ops if "osteri" in op.name]
+    assert posterising
+    image = Image.new("RGB", (4, 4), (200, 100, 255))
+    for op in posterising:
+        assert op.aug_fn(image, 0).getcolors() == [(16, (0, 0, 0))]
+        assert op.aug_fn(image, 1).getcolors() == [(16, (128, 0, 128))]
+        for _ in range(5):
+            op(image)
+
+
+def test_a_long_tmpdir_is_said_and_not_waited_in(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker cannot hand over is dropped, and the trainer would wait for it for ever."""
+    monkeypatch.setattr(loading, "get_temp_dir", lambda: "/" + "deep" * 25)
+    (loader,) = at(config(folders, workers=1)).val_dataloader()
+    with pytest.raises(ConfigError, match=r"TMPDIR: /deep.* at most 75 characters"):
+        next(iter(loader))
+    (loader,) = at(config(folders)).val_dataloader()
+    assert next(iter(loader))

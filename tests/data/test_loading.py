@@ -1,0 +1,224 @@
+"""Training batches are a function of (seed, step), on any number of devices, stopped or not."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_attn.config.data.images import Digits, Images, Npz
+from lit_attn.data import images as loading
+from lit_attn.data import sets
+from lit_attn.data.augment.pipeline import Batch
+from lit_attn.data.images import ImageData
+from lit_attn.schema.errors import ConfigError
+
+CPU = torch.device("cpu")
+AUGMENT = ({"kind": "crop", "padding": 1}, {"kind": "randaugment"}, "normalize", "erasing", "mix")
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Npz:
+    """Forty training and ten test images of 8 x 8 pixels."""
+    generator = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "noise.npz",
+        x_train=generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
+        y_train=np.arange(40) % 4,
+        x_test=generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
+        y_test=np.arange(10) % 4,
+    )
+    return Npz(name="noise", path=tmp_path / "noise.npz", size=8, classes=4, batch_size=16)
+
+
+def on_device(data: Images, rank: int, devices: int, step: int = 0) -> ImageData:
+    """What device `rank` of `devices` loads when training stands at `step`."""
+
+    class Trainer:
+        global_rank, world_size, global_step = rank, devices, step
+
+    loaded: Any = ImageData(data, 0, CPU)
+    loaded.trainer = Trainer()
+    return loaded
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def test_epochs_are_permutations_and_passes(noise: Npz) -> None:
+    """One epoch of three passes sees every image three times; the last partial batch is dropped."""
+    data = noise.model_copy(update={"epoch_length": 3, "batch_size": 11})
+    images = ImageData(data, 0, CPU)
+    assert images.steps_per_epoch == 120 // 11
+    order = images._order(0)
+    assert order.bincount().tolist() == [3] * 40
+    assert sorted(order[:40].tolist()) == list(range(40))
+    assert not torch.equal(order[:40], order[40:80])
+    assert not torch.equal(order, images._order(1))
+    assert not torch.equal(order, ImageData(data, 1, CPU)._order(0))
+    seen = torch.cat([images._indices(step) for step in range(10)])
+    assert torch.equal(seen, order[:110])
+    assert torch.equal(images._indices(10), images._order(1)[:11])
+
+
+def test_the_last_partial_batch_by_choice(noise: Npz) -> None:
+    assert ImageData(noise, 0, CPU).steps_per_epoch == 2
+    kept = ImageData(noise.model_copy(update={"drop_last": False}), 0, CPU)
+    assert kept.steps_per_epoch == 3
+    assert [len(targets) for _, targets in kept.batches(0, 4)] == [16, 16, 8, 16]
+    with pytest.raises(ConfigError, match="64 is more than the 40 samples"):
+        ImageData(noise.model_copy(update={"batch_size": 64}), 0, CPU)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are augmented together, and whatever was asked for before."""
+    data = Digits(augment=AUGMENT)
+    several = list(ImageData(data, 0, CPU).batches(0, 21))
+    assert len(several) == 21
+    alone = ImageData(data, 0, CPU)
+    monkeypatch.setitem(loading.TOGETHER, "cpu", 1)
+    for step in (20, 5, 0, 17):
+        (batch,) = alone.batches(step, step + 1)
+        assert equal(batch, several[step])
+    assert not torch.equal(several[0][0], several[1][0])
+    (other,) = ImageData(data, 1, CPU).batches(0, 1)
+    assert not torch.equal(several[0][0], other[0])
+
+
+@pytest.mark.gpu
+def test_batches_are_the_same_on_the_gpu() -> None:
+    data = Digits(augment=("flip", *AUGMENT))
+    batches = (ImageData(data, 0, device).batches(0, 9) for device in (CPU, torch.device("cuda")))
+    for here, there in zip(*batches, strict=True):
+        torch.testing.assert_close(here, tuple(part.cpu() for part in there))
+
+
+def test_the_loader_goes_on_from_the_trainers_step() -> None:
+    per_epoch = ImageData(Digits(), 0, CPU).steps_per_epoch
+    data = on_device(Digits(), 0, 1, step=per_epoch + 7)
+    batches = list(data.train_dataloader())
+    assert len(batches) == per_epoch - 7
+    assert equal(batches[0], next(data.batches(per_epoch + 7, per_epoch + 8)))
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
+    data = Digits(augment=AUGMENT, batch_size=100, drop_last=False)
+    whole = list(on_device(data, 0, 1).train_dataloader())
+    parts = [list(on_device(data, rank, devices).train_dataloader()) for rank in range(devices)]
+    assert len({len(part) for part in parts}) == 1
+    for batch, *shares in zip(whole, *parts, strict=True):
+        for rank, share in enumerate(shares):
+            assert equal(share, (batch[0][rank::devices], batch[1][rank::devices]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "batch_size: 16 cannot be shared by 3 devices"),
+        (
+            {"batch_size": 39, "drop_last": False},
+            "3 devices cannot share an epoch's last batch of 1",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_shared(noise: Npz, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_device(noise.model_copy(update=changes), 0, 3).train_dataloader()
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_evaluation_counts_every_image_once(devices: int) -> None:
+    data = Digits(eval_batch_size=100, augment=("flip", "normalize"))
+    expected = torch.from_numpy(sets.load(Digits())["test"].labels)
+    found = torch.empty_like(expected)
+    for rank in range(devices):
+        loaded = on_device(data, rank, devices)
+        assert loaded.splits == ["val", "test"]
+        loader = loaded.val_dataloader()[1]
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert max(len(labels) for _, labels in batches) <= 100 // devices
+        found[rank::devices] = torch.cat([labels for _, labels in batches])
+        assert torch.equal(batches[0][0], next(iter(loader))[0])
+    assert torch.equal(found, expected)
+
+
+def test_statistics_are_the_training_images_own() -> None:
+    images = np.random.default_rng(0).integers(256, size=(2100, 3, 4, 5), dtype=np.uint8)
+    images[:, 1] = 77
+    mean, std = loading.statistics(images)
+    assert mean == pytest.approx((images.mean((0, 2, 3)) / 255).tolist())
+    assert std == pytest.approx([images[:, 0].std() / 255, 1, images[:, 2].std() / 255])
+
+
+def test_generators_differ_by_purpose_seed_and_number() -> None:
+    seeds = {
+        loading.generator(seed, purpose, number).initial_seed()
+        for seed in range(3)
+        for purpose in ("batch", "order")
+        for number in range(50)
+    }
+    assert len(seeds) == 300
+
+
+class Linear(L.LightningModule):
+    """Softmax regression; remembers which batches it saw and may stop after a step."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        torch.nn.init.zeros_(self.layer.weight)
+        torch.nn.init.zeros_(self.layer.bias)
+        self.stop_after = stop_after
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        images, targets = batch
+        self.seen.append(float(images.sum()))
+        return F.cross_entropy(self.layer(images.flatten(1)), targets)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_step == self.stop_after:
+            self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/stopped.ckpt")
+            raise KeyboardInterrupt
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None) -> Linear:
+    model = Linear(stop_after)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    data = ImageData(Digits(augment=AUGMENT, batch_size=200), 0, CPU)
+    try:
+        trainer.fit(model, data, ckpt_path=resume, weights_only=True)
+    except (KeyboardInterrupt, SystemExit):
+        assert stop_after is not None
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
+@pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
+@pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
+def test_stopped_mid_epoch_and_resumed_is_the_same_to_the_bit(tmp_path: Path, stop: int) -> None:
+    """Not at an epoch's last step: Lightning skips an epoch from there, so train.py waits one."""
+    whole = fit(tmp_path)
+    assert len(whole.seen) == 18
+    stopped = fit(tmp_path, stop_after=stop)
+    resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt")
+    assert stopped.seen + resumed.seen == whole.seen
+    assert torch.equal(resumed.layer.weight, whole.layer.weight)

@@ -1,0 +1,223 @@
+"""Image sets from every source, and one clear line for what is wrong with them."""
+
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision
+from helpers.paths import SHARED
+from PIL import Image
+
+from lit_attn.config.data.images import Cifar10, Cifar100, Digits, Folder, Npz
+from lit_attn.data import sets
+from lit_attn.files import one_at_a_time
+from lit_attn.schema.errors import ConfigError
+
+
+def npz(path: Path, **changes: np.ndarray) -> Npz:
+    generator = np.random.default_rng(0)
+    arrays = {
+        "x_train": generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
+        "y_train": np.arange(40) % 4,
+        "x_test": generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
+        "y_test": np.arange(10) % 4,
+    }
+    np.savez(path, **(arrays | changes))
+    return Npz(name="noise", path=path, size=8, classes=4, batch_size=16)
+
+
+def test_digits_are_split_once_and_for_all() -> None:
+    found = sets.load(Digits())
+    assert {name: len(split.labels) for name, split in found.items()} == {
+        "train": 1200,
+        "val": 237,
+        "test": 360,
+    }
+    assert sets.fingerprint(found) == sets.fingerprint(sets.load(Digits()))
+    for split in found.values():
+        counts = np.bincount(split.labels, minlength=10) / len(split.labels)
+        assert counts.min() > 0.08
+    rows = [split.images.reshape(len(split.images), -1) for split in found.values()]
+    assert found["train"].images.max() == 255
+    assert sum(len(r) for r in rows) == 1797
+
+
+def test_npz_and_a_held_out_split(tmp_path: Path) -> None:
+    data = npz(tmp_path / "a.npz")
+    assert set(sets.load(data)) == {"train", "test"}
+    found = sets.load(data.model_copy(update={"validation": 8}))
+    assert [len(found[name].labels) for name in ("train", "val", "test")] == [32, 8, 10]
+    assert np.bincount(found["val"].labels).tolist() == [2, 2, 2, 2]
+    assert found["train"].images.shape == (32, 3, 8, 8)
+
+
+def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
+    found = sets.load(npz(tmp_path / "a.npz"))
+    before = sets.fingerprint(found)
+    found["test"].images[3, 1, 2, 2] ^= 1
+    assert sets.fingerprint(found) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"y_train": np.full(40, 4)},
+            r"a\.npz: train labels go from 4 to 4, configured are 4 classes",
+        ),
+        ({"y_test": np.zeros(3, int)}, "test has 10 images and 3 labels"),
+        ({"x_test": np.zeros((10, 9, 8, 3), np.uint8)}, r"\(3, 9, 8\) \(C, H, W\), configured"),
+        ({"x_train": np.zeros((40, 8, 8, 3))}, "must be uint8 of .* is float64"),
+        ({"x_train": np.zeros((40, 8), np.uint8)}, "must be uint8 of"),
+        ({"y_test": np.full(10, 0.5)}, r"y_test must be integers of \(N,\), is float64"),
+        ({"y_test": np.eye(10, 4, dtype=int)}, r"y_test must be integers .* of \(10, 4\)"),
+    ],
+)
+def test_bad_arrays(changes: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sets.load(npz(tmp_path / "a.npz", **changes))
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    data = Npz(name="x", path=tmp_path / "no.npz", size=8, classes=4)
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
+        sets.load(data)
+    data.path.write_bytes(b"not a zip")
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
+        sets.load(data)
+    with data.path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read .* single array"):
+        sets.load(data)
+    data.path.write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
+        sets.load(data)
+    np.savez(data.path, x_train=np.zeros((2, 8, 8, 3), np.uint8))
+    with pytest.raises(ConfigError, match="has no 'y_train'; it has x_train"):
+        sets.load(data)
+
+
+def folder(path: Path) -> Folder:
+    for split, count in (("train", 6), ("test", 2)):
+        for name in ("cat", "dog"):
+            (path / split / name).mkdir(parents=True)
+            for i in range(count):
+                shade = (40 * i, 10, 200 if name == "cat" else 0)
+                Image.new("RGB", (20, 12), shade).save(path / split / name / f"{i}.png")
+    return Folder(name="pets", path=path, size=8, classes=2)
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    found = sets.load(data)
+    assert found["train"].images.shape == (12, 3, 8, 8)
+    assert found["train"].labels.tolist() == [0] * 6 + [1] * 6
+    assert found["train"].images[0, 2].min() == 200
+    grey = sets.load(data.model_copy(update={"channels": 1}))
+    assert grey["test"].images.shape == (4, 1, 8, 8)
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    (tmp_path / "test" / "cow").mkdir()
+    with pytest.raises(ConfigError, match="cow: no such class in train"):
+        sets.load(data)
+    (tmp_path / "test" / "cow").rmdir()
+    with pytest.raises(ConfigError, match=r"3, but .* has 2 folders"):
+        sets.load(data.model_copy(update={"classes": 3}))
+    whole = (tmp_path / "train" / "cat" / "0.png").read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(b"IDAT") + 12] ^= 255
+    for broken in (b"\x89PNG broken", whole[:-30], bytes(flipped)):
+        (tmp_path / "train" / "cat" / "0.png").write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
+            sets.load(data)
+    with pytest.raises(ConfigError, match="train: is not a folder"):
+        sets.load(data.model_copy(update={"path": tmp_path / "nowhere"}))
+
+
+def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchvision's own reader; here its download is what is missing."""
+
+    def offline(*args: object, **options: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", offline)
+    with pytest.raises(ConfigError, match=r"cifar10 is not in .* cannot be downloaded: Name"):
+        sets.load(Cifar10(root=tmp_path))
+    assert Cifar100().num_classes == 100
+
+
+def test_cells_that_start_together_download_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def download(*_: object, **__: object) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", download)
+
+    def load() -> None:
+        with pytest.raises(ConfigError, match="no network"):
+            sets.load(Cifar10(root=tmp_path / "data"))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+
+def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_at_a_time(tmp_path / "file", "cifar10"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_that_stands_there_is_read(classes: int, tmp_path: Path) -> None:
+    """Files as torchvision's download leaves them, with three images each."""
+    reader = {10: torchvision.datasets.CIFAR10, 100: torchvision.datasets.CIFAR100}[classes]
+    key = {10: "labels", 100: "fine_labels"}[classes]
+    folder = tmp_path / reader.base_folder
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(3, 3072), dtype=np.uint8)
+    for name, _ in (*reader.train_list, *reader.test_list):
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, key: [0, classes - 1, 5]}))
+    (folder / reader.meta["filename"]).write_bytes(pickle.dumps({reader.meta["key"]: []}))
+    data = {10: Cifar10, 100: Cifar100}[classes](root=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_check_integrity", lambda self: True)
+        patch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *a: True)
+        found = sets.load(data)
+    assert len(found["train"].labels) == 3 * len(reader.train_list)
+    assert found["test"].labels.tolist() == [0, classes - 1, 5]
+    assert np.array_equal(found["test"].images, pixels.reshape(3, 3, 32, 32))
+
+
+def test_the_real_cifar100() -> None:
+    """Its sizes and statistics (docs/setups.md, section 2), where the data is at hand."""
+    here = SHARED
+    folder = Path(os.environ.get("LIT_ATTN_SHARED", here))
+    path = folder / "cifar100.npz"
+    if not path.is_file():
+        pytest.skip("no cifar100.npz at hand")
+    data = Npz(name="cifar100", path=path, size=32, classes=100, validation=5000)
+    found = sets.load(data)
+    assert [len(found[name].labels) for name in ("train", "val", "test")] == [45_000, 5000, 10_000]
+    assert np.bincount(found["val"].labels).tolist() == [50] * 100
+    every = np.concatenate([found["train"].images, found["val"].images])
+    assert every.mean((0, 2, 3)) / 255 == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-4)
+    assert every.std((0, 2, 3)) / 255 == pytest.approx((0.2673, 0.2564, 0.2762), abs=1e-4)

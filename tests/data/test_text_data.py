@@ -1,0 +1,326 @@
+"""Streams, shards and the batches cut from them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
+from lit_attn.data.text import corpus, embedded, stream
+from lit_attn.data.text.batches import TextData, TextMeasure
+from lit_attn.data.text.stream import Source, Stream
+from lit_attn.schema.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """nanoGPT's files: train counts 0 to 99, val 0 to 20."""
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    np.arange(21, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    return tmp_path
+
+
+def shards(folder: Path, **changes: object) -> Shards:
+    given = {"name": "counting", "folder": folder, "context": 8, "batch_size": 4, **changes}
+    return Shards.model_validate(given)
+
+
+def data(folder: Path, seed: int = 0, **changes: object) -> TextData:
+    return TextData(shards(folder, **changes), seed, CPU)
+
+
+def on_rank(module: TextData, rank: int, world: int, step: int = 0) -> TextData:
+    module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=step)
+    return module
+
+
+def test_targets_are_the_next_tokens(folder: Path) -> None:
+    inputs, targets = data(folder).batch(0)
+    assert inputs.shape == (4, 8)
+    assert (targets == inputs + 1).all()
+
+
+@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+def test_a_batch_depends_on_seed_and_step_alone(folder: Path, order: str) -> None:
+    first, again = data(folder, order=order), data(folder, order=order)
+    again.batch(0)
+    torch.testing.assert_close(first.batch(5)[0], again.batch(5)[0])
+    assert not torch.equal(first.batch(5)[0], first.batch(6)[0])
+    other = data(folder, seed=1, order=order)
+    assert torch.equal(first.batch(5)[0], other.batch(5)[0]) == (order == "sequential")
+
+
+def test_random_offsets_reach_both_ends(folder: Path) -> None:
+    module = data(folder)
+    offsets = np.concatenate([module.offsets(step) for step in range(300)])
+    assert offsets.min() == 0
+    assert offsets.max() == 100 - 9
+
+
+def test_sequential_reads_on_and_starts_again(folder: Path) -> None:
+    module = data(folder, order="sequential")
+    assert module.steps_per_epoch == 3
+    seen = [module.batch(step)[0].flatten().tolist() for step in range(4)]
+    assert seen[0] + seen[1] + seen[2] == list(range(96))
+    assert seen[3] == seen[0]
+
+
+def test_shuffled_shows_each_sequence_once_a_pass(folder: Path) -> None:
+    module = data(folder, order="shuffled")
+    passes = [
+        np.sort(np.concatenate([module.offsets(3 * p + i) for i in range(3)])) for p in (0, 1)
+    ]
+    for offsets in passes:
+        assert len(set(offsets.tolist())) == 12
+        assert (np.diff(offsets) % 8 == 0).all()
+    assert {int(module._permutation(p)[0]) for p in range(20)} == {0, 1, 2, 3}
+
+
+def test_ranks_share_the_batch(folder: Path) -> None:
+    whole = data(folder).batch(2)[0]
+    for rank in (0, 1):
+        torch.testing.assert_close(on_rank(data(folder), rank, 2).batch(2)[0], whole[rank::2])
+
+
+def test_ranks_that_do_not_divide_a_micro_batch(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="3 devices do not divide a micro-batch of 4"):
+        on_rank(data(folder), 0, 3).batch(0)
+
+
+def test_micro_batches_make_up_the_batch_and_resume(folder: Path) -> None:
+    module = on_rank(data(folder, accumulate=2, epoch_steps=5), 0, 1, step=7)
+    loader = module.train_dataloader()
+    parts = list(loader)
+    assert len(loader) == 10
+    # Steps 7, 8 and 9 are left of the second epoch.
+    assert [len(inputs) for inputs, _ in parts] == [2] * 6
+    torch.testing.assert_close(torch.cat([parts[0][0], parts[1][0]]), module.batch(7)[0])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("stride", [None, 8, 3, 1])
+def test_every_token_is_evaluated_once(folder: Path, stride: int | None, world: int) -> None:
+    targets, batches = [], set()
+    for rank in range(world):
+        changes = {"batch_size": 6, "eval_stride": stride, "eval_batch_size": 2}
+        module = on_rank(data(folder, **changes), rank, world)
+        (loader,) = module.val_dataloader()
+        batches.add(len(list(loader)))
+        assert len(loader) in batches
+        for inputs, predicted in loader:
+            counted = predicted != IGNORED
+            assert (predicted[counted] == inputs[counted] + 1).all()
+            targets += predicted[counted].tolist()
+    assert sorted(targets) == list(range(1, 21))
+    assert len(batches) == 1
+
+
+def test_sliding_window_scores_last_positions_with_full_context(folder: Path) -> None:
+    module = data(folder, eval_stride=1, eval_batch_size=1)
+    windows = [(i[0], t[0]) for i, t in module.val_dataloader()[0]]
+    inputs, targets = windows[3]
+    assert inputs.tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert targets.tolist() == [IGNORED] * 7 + [11]
+
+
+def test_evaluation_on_the_first_tokens(folder: Path) -> None:
+    (loader,) = data(folder, eval_tokens=10).val_dataloader()
+    predicted = torch.cat([targets.flatten() for _, targets in loader])
+    assert predicted[predicted != IGNORED].tolist() == list(range(1, 11))
+
+
+def test_a_stream_reads_across_its_sources() -> None:
+    sources = [Source(str(i), np.arange(3 * i, 3 * i + 3, dtype=np.uint8)) for i in range(4)]
+    whole = Stream(sources, vocabulary=12)
+    for start in range(12):
+        for count in range(1, 13 - start):
+            assert whole.read(start, count).tolist() == list(range(start, start + count))
+    assert whole.head(7).read(0, 7).tolist() == list(range(7))
+    assert len(whole.head(6)) == 6
+    assert whole.head(12) is whole
+
+
+def test_fingerprint_sees_every_token_of_small_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BLOCK", 4)
+    ids = np.arange(10, dtype=np.uint16)
+    seen = {Stream([Source("x", ids)], 50).fingerprint}
+    for place in range(10):
+        changed = ids.copy()
+        changed[place] += 7
+        seen.add(Stream([Source("x", changed)], 50).fingerprint)
+    assert len(seen) == 11
+    # Where the ids lie, and in what type, changes nothing.
+    parts = [Source("a", ids[:3].astype(np.uint32)), Source("b", ids[3:])]
+    assert Stream(parts, 50).fingerprint in seen
+
+
+def test_id_beyond_the_vocabulary(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        np.array([5] * 12 + [50_257] + [5] * 9, dtype=np.uint16).tofile(tmp_path / f"{split}.bin")
+    with pytest.raises(
+        ConfigError, match=r"train.bin: token 12 is 50257, beyond the vocabulary of 50257"
+    ):
+        data(tmp_path).fingerprint()
+    with pytest.raises(ConfigError, match=r"val.bin: token 12 is 50257"):
+        list(data(tmp_path).val_dataloader()[0])
+
+
+def test_shard_of_odd_length(folder: Path) -> None:
+    (folder / "train.bin").write_bytes(b"\0" * 101)
+    with pytest.raises(ConfigError, match=r"train.bin: 101 bytes are not whole tokens of 2 bytes"):
+        data(folder)
+
+
+def test_empty_and_missing_shards(folder: Path) -> None:
+    (folder / "val.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"val.bin: is empty"):
+        data(folder)
+    (folder / "val.bin").unlink()
+    with pytest.raises(ConfigError, match=r"has no val.bin"):
+        data(folder)
+
+
+def test_shards_with_a_header(folder: Path) -> None:
+    """modded-nanogpt's: 256 int32 (magic, version, count), then uint16; several train files."""
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = 20240520, 1, 30
+    for number in (1, 2):
+        path = folder / f"fineweb_train_{number:06d}.bin"
+        path.write_bytes(header.tobytes() + np.full(30, number, dtype=np.uint16).tobytes())
+    (folder / "train.bin").unlink()
+    train = corpus.load(shards(folder))["train"]
+    assert train.read(0, len(train)).tolist() == [1] * 30 + [2] * 30
+    header[2] = 31
+    path.write_bytes(header.tobytes() + np.full(30, 2, dtype=np.uint16).tobytes())
+    with pytest.raises(ConfigError, match="its header counts 31 tokens, its size 30"):
+        corpus.load(shards(folder))
+
+
+def test_shards_of_another_vocabulary(folder: Path) -> None:
+    (folder / "meta.json").write_text(json.dumps({"vocabulary": 256, "tokenizer": "bytes"}))
+    with pytest.raises(ConfigError, match=r"its vocabulary is 256 \(bytes\), configured is 50257"):
+        data(folder)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "does not say its vocabulary and tokenizer"),
+        ('{"vocabulary": 50257}', "does not say its vocabulary and tokenizer"),
+        (
+            '{"vocabulary": 50257, "tokenizer": "gpt2", "dtype": "uint17"}',
+            "dtype 'uint17' is none of uint8, uint16, uint32",
+        ),
+    ],
+)
+def test_a_meta_file_that_says_nothing(folder: Path, meta: str, message: str) -> None:
+    (folder / "meta.json").write_text(meta)
+    with pytest.raises(ConfigError, match=rf"meta.json: {message}"):
+        data(folder)
+
+
+def test_too_little_text(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.context: train has 100 tokens, at least 101"):
+        data(folder, context=100)
+    with pytest.raises(ConfigError, match=r"data.batch_size: 50 sequences of 8 are more than"):
+        data(folder, batch_size=50, order="shuffled")
+    assert data(folder, batch_size=50).steps_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_stride": 9}, "eval_stride: 9 would leave tokens out; at most 8"),
+        ({"accumulate": 3}, "accumulate: 3 does not divide the batch of 4"),
+    ],
+)
+def test_bad_configuration(folder: Path, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        shards(folder, **changes)
+
+
+def test_where_data_lies_does_not_change_what_it_is(folder: Path) -> None:
+    elsewhere = shards(folder.parent, accumulate=4)
+    assert shards(folder).identity() == elsewhere.identity()
+
+
+def test_text_files(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a line\n" * 20)
+    streams = corpus.load(TextFiles(name="lines", train=path, holdout=0.25))
+    # Cut after a whole line, and each part's end is a token too.
+    assert (len(streams["train"]), len(streams["val"])) == (15 * 7 + 1, 5 * 7 + 1)
+    assert streams["val"].text_bytes == 35
+    assert streams["val"].words == 15
+    words = TextFiles(name="lines", train=path, val=path, tokenizer=Words(size=3))
+    assert len(corpus.load(words)["val"]) == 60
+    encoder = corpus.text_encoder(words)
+    assert encoder.decode(encoder.encode(["a line"])[0]) == "a line \n"
+
+
+def test_how_much_text_a_token_stands_for(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a line\n" * 20)
+
+    def measure(**changes: object) -> TextMeasure:
+        given = {"name": "lines", "train": path, "val": path, "context": 8, **changes}
+        return TextData(TextFiles.model_validate(given), 0, CPU).text_measure("val")
+
+    # 140 bytes and the end of the document, of which all but the first are predicted.
+    assert measure() == (140 / 140, 60 / 140)
+    # Cut short, bytes are still bytes; how many words they make is not known.
+    assert measure(eval_tokens=20) == (21 / 20, None)
+    assert measure(tokenizer={"kind": "words", "size": 3}) == (140 / 59, None)
+
+
+def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
+    chosen = PythonText(parts=("topics",), context=16, eval_tokens=8_000)
+    data = TextData(chosen, 0, CPU)
+    ids = data.evaluated("test").read(0, 8_001)
+    ends = int((ids == 0).sum())
+    assert ends > 0
+    assert data.text_measure("test").bytes_per_token == (8_001 - ends) / 8_000
+
+
+def test_text_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    with pytest.raises(ConfigError, match=r"text.txt: cannot be read: No such file"):
+        corpus.load(TextFiles(name="none", train=path))
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"text.txt: is empty"):
+        corpus.load(TextFiles(name="none", train=path))
+    path.write_bytes(b"abc\xff")
+    with pytest.raises(ConfigError, match=r"text.txt: not UTF-8 text \(byte 3\)"):
+        corpus.load(TextFiles(name="none", train=path))
+
+
+def test_embedded_text_needs_nothing_and_never_changes() -> None:
+    chosen = PythonText(parts=("topics",), context=16)
+    first, again = TextData(chosen, 0, CPU), TextData(chosen, 1, CPU)
+    assert first.splits == ["val", "test"]
+    assert first.fingerprint() == again.fingerprint()
+    assert len(first.streams["train"]) > 3 * len(first.streams["test"]) > 1000
+    assert first.streams["train"].text_bytes < len(first.streams["train"])
+
+
+def test_embedded_documents_and_their_split() -> None:
+    names = [name for name, _ in embedded.documents(("topics", "library"))]
+    assert len(set(names)) == len(names) > 300
+    assert not [name for name in names if "site-packages" in name or "/test/" in name]
+    assert "library/_sysconfigdata" not in " ".join(names)
+    # The split is by name alone: these stay where they are whatever else there is.
+    assert embedded.split_of("library/heapq.py") == embedded.split_of("library/heapq.py")
+    assert {embedded.split_of(name) for name in names} == {"train", "val", "test"}
+
+
+def test_embedded_text_is_bytes() -> None:
+    with pytest.raises(ValidationError, match="tokenizer: this text is read as bytes"):
+        PythonText(tokenizer=Words(size=5))
+    assert isinstance(PythonText(), Tokens)

@@ -1,0 +1,221 @@
+"""ListOps and labelled sequences: labels by definition, files, batches."""
+
+import statistics
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.paths import SHARED
+from pydantic import ValidationError
+
+from lit_attn.config.data.labelled import LabelledText, ListOps
+from lit_attn.config.data.text import IGNORED
+from lit_attn.data import prepare
+from lit_attn.data.text import labelled
+from lit_attn.data.text.labelled import LabelledData
+from lit_attn.data.text.listops import TOKENS, evaluate, generate, parse
+from lit_attn.schema.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+SMALL = {"lengths": (5, 40), "depth": 4, "context": 40, "train": 24, "val": 7, "test": 5}
+
+
+def plainly(tokens: list[str]) -> int:
+    """The value of an expression, consumed from the front: recursive, by definition."""
+    token = tokens.pop(0)
+    if token.isdigit():
+        return int(token)
+    values = []
+    while tokens[0] != "]":
+        values.append(plainly(tokens))
+    tokens.pop(0)
+    return {
+        "[MIN": min(values),
+        "[MAX": max(values),
+        "[MED": int(statistics.median(values)),
+        "[SM": sum(values) % 10,
+    }[token]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]", 5),
+        ("[SM 9 9 9 ]", 7),
+        ("[MED 1 2 3 8 ]", 2),
+        ("( ( ( [MED 7 ) 8 ) ] )", 7),
+        ("3", 3),
+    ],
+)
+def test_values_by_hand(text: str, value: int) -> None:
+    assert evaluate(parse(text)) == value
+
+
+@pytest.mark.parametrize("text", ["", "[MAX 1 2", "1 2", "[MIN ]", "1 ]", "[AVG 1 2 ]", "11"])
+def test_what_is_no_expression(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        evaluate(parse(text))
+
+
+def test_labels_of_the_public_test_set() -> None:
+    path = SHARED / "listops" / "test_d20s.tsv"
+    if not path.exists():
+        pytest.skip("the ListOps test set is not at hand")
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    assert len(rows) == 10_000
+    assert [evaluate(parse(text)) for _, text in rows] == [int(label) for label, _ in rows]
+
+
+def depth_of(ids: list[int]) -> int:
+    """Levels of a tree, digits included."""
+    level = deepest = 0
+    for number in ids:
+        level += (TOKENS[number][0] == "[") - (TOKENS[number] == "]")
+        deepest = max(deepest, level)
+    return deepest + 1
+
+
+def test_generated_expressions() -> None:
+    made = list(islice(generate(0, (20, 60), 5, 10), 300))
+    assert made == list(islice(generate(0, (20, 60), 5, 10), 300))
+    assert made[:5] != list(islice(generate(1, (20, 60), 5, 10), 5))
+    for ids, value in made:
+        assert 20 <= len(ids) <= 60
+        assert depth_of(ids) <= 5
+        assert value == plainly([TOKENS[i] for i in ids])
+    assert len({tuple(ids) for ids, _ in made}) == 300
+    assert {value for _, value in made} == set(range(10))
+
+
+def test_the_arenas_measure() -> None:
+    (ids, _) = next(generate(0, (500, 2000), 10, 10))
+    assert 500 <= len(ids) <= 2000
+
+
+def data(seed: int = 0, **changes: object) -> LabelledData:
+    return LabelledData(ListOps(**{**SMALL, "batch_size": 8, **changes}), seed, CPU)
+
+
+def test_batches_depend_on_seed_and_step_alone() -> None:
+    first, again = data(), data()
+    again.batch(3)
+    for one, other in zip(first.batch(4), again.batch(4), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.equal(first.batch(4)[0], data(seed=1).batch(4)[0])
+    assert first.fingerprint() == data(seed=1).fingerprint()
+    assert first.steps_per_epoch == 3
+
+
+def test_a_pass_shows_every_sample_once() -> None:
+    module = data()
+    rows = torch.cat([module.batch(step)[0] for step in range(3)])
+    assert len(rows.unique(dim=0)) == 24
+
+
+def test_padding() -> None:
+    tokens, present, labels = data().batch(0)
+    assert tokens.shape == (8, 40)
+    assert torch.equal(present, tokens > 0)
+    for row, label in zip(tokens, labels, strict=True):
+        assert evaluate(row[row > 0].tolist()) == label
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_every_sample_is_evaluated_once(world: int) -> None:
+    found, batches = [], set()
+    for rank in range(world):
+        module = data(eval_batch_size=2)
+        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        val, _ = module.val_dataloader()
+        batches.add(len(list(val)))
+        for tokens, present, labels in val:
+            assert present.any(-1).all()
+            found += [tuple(row.tolist()) for row in tokens[labels != IGNORED]]
+    assert len(set(found)) == len(found) == 7
+    assert len(batches) == 1
+
+
+def test_micro_batches() -> None:
+    module = data(accumulate=2)
+    parts = list(module.train_dataloader())
+    assert len(parts) == len(module.train_dataloader()) == 6
+    torch.testing.assert_close(torch.cat([parts[0][0], parts[1][0]]), module.batch(0)[0])
+
+
+def test_written_files_are_what_was_generated(tmp_path: Path) -> None:
+    chosen = ListOps(**SMALL, batch_size=8)
+    labelled.write_listops(tmp_path, chosen)
+    read = labelled.load(chosen.model_copy(update={"folder": tmp_path}))
+    for split, samples in labelled.load(chosen).items():
+        assert [s.label for s in samples] == [s.label for s in read[split]]
+        assert [s.documents[0].tolist() for s in samples] == [
+            s.documents[0].tolist() for s in read[split]
+        ]
+
+
+def test_a_wrong_label_in_a_file(tmp_path: Path) -> None:
+    for split in labelled.SPLITS:
+        (tmp_path / f"basic_{split}.tsv").write_text(
+            "Source\tTarget\n[MAX 1 2 ]\t2\n[MIN 1 2 ]\t2\n"
+        )
+    with pytest.raises(ConfigError, match=r"basic_train.tsv:3: the value is 1, not 2"):
+        labelled.load(ListOps(folder=tmp_path))
+    (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
+    with pytest.raises(ConfigError, match=r"basic_train.tsv: has no samples"):
+        labelled.load(ListOps(folder=tmp_path))
+
+
+def test_prepare_listops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelled, "_generated", lambda data: {s: [] for s in labelled.SPLITS})
+    assert prepare.main(["listops", f"--out={tmp_path}"]) == 0
+    assert (tmp_path / "basic_test.tsv").read_text() == "Source\tTarget\n"
+
+
+def text(folder: Path, rows: str, **changes: object) -> LabelledData:
+    for split in labelled.SPLITS:
+        (folder / f"{split}.tsv").write_text(rows)
+    given = {"name": "x", "folder": folder, "context": 4, "batch_size": 2, **changes}
+    return LabelledData(LabelledText.model_validate(given), 0, CPU)
+
+
+def test_labelled_text(tmp_path: Path) -> None:
+    tokens, present, labels = text(tmp_path, "1\tabcdef\n0\tg\n").batch(0)
+    rows = dict(zip(labels.tolist(), tokens.tolist(), strict=True))
+    assert rows == {1: [98, 99, 100, 101], 0: [104, 0, 0, 0]}
+    assert present.sum() == 5
+
+
+def test_pairs(tmp_path: Path) -> None:
+    tokens, present, _ = text(tmp_path, "1\tab\tc\n0\td\te\n", pairs=True).batch(0)
+    assert tokens.shape == present.shape == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1\tab\n2\tc\n", r"train.tsv:2: label '2' is not one of 0 to 1"),
+        ("1 ab\n", r"train.tsv:1: needs 2 columns"),
+        ("1\t\n", r"train.tsv:1: needs 2 columns with text"),
+        ("1\ta\n", r"data.batch_size: 2 is more than the 1 samples of train"),
+        ("", r"train.tsv: is empty"),
+    ],
+)
+def test_labelled_text_that_is_none(tmp_path: Path, rows: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        text(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (50, 20)}, "lengths: 50 is more than 20"),
+        ({"depth": 2}, "lengths: 500 tokens are next to never reached with depth 2"),
+        ({"batch_size": 5, "accumulate": 2}, "accumulate: 2 does not divide the batch of 5"),
+    ],
+)
+def test_bad_configuration(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ListOps.model_validate(changes)

@@ -1,0 +1,202 @@
+"""`python -m lit_attn.data.prepare`: complete, resumable, and clear about what it cannot have."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from lit_attn.config.data.text import Bytes, Shards, Words
+from lit_attn.data import prepare
+from lit_attn.data.text import corpus, sources, writer
+from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
+from lit_attn.data.text.writer import ShardWriter
+from lit_attn.schema.errors import ConfigError
+
+RECIPE = {"source": "test", "tokenizer": "bytes"}
+
+
+def documents(skip: int) -> Iterator[tuple[str, str]]:
+    """Twenty documents, every fourth of them val."""
+    for number in range(skip, 20):
+        yield ("train" if number % 4 else "val"), f"document {number}"
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def whole(folder: Path) -> dict[str, bytes]:
+    ShardWriter(folder, ByteEncoder(), RECIPE).write(documents, None, lambda tokens: None)
+    return written(folder)
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "DOCUMENTS_AT_ONCE", 3)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    whole(tmp_path)
+    streams = corpus.load(Shards(name="x", folder=tmp_path, tokenizer=Bytes()))
+    val = streams["val"]
+    text = bytes(val.read(0, len(val)).tolist()).decode()
+    assert text == "".join(f"document {n}\0" for n in range(0, 20, 4))
+    assert val.text_bytes == len(text) - 5
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta["documents"] == 20
+    digest = hashlib.sha256((tmp_path / "val.bin").read_bytes()).hexdigest()
+    assert meta["splits"]["val"]["sha256"] == digest
+
+
+@pytest.mark.parametrize("parts", range(8))
+def test_a_stopped_run_goes_on(tmp_path: Path, parts: int) -> None:
+    """Stopped anywhere, with more on disk than counts, it ends with the same bytes."""
+    expected = whole(tmp_path / "whole")
+    folder = tmp_path / "stopped"
+
+    def stopping(skip: int) -> Iterator[tuple[str, str]]:
+        for number, document in enumerate(documents(skip)):
+            if number == 3 * parts + 1:
+                raise KeyboardInterrupt
+            yield document
+
+    try:
+        ShardWriter(folder, ByteEncoder(), RECIPE).write(stopping, None, lambda tokens: None)
+    except KeyboardInterrupt:
+        for partial in folder.glob("*.partial"):
+            with partial.open("ab") as file:
+                file.write(b"torn")
+    else:
+        (folder / "meta.json").unlink()
+        # As if it had stopped between the last rename and the end.
+        counts = json.loads((tmp_path / "whole" / "meta.json").read_text())["splits"]
+        progress = {"recipe": RECIPE, "documents": 20, "splits": counts}
+        (folder / "progress.json").write_text(json.dumps(progress))
+    ShardWriter(folder, ByteEncoder(), RECIPE).write(documents, None, lambda tokens: None)
+    assert written(folder) == expected
+
+
+def test_a_limit_and_progress(tmp_path: Path) -> None:
+    told: list[int] = []
+    ShardWriter(tmp_path, ByteEncoder(), RECIPE).write(documents, 60, told.append)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert meta["documents"] == 6
+    assert told == [33, 66]
+
+
+def test_a_complete_folder_and_another_recipe_are_refused(tmp_path: Path) -> None:
+    whole(tmp_path / "done")
+    with pytest.raises(ConfigError, match="is complete already"):
+        ShardWriter(tmp_path / "done", ByteEncoder(), RECIPE)
+    (tmp_path / "begun").mkdir()
+    progress = {"recipe": {"source": "other"}, "documents": 1, "splits": {}}
+    (tmp_path / "begun" / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(ConfigError, match=r"was begun as \{'source': 'other'\}"):
+        ShardWriter(tmp_path / "begun", ByteEncoder(), RECIPE)
+
+
+def test_a_source_without_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the source has no text"):
+        ShardWriter(tmp_path, ByteEncoder(), RECIPE).write(
+            lambda skip: iter(()), None, lambda tokens: None
+        )
+
+
+def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
+    encoder = WordEncoder([str(number) for number in range(70_000)] + ["<eos>"])
+    ShardWriter(tmp_path, encoder, RECIPE).write(
+        lambda skip: iter([("train", "69999 1\n"), ("val", "2\n")][skip:]), None, lambda t: None
+    )
+    assert np.fromfile(tmp_path / "train.bin", dtype=np.uint32).tolist() == [69_999, 1, 70_000]
+    chosen = Shards(name="x", folder=tmp_path, tokenizer=Words(size=70_001))
+    assert corpus.load(chosen)["val"].read(0, 2).tolist() == [2, 70_000]
+    assert corpus.text_encoder(chosen).decode([69_999]) == "69999"
+
+
+def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.txt").write_text("b a b\n")
+    given = [f"--{split}={tmp_path / split}.txt" for split in ("train", "val")]
+    out = tmp_path / "out"
+    assert prepare.main(["text", "--tokenizer=words", f"--out={out}", *given]) == 0
+    assert "8 tokens, vocabulary 3" in capsys.readouterr().out
+    assert (out / "vocabulary.txt").read_text() == "b\n<eos>\na\n"
+    assert prepare.main(["text", f"--out={out}", *given]) == 2
+    assert "is complete already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["text"], "needs --train FILE and --val FILE"),
+        (["text", "--train=none.txt", "--val=none.txt"], "none.txt: cannot be read"),
+        (["ptb", "--train=x"], "--train, --val and --test go with 'text'"),
+    ],
+)
+def test_command_line_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert prepare.main([*arguments, f"--out={tmp_path / 'out'}"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "tokens" not in line]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def offline(*_: object, **__: object) -> None:
+    raise urllib.error.URLError("no route")
+
+
+@pytest.mark.parametrize("source", ["ptb", "wikitext103", "fineweb"])
+def test_offline_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
+    assert prepare.main([source, "--tokenizer=bytes", f"--out={tmp_path}"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "tokens 0:" not in line]
+    assert "(no route)" in line
+
+
+def test_without_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
+        next(sources.SOURCES["openwebtext"].documents(0))
+
+
+def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every split in turn, lines with their line feed, a resumed run from the right document."""
+    asked = []
+
+    def load_dataset(name: str, configuration: str, split: str, streaming: bool) -> list[object]:
+        asked.append((name, configuration, streaming))
+        return [{"text": f"{split} {number}"} for number in range(2)]
+
+    hub = ModuleType("datasets")
+    hub.load_dataset = load_dataset
+    monkeypatch.setattr(sources, "_datasets", lambda: hub)
+    found = list(sources.SOURCES["wikitext103"].documents(1))
+    assert asked[0] == ("Salesforce/wikitext", "wikitext-103-v1", True)
+    assert found[:2] == [("train", "train 1\n"), ("val", "validation 0\n")]
+    assert len(found) == 5
+
+
+def test_share_held_out() -> None:
+    held = [sources.held_out(number, 0.01) for number in range(20_000)]
+    assert 150 < sum(held) < 250
+    assert not any(sources.held_out(number, 0.0) for number in range(100))
+
+
+def test_help_needs_no_torch() -> None:
+    check = "import sys, lit_attn.data.prepare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

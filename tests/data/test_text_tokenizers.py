@@ -1,0 +1,116 @@
+"""Text to ids and back; what is missing or wrong is named in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.paths import SHARED
+
+from lit_attn.data.text.tokenizers import (
+    ByteEncoder,
+    Gpt2Encoder,
+    WordEncoder,
+    count_words,
+    gpt2_encoding,
+)
+from lit_attn.schema.errors import ConfigError
+
+
+def test_bytes_end_with_a_zero() -> None:
+    (ids,) = ByteEncoder().encode(["né"])
+    assert ids.tolist() == [110, 195, 169, 0]
+    assert ByteEncoder().decode(ids[:-1]) == "né"
+
+
+def test_words_by_falling_frequency() -> None:
+    encoder = WordEncoder.of(["b a b\n\nc a b\n"], size=4)
+    # b three times, <eos> three times (the blank line has one), a twice, c once.
+    assert encoder.words == ["<eos>", "b", "a", "c"]
+    assert encoder.encode(["b\n\na c\n"])[0].tolist() == [1, 0, 0, 2, 3, 0]
+    assert encoder.decode([1, 0, 2]) == "b \n a"
+
+
+def test_only_line_feeds_end_lines() -> None:
+    """WikiText has other separators of lines inside its lines."""
+    assert count_words("a\u2028b\x0cc\n") == 4
+
+
+def test_last_line_without_a_line_feed_ends_too() -> None:
+    assert count_words("a b") == count_words("a b\n") == 3
+
+
+def test_size_of_the_vocabulary_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer.size: 5, but .* has 4 different words"):
+        WordEncoder.of(["b a c\n"], size=5)
+
+
+def test_unknown_words() -> None:
+    assert WordEncoder.of(["a <unk>"], None).encode(["b"])[0].tolist() == [1, 0]
+    with pytest.raises(ConfigError, match="'b' is not in the vocabulary, which has no <unk>"):
+        WordEncoder.of(["a"], None).encode(["b"])
+
+
+@pytest.fixture
+def tiny_bpe(tmp_path: Path) -> Path:
+    """GPT-2's two files with its 256 bytes and two merges: "th" and "the"."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = [chr(b) for b in own] + [chr(256 + i) for i in range(256 - len(own))]
+    ids = {c: i for i, c in enumerate(characters)} | {"th": 256, "the": 257, "<|endoftext|>": 258}
+    (tmp_path / "encoder.json").write_text(json.dumps(ids))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")
+    return tmp_path
+
+
+def test_encoding_from_two_files(tiny_bpe: Path) -> None:
+    pytest.importorskip("tiktoken")
+    encoder = Gpt2Encoder(tiny_bpe)
+    (ids,) = encoder.encode(["the th"])
+    space = 256 - 68 + 32  # the 33rd of the bytes that are not printable themselves
+    assert ids.tolist() == [257, space, 256, 258]
+    assert encoder.decode(ids[:-1]) == "the th"
+
+
+def test_files_that_disagree(tiny_bpe: Path) -> None:
+    pytest.importorskip("tiktoken")
+    (tiny_bpe / "vocab.bpe").write_text("#version: 0.2\nth e\nt h\n")
+    with pytest.raises(ConfigError, match="merge 1 makes 'the', which is 257 and not 256"):
+        Gpt2Encoder(tiny_bpe)
+
+
+def test_missing_file(tiny_bpe: Path) -> None:
+    pytest.importorskip("tiktoken")
+    (tiny_bpe / "vocab.bpe").unlink()
+    with pytest.raises(ConfigError, match=r"vocab.bpe: cannot be read: No such file"):
+        Gpt2Encoder(tiny_bpe)
+
+
+def test_without_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
+        gpt2_encoding(None)
+
+
+def test_gpt2s_own_files() -> None:
+    """Ids known from GPT-2: "Hello world" is 15496 995, and the vocabulary has 50,257."""
+    pytest.importorskip("tiktoken")
+    folder = SHARED / "gpt2-bpe"
+    if not folder.exists():
+        pytest.skip("GPT-2's encoder.json and vocab.bpe are not at hand")
+    encoder = Gpt2Encoder(folder)
+    (ids,) = encoder.encode(["Hello world"])
+    assert ids.tolist() == [15496, 995, 50256]
+    assert encoder.encoding.n_vocab == encoder.vocabulary == 50_257
+    text = "It's 1,234.5 \t\n\n  naïve — 日本語 🎉 they'll"
+    assert encoder.decode(encoder.encode([text])[0][:-1]) == text
+
+
+def test_penn_treebank_has_its_known_size() -> None:
+    path = SHARED / "ptb" / "ptb.train.txt"
+    if not path.exists():
+        pytest.skip("the Penn Treebank is not at hand")
+    encoder = WordEncoder.of([path.read_text()], size=10_000)
+    (ids,) = encoder.encode([path.read_text()])
+    assert len(ids) == 929_589
+    assert (np.diff(np.bincount(ids)) <= 0).all()

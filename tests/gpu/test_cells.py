@@ -1,0 +1,131 @@
+"""Whole cells and benchmarks on a GPU that is fake, from their configuration to their result.
+
+What that shows and what not is said in `fake_gpu`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.digit_folders import experiment, write
+from helpers.fake_gpu import NAME, rehearsal
+from helpers.paths import EXPERIMENTS
+from helpers.stopping import stop_at
+from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
+from torch import nn
+
+from lit_attn.bench.__main__ import main
+from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.optim.optimizers import build_optimizer
+from lit_attn.train import run_cell
+from lit_attn.training import build
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+
+
+LOOKING = {"diagnostics": ["residual", "rank", "maps", "heads", "mixture"]}
+MIXED = {"attention": {"similarity": {"kind": "mixture", "prior": "m-step"}}}
+SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
+
+
+def listops_cell() -> Cell:
+    given = yaml.safe_load((EXPERIMENTS / "lra_listops.yaml").read_text())
+    given["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
+    given["data"] |= {"train": 64, "val": 7, "test": 5}
+    return Cell(study="t", variant="v", seed=0, experiment=given)
+
+
+def folders_cell(root: Path) -> Cell:
+    given = experiment(write(root), data={"repeats": 2, "sizes": [8]}, training={"ema": 0.9})
+    return Cell(study="t", variant="v", seed=0, experiment=given)
+
+
+CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
+    "looked at": (
+        "bf16",
+        lambda root: digits_cell(training=LOOKING | {"ema": 0.9, "clip": 1.0}, model=MIXED),
+    ),
+    "set-adam": ("fp16", lambda root: digits_cell(optimizer=SET_ADAM)),
+    "clipped": ("fp16", lambda root: digits_cell(training={"clip": 1.0})),
+    "text": ("bf16", lambda root: text_cell(training=LOOKING)),
+    "composition": ("fp32", lambda root: composition_cell()),
+    "sequences": ("fp16", lambda root: listops_cell()),
+    "class folders": ("bf16", lambda root: folders_cell(root / "images")),
+    "scenes": ("bf16", lambda root: scenes_cell(root / "scenes", training={"ema": 0.9})),
+}
+
+
+def on_gpu(cell: Cell, precision: str) -> Cell:
+    update = {"accelerator": "cuda", "precision": precision}
+    training = cell.experiment.training.model_copy(update=update)
+    changed = cell.experiment.model_copy(update={"training": training})
+    return cell.model_copy(update={"experiment": changed})
+
+
+def result_of(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_of_every_task_runs(name: str, tmp_path: Path) -> None:
+    precision, cell = CELLS[name]
+    folder = folder_of(on_gpu(cell(tmp_path), precision), tmp_path)
+    with rehearsal():
+        run_cell(folder, smoke=True)
+    result = result_of(folder)
+    assert result.device == NAME
+    # Not of images that grow, nor in fp32.
+    assert ("train/mfu" in result.metrics) == (name not in ("class folders", "composition"))
+
+
+@pytest.mark.parametrize("optimizer", [{}, SET_ADAM], ids=["adamw", "set-adam"])
+def test_a_stopped_cell_goes_on(
+    optimizer: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = digits_cell(optimizer=optimizer, training={"ema": 0.9, "epochs": 2})
+    folder = folder_of(on_gpu(cell, "fp16"), tmp_path)
+    with rehearsal():
+        with monkeypatch.context() as patch:
+            stop_at(patch, 5)
+            with pytest.raises(Preempted, match="saved at step 5"):
+                run_cell(folder)
+        run_cell(folder)
+    assert result_of(folder).steps == 8
+
+
+@pytest.mark.parametrize("name", ["clipped", "set-adam", "text", "composition", "sequences"])
+def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
+    """To see that the loss is finite."""
+    _, make = CELLS[name]
+    cell = on_gpu(make(tmp_path), "fp32")
+    with rehearsal() as reads:
+        gpu = torch.device("cuda")
+        data, task, *_ = build.build(cell, gpu)
+        task.to(gpu).train()
+        optimizer = build_optimizer(cell.experiment.optimizer, task.network)
+        reads.clear()
+        batches = iter(data.train_dataloader())
+        for number in range(2):
+            task.training_step(next(batches), number).backward()
+            nn.utils.clip_grad_norm_(task.parameters(), 1.0)
+            optimizer.step()
+        assert len(reads) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "attention --presets belief2 dcmha --tokens 20 --batch 2 --modes eager",
+        "memory --presets mgk --tokens 20 40",
+        "decoding --presets mgk/windows --tokens 8 --generate 2 --depth 1",
+    ],
+)
+def test_benchmarks_start(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = "--dim 24 --heads 3 --rounds 2 --device cuda"
+    with rehearsal():
+        assert main([*arguments.split(), *shape.split()]) == 0
+    assert NAME in capsys.readouterr().out

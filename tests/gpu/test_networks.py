@@ -1,0 +1,225 @@
+"""Every network and every preset on a GPU that is fake: no operand is left on the CPU.
+
+What that shows and what not is said in `fake_gpu`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import gpt_cases
+from helpers.attention_cases import all_specs
+from helpers.fake_gpu import rehearsal
+from helpers.paths import ROOT
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.ablate.plan import expand
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+from lit_attn.config.data import images as config
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.models.language import SequenceClassifier
+from lit_attn.config.models.vit import ViT
+from lit_attn.config.optimizers import AdamW, SetAdam
+from lit_attn.config.study import read_studies
+from lit_attn.data.augment.pipeline import Pipeline
+from lit_attn.data.images import generator
+from lit_attn.models import gpt, imagenet_vit, jit, local_vit, sequence, vit
+from lit_attn.models.norms import HeadNorm
+from lit_attn.models.sampling import Sampling, continuation
+from lit_attn.optim.optimizers import build_optimizer
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+
+ABLATIONS = ROOT / "ablations.yaml"
+GPU = torch.device("cuda")
+IMAGE, CLASSES, VOCABULARY = (3, 16, 16), 5, 50
+ADAMW, SET_ADAM = AdamW(kind="adamw", lr=1e-3), SetAdam(kind="set-adam", lr=1e-3)
+
+Loss = Callable[[Any], Tensor]
+
+
+def images(network: nn.Module) -> Tensor:
+    x, y = torch.zeros(2, *IMAGE, device=GPU), torch.zeros(2, dtype=torch.long, device=GPU)
+    return F.cross_entropy(network(x), y)
+
+
+def text(network: gpt.GPT) -> Tensor:
+    tokens = torch.zeros(2, network.trunk.context, dtype=torch.long, device=GPU)
+    return network.nll(tokens, tokens).mean()
+
+
+def padded(network: sequence.SequenceClassifier) -> Tensor:
+    tokens = torch.zeros(2, 2, network.trunk.context, dtype=torch.long, device=GPU)
+    return network(tokens, tokens > 0).sum()
+
+
+def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
+    """A step of training on the GPU; what was read of it. Every parameter has a gradient."""
+    with rehearsal() as reads:
+        network.to(GPU).train()
+        optimizer = build_optimizer(SET_ADAM if bf16 else ADAMW, network)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            found = loss(network)
+        found.backward()
+        optimizer.step()
+        left = [name for name, part in network.state_dict().items() if part.device.type != "cuda"]
+        idle = [n for n, p in network.named_parameters() if p.requires_grad and p.grad is None]
+    assert (left, idle) == ([], [])
+    return reads
+
+
+def test_two_devices_are_refused_as_a_gpu_refuses_them() -> None:
+    here, number = torch.ones(3), torch.zeros(1, dtype=torch.long)
+    with rehearsal() as reads:
+        there = torch.ones(3, device=GPU)
+        refused: list[Callable[[], object]] = [
+            lambda: there + here,
+            lambda: there + torch.arange(3),
+            lambda: torch.cat([there, here]),
+            lambda: torch.where(there > 0, there, here),
+            lambda: there.masked_fill(here > 0, 0.0),
+            lambda: F.linear(there, here.view(1, 3)),
+            lambda: nn.Embedding(3, 1).to(GPU)(number),
+            lambda: F.scaled_dot_product_attention(*[there.view(1, 1, 3)] * 3, here.view(1, 3)),
+            lambda: here[number.to(GPU)],
+            lambda: torch.tensor(1.0).add_(there[0]),
+            lambda: torch.rand(3, device=GPU, generator=torch.Generator()),
+            lambda: there.numpy(),
+        ]
+        for call in refused:
+            with pytest.raises((RuntimeError, TypeError)):
+                call()
+        # A GPU takes these.
+        taken = [there * torch.tensor(2.0), there[number], there.clone().copy_(here), here.to(GPU)]
+        assert {found.device.type for found in taken} == {"cuda"}
+        assert torch.equal(here * 2, torch.full((3,), 2.0))
+        assert reads == []
+        assert (there.tolist(), bool(there[0] > 1)) == ([0, 0, 0], True)
+        assert reads
+
+
+def test_autocast_casts_as_on_a_gpu() -> None:
+    linear, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    with rehearsal():
+        linear.to(GPU), norm.to(GPU)
+        with torch.autocast("cuda", torch.bfloat16):
+            x = linear(torch.zeros(2, 4, device=GPU))
+            y = norm(x)
+            with torch.autocast("cuda", enabled=False):
+                whole = linear(y)
+        (F.gelu(x) + y + whole).sum().backward()
+    assert (x.dtype, y.dtype, whole.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert {parameter.grad.dtype for parameter in linear.parameters()} == {torch.float32}
+
+
+def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]:
+    """One network with a block of every specification, and its loss."""
+    every: dict[str, Any] = {"dim": 16, "depth": len(specs), "heads": 2, "ffn": None}
+    network: Any
+    if kind == "images":
+        network, loss = vit.build(ViT(patch=4, **every), IMAGE, CLASSES), images
+        blocks = network.blocks
+    elif kind == "padded":
+        model = SequenceClassifier(classifier_width=8, **every)
+        network, loss = sequence.build(model, VOCABULARY, 12, 3, pairs=True), padded
+        blocks = network.trunk.blocks
+    else:
+        # With windows, several chunks of queries.
+        context = 160 if kind == "windows" else 16
+        model = gpt_cases.config("transformer++", **every)
+        network, loss = gpt.build(model, VOCABULARY, context), text
+        blocks = network.trunk.blocks
+    for block, spec in zip(blocks, specs, strict=True):
+        block.attn = attn_layer(spec)(16, 2, qk_norm=kind == "causal", norm_layer=HeadNorm)
+    return network, loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "bf16"), [("images", False), ("causal", True), ("windows", False), ("padded", True)]
+)
+def test_every_preset_trains(kind: str, bf16: bool) -> None:
+    """And no layer makes a step wait for the GPU."""
+    specs = list(PRESETS.values())
+    if kind == "windows":
+        bounded = (spec for spec in specs if not isinstance(spec.similarity, Linear))
+        specs = [AttentionSpec.model_validate({**dict(spec), "window": 5}) for spec in bounded]
+    assert step(*made_of(specs, kind), bf16) == []
+
+
+def test_every_choice_decodes() -> None:
+    network, _ = made_of(all_specs(), "causal")
+    assert isinstance(network, gpt.GPT)
+    with rehearsal():
+        network.to(GPU).eval()
+        drawn = continuation(network, [1, 2, 3, 4, 5], 2, VOCABULARY, Sampling(top_k=5))
+        assert len(list(drawn)) == 2
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    every = {"dim": 16, "depth": 2, "heads": 2, "patch": 4, "attention": PRESETS["belief2"]}
+    return {**every, "ffn": FFN(width=16), **changes}
+
+
+def language_model(name: str) -> Callable[[], nn.Module]:
+    return lambda: gpt.build(gpt_cases.config(name, dropout=0.5), VOCABULARY, 16)
+
+
+def shifted() -> nn.Module:
+    choices = {"patchify": "shifted", "local_self_attention": True}
+    return vit.build(ViT(drop_path=0.5, dropout=0.5, **small(**choices)), IMAGE, CLASSES)
+
+
+def local() -> nn.Module:
+    ffn = FFN(width=16, activation="hard-swish")
+    return local_vit.build(LocalViT(**small(ffn=ffn)), IMAGE, CLASSES)
+
+
+def modulated() -> nn.Module:
+    ffn = FFN(width=16, activation="swiglu")
+    return jit.build(JiT(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
+    "shifted": (shifted, images),
+    "local": (local, images),
+    "jit": (modulated, images),
+    # The images are smaller than its own.
+    "resampled": (lambda: imagenet_vit.build(ImageViT(**small()), (3, 32, 32), CLASSES), images),
+    **{name: (language_model(name), text) for name in gpt_cases.CHOICES},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_trains(name: str) -> None:
+    make, loss = NETWORKS[name]
+    reads = step(make(), loss, bf16=True)
+    # An adaptive softmax asks which targets there are.
+    assert (reads == []) == (name != "wikitext")
+
+
+def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
+    """Of all that the shipped studies have."""
+    found = {
+        job.cell.experiment.data.augment: job.cell.experiment.data
+        for study in read_studies(ABLATIONS).values()
+        for job in expand(study, tmp_path, seeds=(0,)).jobs
+        if isinstance(job.cell.experiment.data, config.Images)
+    }
+    assert len(found) >= 5
+    for data in found.values():
+        shape, classes = data.image_shape, data.num_classes
+        pipeline = Pipeline(data, [0.5] * shape[0], [0.2] * shape[0])
+        drawn = [pipeline.draw(n, generator(0, "batch", n)) for n in (40, 23)]
+        with rehearsal() as reads:
+            x = torch.zeros(63, *shape, dtype=torch.uint8, device=GPU)
+            batches = pipeline.apply(x, torch.zeros(63, dtype=torch.long, device=GPU), drawn)
+            assert reads == []
+        for (batch, targets), n in zip(batches, (40, 23), strict=True):
+            assert batch.shape == (n, *shape)
+            assert targets.shape in ((n,), (n, classes))
+            assert {batch.device.type, targets.device.type} == {"cuda"}

@@ -1,0 +1,121 @@
+"""Every specification the attention tests run over, made from the registry of parts.
+
+A part is covered the day it is registered. Its choices (Literal and bool fields) are covered
+pairwise: every two choices stand together in some case, and so do every two parts of different
+families.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from lit_attn.attention.spec import (
+    PRESETS,
+    AttentionSpec,
+    Compose,
+    Linear,
+    Mixture,
+    Residual,
+    Similarity,
+)
+from lit_attn.schema.base import Kind
+
+
+def members(family: type[Kind]) -> Iterator[Kind]:
+    """Every member of a family, its finite choices covered pairwise; senseless ones left out."""
+    for member in family.family.values():
+        choices: dict[str, Sequence[Any]] = {}
+        for name, field in member.model_fields.items():
+            if name != "kind" and get_origin(field.annotation) is Literal:
+                choices[name] = get_args(field.annotation)
+            elif field.annotation is bool:
+                choices[name] = (False, True)
+            elif name == "keys":
+                choices[name] = (2, 3)
+        for case in pairwise(choices):
+            yield from sensible(member, case)
+
+
+def sensible(member: type[Kind], case: dict[str, Any]) -> Iterator[Kind]:
+    """The member that `case` describes, without the choice or the two that make no sense in it."""
+    for dropped in itertools.chain([()], *(itertools.combinations(case, n) for n in (1, 2))):
+        try:
+            yield member(**{name: case[name] for name in case if name not in dropped})
+        except ValidationError:
+            continue
+        return
+
+
+def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Few cases in which every two values of different keys meet (greedy, deterministic)."""
+    names = list(choices)
+    if len(names) < 3:
+        product = itertools.product(*choices.values())
+        return [dict(zip(names, values, strict=True)) for values in product]
+    missing = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for x in range(len(choices[names[a]]))
+        for y in range(len(choices[names[b]]))
+    }
+    cases = []
+    while missing:
+        case = dict(min(missing))
+        for i, name in enumerate(names):
+            if i not in case:
+                case[i] = max(
+                    range(len(choices[name])),
+                    key=lambda x, i=i: (
+                        sum(tuple(sorted([(i, x), one])) in missing for one in case.items()),
+                        -x,
+                    ),
+                )
+        missing -= set(itertools.combinations(sorted(case.items()), 2))
+        cases.append({names[i]: choices[names[i]][x] for i, x in sorted(case.items())})
+    return cases
+
+
+def label(spec: AttentionSpec) -> str:
+    """A readable test id: the preset's name, or the choices that differ from the standard layer."""
+    for name, known in PRESETS.items():
+        if spec == known:
+            return name
+    found = []
+    for key, value in spec.identity().items():
+        chosen = [str(v) for v in value.values()] if isinstance(value, dict) else [str(value)]
+        found.append(f"{key}-" + "-".join(chosen))
+    return ",".join(found)
+
+
+def all_specs() -> list[AttentionSpec]:
+    """Presets, every choice of every family alone, and pairwise crosses of the families."""
+    found = list(PRESETS.values())
+    found += [AttentionSpec(residual=residual) for residual in members(Residual)]
+    found += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
+    found += [AttentionSpec(compose=compose) for compose in members(Compose)]
+    found.append(AttentionSpec(similarity=Mixture(keys=3, variance=(1, 3, 0.5))))
+    found.append(AttentionSpec(similarity=Linear(keys=3)))
+    crosses = pairwise(
+        {
+            "similarity": [
+                *(kind for kind in Similarity.family if kind != "mixture"),
+                Mixture(),
+                Mixture(source="shifted", assignment="hard"),
+                Mixture(variance=(1, 3)),
+            ],
+            "zz": [False, True],
+            "compose": list(Compose.family),
+            "residual": list(Residual.family),
+            "window": [None, 3],
+            "kv_heads": [None, 1],
+        }
+    )
+    for cross in crosses:
+        try:
+            found.append(AttentionSpec.model_validate(cross))
+        except ValidationError:
+            # Linear keys refuse composition, zz and windows.
+            found.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
+    return [spec for i, spec in enumerate(found) if spec not in found[:i]]

@@ -1,0 +1,115 @@
+"""Trains cells on one and on two devices, side by side: `python device_cells.py FOLDER`.
+
+In a process of its own, as a test's own has threads and its output is not its own. Variants ending
+in 1 and 2 are the same cell on so many devices; the others meet with what their names say.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+import lit_attn.train
+
+# Loaded once, by the server that the cells are forked from.
+import lit_attn.training.build
+import lit_attn.training.checkpoints
+from helpers.digit_folders import experiment, write
+from helpers.training_cells import digits_cell, scenes_cell, text_cell
+from lit_attn.ablate import runner
+from lit_attn.ablate.display import make_display
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job
+from lit_attn.ablate.runner import Runner
+from lit_attn.ablate.slots import Device, Slots
+from lit_attn.config.cell import Cell
+from lit_attn.training.recording import Progress
+
+# Dropout draws other numbers on another number of devices, and is no error.
+EXACT = {"dropout": 0.0, "drop_path": 0.0}
+STOPPED_AT = 6
+# Below the folder that `_main` is called with.
+FOLDERS = Path("digits")
+
+
+def images(devices: int) -> Cell:
+    return digits_cell(model=EXACT, training={"devices": devices})
+
+
+def cut_short(devices: int) -> Cell:
+    training = {"devices": devices, "clip": 0.1, "max_steps": 6}
+    return digits_cell(model=EXACT, training=training)
+
+
+def text(devices: int) -> Cell:
+    """Of a step in two parts."""
+    return text_cell(model={"dropout": 0.0}, training={"devices": devices})
+
+
+def growing(devices: int) -> Cell:
+    """Images read from the disk, with everything but mixing, which is each device's own."""
+    found = experiment(
+        FOLDERS,
+        data={"sizes": [8], "repeats": 2, "augment": {"policy": "rand-m9-mstd0.5-inc1"}},
+        model={"drop_path": 0.0},
+        training={"ema": 0.9, "devices": devices},
+    )
+    given = {"study": "t", "variant": "v", "seed": 0, "experiment": found}
+    return Cell.model_validate(given)
+
+
+def scenes(devices: int) -> Cell:
+    """Nine images in batches of four, of which devices have unequal numbers of labelled pixels."""
+    model = {"drop_path": 0.0, "decoder_dropout": 0.0}
+    return scenes_cell(Path(), model=model, training={"ema": 0.9, "devices": devices})
+
+
+def cells() -> dict[str, Cell]:
+    compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing, scenes]
+    made = {f"{of.__name__}-{n}": of(n) for of in compared for n in (1, 2)}
+    looking = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
+    made |= {name: digits_cell(training=looking) for name in ("whole", "stopped")}
+    made["diverged"] = digits_cell(
+        optimizer={"lr": 1e30}, schedule={"warmup": 0}, training={"devices": 2}
+    )
+    made["killed"] = digits_cell(training={"devices": 2, "epochs": 1000})
+    return {name: cell.model_copy(update={"variant": name}) for name, cell in made.items()}
+
+
+def run_cell(folder: Path, *, smoke: bool = False) -> None:
+    rank = os.environ.get("LOCAL_RANK")
+    number = {"stopped": signal.SIGTERM, "killed": signal.SIGKILL}.get(folder.name)
+    if number is not None and rank == "1" and not (folder / "attempts" / "2").exists():
+        _signal_itself(number)
+    lit_attn.train.run_cell(folder, smoke=smoke)
+
+
+def _signal_itself(number: signal.Signals) -> None:
+    original = Progress.on_train_batch_end
+
+    def watched(self: Progress, trainer: L.Trainer, *rest: Any) -> None:
+        original(self, trainer, *rest)
+        if trainer.global_step == STOPPED_AT:
+            os.kill(os.getpid(), number)
+
+    Progress.on_train_batch_end = watched  # type: ignore[method-assign]
+
+
+def _main(root: Path) -> None:
+    os.chdir(root)
+    write(FOLDERS, train=8, val=3)
+    # An odd number of images to evaluate.
+    (FOLDERS / "val" / "n3" / "2.JPEG").unlink()
+    jobs = [Job(cell, root / name) for name, cell in cells().items()]
+    runner.RETRIES.clear()
+    launcher = Launcher("device_cells:run_cell")
+    for again in (jobs, [job for job in jobs if job.cell.variant == "stopped"]):
+        Runner(launcher, Slots([Device(None, None)] * 6), make_display(sys.stdout)).run(again)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -1,0 +1,171 @@
+"""Stands for training in the tests of the runner: a cell does what its variant's name says.
+
+Run as a script, it is `python -m lit_attn.ablate` with these cells and without a report.
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lit_attn.cells.exceptions import Diverged, Preempted
+from lit_attn.cells.records import Result, Spread
+from lit_attn.config.cell import Cell
+
+TARGET = "helpers.fake_cells:run_cell"
+
+
+def run_cell(folder: Path, *, smoke: bool = False) -> None:
+    cell = Cell.read(folder / "config.yaml")
+    if rank := int(os.environ.get("LOCAL_RANK", 0)):
+        _other_rank(folder, cell.variant, rank)
+        return
+    (folder / "progress.json").write_text('{"step": 0, "total": 1, "memory": 1}')
+    with (folder.parents[1] / "ran.txt").open("a") as log:
+        log.write(f"{cell.variant}/{cell.seed}{' smoke' if smoke else ''}\n")
+    print(f"threads {os.environ.get('OMP_NUM_THREADS')}", flush=True)
+    match cell.variant.split("-")[0]:
+        case "crash":
+            raise RuntimeError("the reactor is on fire")
+        case "diverged":
+            raise Diverged("loss is nan at step 3")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "silent":
+            sys.exit(0)
+        case "crashonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            raise RuntimeError("the first time only")
+        case "gated":
+            _wait(folder.parents[1] / "go")
+        case "hang":
+            _hang(folder)
+        case "hangonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            _hang(folder)
+        case "stuck":
+            _stuck(folder)
+        case "stuckonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            _stuck(folder)
+        case "killedonce" if not (folder / "second").exists():
+            (folder / "second").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "crowded" if len(list(folder.parents[1].glob("*/*/lock"))) > 1:
+            raise MemoryError("there are others here")
+        case "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+            bytearray(2**34)
+        case "full":
+            (folder / "ballast").write_bytes(bytes(2**21))
+        case "brief":
+            time.sleep(0.05)
+        case "rankcrash" | "rankkilled" | "rankpreempted":
+            _wait(folder / "rank1")
+            if cell.variant != "rankpreempted":
+                raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1")
+            raise Preempted("stopped by SIGTERM")
+        case "rankhang":
+            _hang(folder)
+        case "orphan":
+            # A child of the cell's own that outlives it, unless the runner sees to it.
+            child = subprocess.Popen(["sleep", "1000"])
+            (folder / "child.pid").write_text(str(child.pid))
+    result(cell).write(folder / "result.json")
+
+
+def _other_rank(folder: Path, variant: str, rank: int) -> None:
+    print(f"rank {rank} of {os.environ['WORLD_SIZE']} in {os.environ['LIT_ATTN_RENDEZVOUS']}")
+    sys.stdout.flush()
+    (folder / f"rank{rank}").write_text(str(os.getpid()))
+    match variant:
+        case "rankcrash":
+            time.sleep(0.2)
+            raise ValueError("this rank alone")
+        case "rankkilled":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "rankpreempted":
+            raise Preempted("stopped by SIGTERM")
+        case "rankhang":
+            _hang(folder, f"child{rank}.pid")
+
+
+def result(cell: Cell) -> Result:
+    """A result of `cell` with made-up numbers."""
+    return Result(
+        study=cell.study,
+        variant=cell.variant,
+        seed=cell.seed,
+        identity=cell.fingerprint,
+        metrics={"test/accuracy": 0.5},
+        selected_epoch=1,
+        steps=1,
+        epochs=1,
+        parameters=1,
+        flops=1,
+        ffn_width=1,
+        step_time=Spread(median=1.0, iqr=0.0, count=1),
+        peak_memory=1,
+        wall_time=1.0,
+        device="CPU",
+        attempts=1,
+        code="c",
+        data="d",
+        versions={},
+        finished="2000-01-01T00:00:00+00:00",
+    )
+
+
+def _wait(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def _stuck(folder: Path) -> None:
+    """Makes no step, and does not answer SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "progress.json").write_text('{"step": 3, "total": 10}')
+    child = subprocess.Popen(["sleep", "1000"])
+    (folder / "child.pid").write_text(str(child.pid))
+    child.wait()
+
+
+def _hang(folder: Path, child_file: str = "child.pid") -> None:
+    """Runs until SIGTERM, which it obeys, or until it is killed where the folder says so.
+
+    As training does, it stops between two steps, however often it was told: an exception out of the
+    handler would meet a second signal while the first one's traceback is written.
+    """
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    child = subprocess.Popen(["sleep", "1000"])
+    (folder / child_file).write_text(str(child.pid))
+    (folder / "progress.json").write_text('{"step": 3, "total": 10, "memory": 1}')
+    while not told or (folder.parents[1] / "stubborn").exists():
+        time.sleep(0.02)
+    raise Preempted("stopped by SIGTERM")
+
+
+def _main() -> int:
+    import lit_attn.report
+    from lit_attn.ablate import runner
+    from lit_attn.ablate.__main__ import main
+    from lit_attn.ablate.slurm import follow
+
+    runner.BACKOFF = 0.05
+    follow.POLL = 1.0
+
+    def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
+        for study in studies:
+            (reports / study).mkdir(parents=True, exist_ok=True)
+            (reports / study / "table.md").write_text(f"the table of {study}\n")
+
+    lit_attn.report.write_reports = write_reports
+    return main(sys.argv[1:], TARGET)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

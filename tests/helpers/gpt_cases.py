@@ -1,0 +1,60 @@
+"""Tiny language models that between them make every choice a configuration offers."""
+
+from typing import Any
+
+import torch
+
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import GPT, Init
+from lit_attn.models import gpt
+
+VOCABULARY, CONTEXT = 50, 16
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "nanogpt": {"vocabulary_multiple": 64},
+    "casted": {
+        "positions": "rotary",
+        "norm": "rmsnorm-unweighted",
+        "attention_branch": "depth-scaled",
+        "weights": "e5m2",
+        "init": Init(matrices="torch", embedding="torch", depth_scaled=False),
+    },
+    "transformer++": {
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "qk_norm": True,
+        "ffn": FFN(width=20, activation="swiglu"),
+        "head": "untied",
+        "windows": (4, None),
+        "init": Init(matrices=0.006, embedding=1.0, depth_scaled=False),
+    },
+    "wikitext": {
+        "positions": "sinusoidal",
+        "norm": "layernorm",
+        "norm_order": "post",
+        "head_dim": 4,
+        "ffn": FFN(width=20, activation="relu"),
+        "bias": "ffn",
+        "embedding_scale": "sqrt-dim",
+        "head": "adaptive",
+        "cutoffs": (10, 25),
+        "init": Init(norms=0.02, depth_scaled=False),
+    },
+    "without-ffn": {"ffn": None, "norm": "layernorm", "bias": "all"},
+}
+
+
+def config(name: str, **changes: Any) -> GPT:
+    return GPT(
+        **{"dim": 24, "depth": 3, "heads": 3, "ffn": FFN(width=32), **CHOICES[name], **changes}
+    )
+
+
+def network(name: str, seed: int = 0, **changes: Any) -> gpt.GPT:
+    """A model in float64, in evaluation mode."""
+    torch.manual_seed(seed)
+    return gpt.build(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
+
+
+def tokens(batch: int = 2, n: int = CONTEXT, seed: int = 1) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (batch, n), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,96 @@
+"""Run fake cells with the real runner, and wait for what happens."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from helpers import fake_cells, studies
+from lit_attn.ablate.display import Lines
+from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.runner import Runner, Summary
+from lit_attn.ablate.slots import make_slots
+from lit_attn.cells.lock import holder
+
+SCRIPT = Path(__file__).parent / "fake_cells.py"
+TIMEOUT = 120.0
+
+
+def names(*variants: str) -> str:
+    """A study whose cells do what their names say, each with a learning rate of its own."""
+    cells = ", ".join(f"{name}: {{optimizer.lr: {i + 1}}}" for i, name in enumerate(variants))
+    return f"baseline: {variants[0]}\ncells: {{{cells}}}"
+
+
+def jobs(path: Path, *variants: str) -> list[Job]:
+    return expand(studies.study(path, names(*variants)), path / "runs").jobs
+
+
+def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
+    said = io.StringIO()
+    launcher = Launcher(fake_cells.TARGET)
+    return Runner(launcher, make_slots(at_once), Lines(said)).run(cells), said.getvalue()
+
+
+def ran(path: Path) -> Counter[str]:
+    """How often each cell ran."""
+    log = path / "runs" / "tiny" / "ran.txt"
+    return Counter(log.read_text().split("\n")[:-1]) if log.exists() else Counter()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@contextlib.contextmanager
+def cli(
+    path: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The command line on fake cells, in a session of its own as a terminal's would be."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "ablations.yaml", *arguments],
+        cwd=path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=(environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def running(path: Path) -> list[int]:
+    """The pids of the cells that hold their locks, without those whose runner still has to say
+    how they ended."""
+    found = [holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
+    return [one.pid for one in found if one is not None and alive(one.pid)]
+
+
+def call(path: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of the command line on fake cells."""
+    with cli(path, *arguments) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+        return process.returncode, output

@@ -1,0 +1,28 @@
+"""Stop a cell in the middle of its training, and read its weights."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from lit_attn.training.recording import Progress
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """SIGTERM to this process once training has made `step` steps."""
+    original = Progress.on_train_batch_end
+
+    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
+        original(self, trainer, *rest)
+        if trainer.global_step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "on_train_batch_end", stopping)

@@ -1,0 +1,125 @@
+"""Small cells for the tests of training: on the real digits, on a text of this repository."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from helpers.paths import DOCUMENTS, EXPERIMENTS
+from lit_attn.config.cell import Cell
+
+
+def digits_cell(**changes: Any) -> Cell:
+    """A cell that trains in about a second; `changes` go over the experiment's sections."""
+    experiment: dict[str, Any] = {
+        "data": {
+            "kind": "digits",
+            "batch_size": 256,
+            "augment": [{"kind": "crop", "padding": 1}, "normalize", {"kind": "mix", "p": 0.5}],
+        },
+        "model": {
+            "kind": "vit",
+            "dim": 16,
+            "depth": 2,
+            "heads": 2,
+            "patch": 2,
+            "ffn": {"width": 16},
+            "dropout": 0.1,
+            "drop_path": 0.1,
+        },
+        "optimizer": {"kind": "adamw", "lr": 3e-3},
+        "schedule": {"kind": "cosine", "warmup": 1},
+        "training": {"epochs": 3, "accelerator": "cpu"},
+    }
+    top = {key: changes.pop(key) for key in ("seed", "metric", "match_to") if key in changes}
+    for section, values in changes.items():
+        experiment[section] = {**experiment[section], **values}
+    return Cell.model_validate(
+        {"study": "test", "variant": "v", "seed": 0, "experiment": experiment, **top}
+    )
+
+
+def text_cell(**changes: Any) -> Cell:
+    """A language model that trains in about a second; `changes` go over the sections."""
+    experiment: dict[str, Any] = {
+        "task": "language-modelling",
+        "data": {
+            "kind": "text",
+            "name": "design",
+            "train": str(DOCUMENTS / "design.md"),
+            "test": str(DOCUMENTS / "studies.md"),
+            "context": 16,
+            "batch_size": 8,
+            "accumulate": 2,
+            "order": "shuffled",
+            "epoch_steps": 4,
+        },
+        "model": {
+            "kind": "gpt",
+            "dim": 16,
+            "depth": 2,
+            "heads": 2,
+            "ffn": {"width": 16},
+            "dropout": 0.1,
+        },
+        "optimizer": {"kind": "adamw", "lr": 1e-2},
+        "schedule": {"kind": "trapezoid", "warmup": 1, "warmdown": 1},
+        "training": {"epochs": 3, "accelerator": "cpu", "clip": 1.0},
+    }
+    for section, values in changes.items():
+        experiment[section] = {**experiment[section], **values}
+    metric = {"name": "test/loss", "goal": "min", "scale": 1}
+    return Cell.model_validate(
+        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    )
+
+
+def composition_cell() -> Cell:
+    """The shipped one, with few questions."""
+    experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
+    experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
+    metric = {"name": "test/accuracy"}
+    return Cell.model_validate(
+        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    )
+
+
+def scenes_cell(root: Path, **changes: Any) -> Cell:
+    """A segmenter that trains in a few seconds on scenes written below `root`."""
+    experiment: dict[str, Any] = {
+        "task": "segmentation",
+        "data": {
+            "kind": "scenes",
+            "root": str(root),
+            "training_images": 9,
+            "evaluation_images": 5,
+            "batch_size": 4,
+        },
+        "model": {
+            "kind": "segmenter",
+            "dim": 16,
+            "depth": 1,
+            "heads": 2,
+            "patch": 8,
+            "ffn": {"width": 16},
+            "decoder_depth": 1,
+            "stride": 16,
+        },
+        "optimizer": {"kind": "sgd", "lr": 0.1},
+        "schedule": {"kind": "polynomial", "end": 1e-5},
+        "training": {"epochs": 3, "accelerator": "cpu", "evaluate_every": 2},
+    }
+    for section, values in changes.items():
+        experiment[section] = {**experiment[section], **values}
+    metric = {"name": "test/mIoU", "label": "mIoU (%)"}
+    return Cell.model_validate(
+        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    )
+
+
+def folder_of(cell: Cell, root: Path) -> Path:
+    """A cell folder with its config.yaml, ready to run."""
+    folder = root / cell.folder
+    folder.mkdir(parents=True)
+    cell.write(folder / "config.yaml")
+    return folder

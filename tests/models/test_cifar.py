@@ -1,0 +1,172 @@
+"""The CIFAR models to the letter of the published set-ups (docs/setups.md)."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.config.data.images import Cifar10, Cifar100
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.vit import ViT
+from lit_attn.models.budget import count, describe, resolve
+from lit_attn.models.patches import ShiftedPatchEmbed
+from lit_attn.models.vit import build
+from lit_attn.schema.errors import ConfigError
+
+CIFAR = (3, 32, 32)
+
+
+def belief2_vit(attention: AttentionSpec | str = "standard", width: int | None = 576) -> ViT:
+    spec = preset(attention) if isinstance(attention, str) else attention
+    return ViT(
+        dim=192,
+        depth=9,
+        heads=12,
+        patch=4,
+        attention=spec,
+        ffn=None if width is None else FFN(width=width),
+        drop_path=0.1,
+        drop_path_schedule="constant",
+        init="xavier",
+    )
+
+
+def vit_small(attention: str = "standard", plain: bool = False) -> ViT:
+    return ViT(
+        dim=512,
+        depth=6,
+        heads=8,
+        patch=4,
+        attention=preset(attention),
+        ffn=FFN(width=512),
+        dropout=0.1,
+        embed_dropout=0.1,
+        patchify="plain" if plain else "shifted",
+        local_self_attention=not plain,
+        init="torch",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "classes", "parameters"),
+    [
+        (belief2_vit(width=384), 100, 2_709_796),
+        (belief2_vit(), 100, 3_375_076),
+        (belief2_vit("belief2", 384), 100, 3_375_076),
+        (belief2_vit("belief2", None), 100, 2_039_332),
+        (belief2_vit(preset("belief2").model_copy(update={"zz": False}), 384), 100, 3_043_300),
+        (belief2_vit("belief-star", 480), 100, 3_375_940),
+        (belief2_vit("belief"), 100, 3_375_076),
+        (vit_small(), 10, 9_622_512),
+        (vit_small(), 100, 9_668_682),
+        (vit_small(plain=True), 10, 9_523_722),
+        (vit_small("belief-star"), 10, 11_198_448),
+        (vit_small("attentionx"), 10, 9_622_512),
+    ],
+)
+def test_parameter_counts_to_the_integer(model: ViT, classes: int, parameters: int) -> None:
+    assert describe(model, Cifar10() if classes == 10 else Cifar100()).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("belief2", 384), ("belief-star", 480), ("belief", 576), ("xsa", 576)]
+)
+def test_matching_finds_the_published_widths(name: str, width: int) -> None:
+    start = belief2_vit(name, 7)
+    matched = resolve(start, belief2_vit(), Cifar100())
+    assert matched == belief2_vit(name, width)
+
+
+def test_matching_refuses_what_cannot_be_matched() -> None:
+    with pytest.raises(ConfigError, match="no FFN"):
+        resolve(belief2_vit("belief2", None), belief2_vit(), Cifar100())
+    with pytest.raises(ConfigError, match="already exceed"):
+        resolve(belief2_vit("belief2"), belief2_vit(width=1), Cifar100())
+
+
+def test_flops_by_hand() -> None:
+    """Every matrix product of one forward pass, multiply-add = 2; attention included."""
+    n, d, h, depth = 65, 192, 576, 9
+    linear = 2 * n * d * (3 * d + d + 2 * h)
+    attention = 2 * (2 * n * n * d)
+    patches, head = 2 * 64 * 48 * d, 2 * d * 100
+    assert (
+        describe(belief2_vit(), Cifar100()).flops == depth * (linear + attention) + patches + head
+    )
+
+
+def test_belief2_pays_for_z_and_the_second_projection() -> None:
+    """Per layer W_Z and W_p cost 2 x 2 n d^2; the logits twice; the padded values are counted."""
+    n, d = 65, 192
+    standard = describe(belief2_vit(width=384), Cifar100()).flops
+    belief2 = describe(belief2_vit("belief2", 384), Cifar100()).flops
+    assert belief2 - standard == 9 * (2 * 2 * n * d * d + 2 * 2 * n * n * d)
+
+
+def test_patches_must_tile_the_image() -> None:
+    model = belief2_vit().model_copy(update={"patch": 5})
+    with pytest.raises(ConfigError, match=r"model\.patch: patches of 5 do not tile"):
+        build(model, CIFAR, 10)
+
+
+def test_shifted_patches_against_a_plain_restatement() -> None:
+    torch.manual_seed(0)
+    embed = ShiftedPatchEmbed((8, 8), 4, 3, 16, True, False).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.double)
+    shifted = [x]
+    for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0)):
+        moved = torch.zeros_like(x)
+        for i in range(8):
+            for j in range(8):
+                if 0 <= i + dy < 8 and 0 <= j + dx < 8:
+                    moved[..., i, j] = x[..., i + dy, j + dx]
+        shifted.append(moved)
+    stacked = torch.cat(shifted, 1)
+    for patch in range(4):
+        row, column = divmod(patch, 2)
+        cut = stacked[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].flatten(1)
+        expected = embed.proj(F.layer_norm(cut, (240,), embed.norm.weight, embed.norm.bias))
+        torch.testing.assert_close(embed(x)[:, patch], expected)
+
+
+def test_xavier_treats_the_fused_matrix_as_one() -> None:
+    torch.manual_seed(0)
+    network = build(belief2_vit(), CIFAR, 100)
+    block = network.blocks[0]
+    for linear in (block.attn.qkv, block.attn.proj, block.mlp.fc1):
+        rows, columns = linear.weight.shape
+        assert linear.weight.std().item() == pytest.approx((2 / (rows + columns)) ** 0.5, rel=0.03)
+        assert linear.bias is None or not linear.bias.any()
+    assert network.patch_embed.proj.weight.std().item() == pytest.approx((2 / 240) ** 0.5, rel=0.05)
+    assert network.pos_embed.std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_drop_path_is_constant_over_layers_where_the_setup_says_so() -> None:
+    network = build(belief2_vit(), CIFAR, 100)
+    rates = {m.drop_prob for m in network.modules() if type(m).__name__ == "DropPath"}
+    assert rates == {0.1}
+    linear = build(belief2_vit().model_copy(update={"drop_path_schedule": "linear"}), CIFAR, 100)
+    rates = [m.drop_prob for m in linear.modules() if type(m).__name__ == "DropPath"]
+    assert rates == sorted(rates)
+    assert len(set(rates)) == 8
+
+
+def test_without_ffn_the_block_is_attention_alone() -> None:
+    torch.manual_seed(0)
+    network = build(belief2_vit("standard", None), CIFAR, 10).eval()
+    block = network.blocks[0]
+    x = torch.randn(2, 65, 192)
+    torch.testing.assert_close(block(x), x + block.attn(block.norm1(x)))
+    assert not any(isinstance(m, nn.GELU) for m in network.modules())
+
+
+def test_same_seed_same_weights_and_every_parameter_gets_a_gradient() -> None:
+    torch.manual_seed(1)
+    one = build(vit_small("belief-star"), CIFAR, 10)
+    torch.manual_seed(1)
+    two = build(vit_small("belief-star"), CIFAR, 10)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert count(one) == 11_198_448
+    one(torch.randn(2, *CIFAR)).sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in one.parameters())

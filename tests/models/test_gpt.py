@@ -1,0 +1,273 @@
+"""The language model: causality, windows, heads, initialisation, rounding, classifiers."""
+
+import pytest
+import torch
+from helpers import gpt_cases
+from pydantic import ValidationError
+from torch.nn import functional as F
+
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
+from lit_attn.config.data.text import IGNORED
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import GPT, Init, SequenceClassifier
+from lit_attn.config.models.vit import ViT
+from lit_attn.models import gpt, sequence
+from lit_attn.models.quantise import E5M2Linear, e5m2
+from lit_attn.schema.errors import ConfigError
+
+every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
+
+
+@every_choice
+def test_no_token_sees_a_later_one(name: str) -> None:
+    network, tokens = gpt_cases.network(name), gpt_cases.tokens()
+    changed = tokens.clone()
+    changed[:, 9:] = (changed[:, 9:] + 1) % gpt_cases.VOCABULARY
+    before, after = network(tokens), network(changed)
+    torch.testing.assert_close(before[:, :9], after[:, :9])
+    assert (before[:, 9:] - after[:, 9:]).abs().max() > 1e-6
+
+
+@every_choice
+def test_nll_is_the_cross_entropy_of_the_logits(name: str) -> None:
+    network, tokens = gpt_cases.network(name), gpt_cases.tokens()
+    targets = gpt_cases.tokens(seed=2)
+    targets[0, :3] = IGNORED
+    expected = F.cross_entropy(
+        network(tokens).transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+    )
+    found = network.nll(tokens, targets)
+    torch.testing.assert_close(found, expected)
+    assert (found[0, :3] == 0).all()
+
+
+@every_choice
+def test_every_parameter_learns(name: str) -> None:
+    network, tokens = gpt_cases.network(name).train(), gpt_cases.tokens()
+    network.nll(tokens, gpt_cases.tokens(seed=2)).mean().backward()
+    for parameter_name, parameter in network.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_any_preset_learns_to_copy(preset: str) -> None:
+    """The second half of a sequence repeats its first: only attention can know it."""
+    torch.manual_seed(0)
+    model = gpt_cases.config("nanogpt", attention=PRESETS[preset], depth=2)
+    network = gpt.build(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
+    tokens = gpt_cases.tokens(batch=4, n=8).repeat(1, 2)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    losses = []
+    for _ in range(12):
+        loss = network.nll(tokens[:, :-1], tokens[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_window_hides_what_lies_before_it() -> None:
+    """One layer of window 4: a token is seen by itself and the next three, no further."""
+    network = gpt_cases.network("nanogpt", depth=1, windows=(4,))
+    tokens = gpt_cases.tokens()
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % gpt_cases.VOCABULARY
+    moved = (network(tokens) - network(changed)).abs().amax((0, 2)) > 1e-9
+    assert moved.nonzero().flatten().tolist() == [5, 6, 7, 8]
+
+
+def test_windows_alternate_over_the_layers() -> None:
+    wide = gpt_cases.network("nanogpt", windows=(gpt_cases.CONTEXT, None))
+    every = gpt_cases.network("nanogpt")
+    torch.testing.assert_close(wide(gpt_cases.tokens()), every(gpt_cases.tokens()))
+    narrow = gpt_cases.network("nanogpt", windows=(2, None))
+    assert (narrow(gpt_cases.tokens()) - every(gpt_cases.tokens())).abs().max() > 1e-6
+
+
+def test_adaptive_softmax_is_a_distribution() -> None:
+    network = gpt_cases.network("wikitext")
+    total = network(gpt_cases.tokens()).logsumexp(-1)
+    torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-12, rtol=0)
+
+
+def test_adaptive_softmax_by_hand() -> None:
+    """p(id) = p(class) p(id | class), id 30 being of the second rare class (25 and up)."""
+    network = gpt_cases.network("wikitext")
+    tokens = gpt_cases.tokens(batch=1, n=1)
+    head, weight = network.head, network.trunk.tokens.weight
+    hidden = network.trunk(tokens)[0, 0]
+    scores = weight @ hidden + head.bias
+    classes = head.classes(hidden)
+    p_class = torch.cat([scores[:10], classes]).softmax(0)[11]
+    expected = p_class * scores[25:].softmax(0)[5]
+    torch.testing.assert_close(network(tokens)[0, 0, 30].exp(), expected)
+
+
+def test_nanogpt_initialisation() -> None:
+    """N(0, 0.02), and 0.02 / sqrt(2 L) for what goes onto the residual stream."""
+    torch.manual_seed(0)
+    model = GPT(dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"])
+    block = gpt.build(model, 500, 64).trunk.blocks[0]
+    projection = 0.02 / 8**0.5
+    for linear, std in (
+        (block.attn.qkv, 0.02),
+        (block.ffn.up, 0.02),
+        (block.attn.proj, projection),
+        (block.attn.residual.local, projection),
+        (block.ffn.down, projection),
+    ):
+        assert linear.weight.std().item() == pytest.approx(std, rel=0.03)
+
+
+def test_torch_initialisation_of_a_tied_embedding() -> None:
+    torch.manual_seed(0)
+    weight = gpt_cases.network("casted").trunk.tokens.weight
+    bound = 24**-0.5
+    assert weight.abs().max() <= bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+def test_norms_start_around_one() -> None:
+    torch.manual_seed(0)
+    model = gpt_cases.config("wikitext", dim=240, init=Init(norms=0.02))
+    weight = gpt.build(model, 50, 16).trunk.blocks[0].norm1.weight
+    assert weight.mean().item() == pytest.approx(1, abs=0.01)
+    assert weight.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+def test_copied_projection_survives_initialisation() -> None:
+    spec = AttentionSpec(residual=Split(activation="identity", init="copy"))
+    split = gpt_cases.network("nanogpt", attention=spec)
+    standard = gpt_cases.network("nanogpt")
+    standard.load_state_dict(
+        {k: v for k, v in split.state_dict().items() if k in standard.state_dict()}
+    )
+    torch.testing.assert_close(split(gpt_cases.tokens()), standard(gpt_cases.tokens()))
+
+
+def test_e5m2_by_hand() -> None:
+    """Mean magnitude 2: the values over 2 are rounded to 1, 1.25, 1.5, 1.75 times powers of 2."""
+    weight = torch.tensor([2.0, -2.2, 3.4, 0.4], requires_grad=True)
+    rounded = e5m2(weight)
+    torch.testing.assert_close(rounded, torch.tensor([2.0, -2.0, 3.5, 0.375]))
+    rounded.sum().backward()
+    torch.testing.assert_close(weight.grad, torch.ones(4))
+
+
+def test_e5m2_of_zeros_is_zero() -> None:
+    assert (e5m2(torch.zeros(3)) == 0).all()
+
+
+def test_only_the_blocks_are_rounded_and_no_name_changes() -> None:
+    rounded = gpt_cases.network("casted", attention=PRESETS["belief-star"], head="untied")
+    exact = gpt_cases.network(
+        "casted", attention=PRESETS["belief-star"], head="untied", weights="exact"
+    )
+    assert rounded.state_dict().keys() == exact.state_dict().keys()
+    kinds = {type(module) for module in rounded.trunk.blocks.modules()}
+    assert torch.nn.Linear not in kinds
+    assert E5M2Linear in kinds
+    assert type(rounded.head) is torch.nn.Linear
+    exact.load_state_dict(rounded.state_dict())
+    difference = (rounded(gpt_cases.tokens()) - exact(gpt_cases.tokens())).abs().max()
+    assert 1e-4 < difference < 1
+
+
+def test_depth_scaled_attention_branch() -> None:
+    network = gpt_cases.network("casted", ffn=None, depth=1)
+    block = network.trunk.blocks[0]
+    x = torch.randn(1, 5, 24, dtype=torch.double)
+    attended = block.attn(block.norm1(x), is_causal=True)
+    torch.testing.assert_close(block(x, None, True, None), x + attended / 2**0.5)
+
+
+def test_more_tokens_than_learned_positions() -> None:
+    network = gpt_cases.network("nanogpt")
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 positions"):
+        network(gpt_cases.tokens(n=17))
+    assert gpt_cases.network("casted")(gpt_cases.tokens(n=17)).shape == (2, 17, 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "heads: 5 heads do not divide dim 24"),
+        ({"heads": 8, "positions": "rotary"}, "positions: rotary needs heads of an even width"),
+        ({"head": "adaptive"}, "cutoffs: go with `head: adaptive`"),
+        ({"head": "adaptive", "cutoffs": [20, 10]}, "cutoffs: have to increase"),
+        ({"positons": "rotary"}, "did you mean 'positions'"),
+        ({"ffn": {"width": 8, "activation": "swigl"}}, "activation"),
+    ],
+)
+def test_bad_configuration(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        GPT.model_validate({"dim": 24, "depth": 1, "heads": 3, "ffn": {"width": 8}, **changes})
+
+
+def test_cutoff_beyond_the_vocabulary() -> None:
+    with pytest.raises(ConfigError, match=r"model.cutoffs: 25 is beyond the vocabulary of 20"):
+        gpt.build(gpt_cases.config("wikitext"), 20, 16)
+
+
+def test_a_vit_has_no_swiglu() -> None:
+    with pytest.raises(ValidationError, match="no 'swiglu' activation"):
+        ViT(dim=24, depth=1, heads=3, patch=2, ffn=FFN(width=8, activation="swiglu"))
+
+
+def classifier(pool: str, pairs: bool = False) -> sequence.SequenceClassifier:
+    torch.manual_seed(0)
+    model = SequenceClassifier(
+        dim=24, depth=2, heads=3, head_dim=4, ffn=FFN(width=32), norm="layernorm", pool=pool
+    )
+    return sequence.build(model, 50, 16, classes=10, pairs=pairs).double().eval()
+
+
+@pytest.mark.parametrize("pool", ["tokens", "positions"])
+def test_padding_and_pooling(pool: str) -> None:
+    """Padding is never attended to; it is part of the mean only where `pool: positions` says so."""
+    network, tokens = classifier(pool), gpt_cases.tokens(n=9)
+    present = torch.ones(2, 9, dtype=torch.bool)
+    present[:, 6:] = False
+    whole, alone = network(tokens, present), network(tokens[:, :6], present[:, :6])
+    assert torch.allclose(whole, alone) == (pool == "tokens")
+
+
+def test_pairs_are_compared() -> None:
+    """[x0, x1, x0 x1, x0 - x1]: the same document twice gives a zero difference."""
+    network = classifier("tokens", pairs=True)
+    document = gpt_cases.tokens(n=9)
+    present = torch.ones(2, 9, dtype=torch.bool)
+    x = network.document(document, present)
+    expected = network.classifier(torch.cat([x, x, x * x, torch.zeros_like(x)], -1))
+    both = torch.stack([document, document], 1)
+    torch.testing.assert_close(network(both, torch.stack([present, present], 1)), expected)
+
+
+def test_order_of_tokens_matters_to_a_classifier() -> None:
+    network, tokens = classifier("tokens"), gpt_cases.tokens(n=9)
+    present = torch.ones(2, 9, dtype=torch.bool)
+    assert (network(tokens, present) - network(tokens.flip(1), present)).abs().max() > 1e-9
+    assert any(isinstance(module, Attention) for module in network.modules())
+
+
+@every_choice
+def test_bfloat16_autocast_stays_near_single_precision(name: str) -> None:
+    network, tokens = gpt_cases.network(name).float(), gpt_cases.tokens()
+    exact = network.nll(tokens, gpt_cases.tokens(seed=2))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network.nll(tokens, gpt_cases.tokens(seed=2))
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.03, atol=0.03)
+    rounded.mean().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nanogpt", "casted", "transformer++"])
+def test_compiled(name: str) -> None:
+    torch.compiler.reset()
+    network, tokens = gpt_cases.network(name).float(), gpt_cases.tokens()
+    expected = network(tokens)
+    torch.testing.assert_close(torch.compile(network)(tokens), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,166 @@
+"""The language model with caches: equal to the whole sequence, limits, sampling."""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from helpers import gpt_cases
+from helpers.gpt_cases import CONTEXT, VOCABULARY
+from torch import Tensor
+
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import Init, SequenceClassifier
+from lit_attn.models import sequence
+from lit_attn.models.gpt import GPT
+from lit_attn.models.sampling import Sampling, continuation, drawn
+
+every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
+BY_POSITION = AttentionSpec(similarity=Mixture(prior_scope="position", positions=8))
+
+
+def decoded(network: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
+    caches = network.trunk.new_caches()
+    parts = [
+        network(tokens[:, start:stop], caches)
+        for start, stop in pairwise([0, *cuts, tokens.shape[1]])
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def assert_decodes(network: GPT, cuts: list[int]) -> None:
+    tokens = gpt_cases.tokens()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            decoded(network, tokens, cuts), network(tokens), rtol=1e-9, atol=1e-10
+        )
+
+
+def without_caches(network: GPT, prompt: list[int], count: int, how: Sampling) -> list[int]:
+    """What `continuation` draws, the whole context computed again for each token."""
+    ids, draws = list(prompt), torch.Generator().manual_seed(how.seed)
+    for _ in range(count):
+        with torch.no_grad():
+            ids.append(drawn(network(torch.tensor([ids]))[0, -1, :VOCABULARY], how, draws))
+    return ids[len(prompt) :]
+
+
+@every_choice
+@pytest.mark.parametrize("cuts", [list(range(1, CONTEXT)), [7, 8, 9], [5, 11]], ids=len)
+def test_decoding_is_the_whole_sequence(name: str, cuts: list[int]) -> None:
+    assert_decodes(gpt_cases.network(name), cuts)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+def test_any_preset_with_any_positions(preset: str, positions: str) -> None:
+    network = gpt_cases.network("nanogpt", attention=PRESETS[preset], positions=positions)
+    assert_decodes(network, [3, 4, 5, 9])
+
+
+@pytest.mark.parametrize("preset", ["standard", "mgk", "dcmha", "belief2"])
+def test_layers_of_different_windows(preset: str) -> None:
+    """Each layer keeps what its own window needs."""
+    spec = PRESETS[preset].model_copy(update={"kv_heads": 1})
+    network = gpt_cases.network("transformer++", attention=spec, windows=(3, None, 1))
+    assert_decodes(network, list(range(4, CONTEXT)))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_what_is_drawn_with_caches_is_drawn_without(preset: str, temperature: float) -> None:
+    # With small weights and a tied head a token is its own likeliest successor.
+    lively = Init(matrices=0.5, embedding=0.5)
+    network = gpt_cases.network("nanogpt", attention=PRESETS[preset], head="untied", init=lively)
+    prompt, how = [3, 1, 4, 1], Sampling(temperature)
+    found = list(continuation(network, prompt, 10, VOCABULARY, how))
+    assert found == without_caches(network, prompt, 10, how)
+    assert len(set(found)) > 3 * temperature
+
+
+def test_a_token_past_the_learned_positions() -> None:
+    network = gpt_cases.network("nanogpt")
+    caches = network.trunk.new_caches()
+    network(gpt_cases.tokens(), caches)
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 positions"):
+        network(gpt_cases.tokens(n=1), caches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, CONTEXT),
+        ({"positions": "rotary"}, None),
+        ({"positions": "sinusoidal"}, None),
+        ({"positions": "sinusoidal", "attention": BY_POSITION}, 8),
+        ({"attention": BY_POSITION}, 8),
+        ({"attention": AttentionSpec(similarity=Linear(keys=2))}, CONTEXT),
+    ],
+)
+def test_the_longest_sequence(changes: dict[str, Any], longest: int | None) -> None:
+    network = gpt_cases.network("nanogpt", **changes)
+    assert network.trunk.longest == longest
+    if longest is not None:
+        network(gpt_cases.tokens(n=longest))
+        with pytest.raises(ValueError, match="positions"):
+            network(gpt_cases.tokens(n=longest + 1))
+
+
+def test_beyond_the_trained_context_where_positions_are_computed() -> None:
+    network = gpt_cases.network("casted")
+    tokens = gpt_cases.tokens(n=CONTEXT + 9)
+    torch.testing.assert_close(
+        decoded(network, tokens, [CONTEXT - 2, CONTEXT + 3]), network(tokens), rtol=1e-9, atol=1e-10
+    )
+
+
+def test_a_bidirectional_model_is_refused() -> None:
+    model = SequenceClassifier(dim=8, depth=1, heads=2, ffn=FFN(width=8))
+    classifier = sequence.build(model, VOCABULARY, CONTEXT, classes=2)
+    with pytest.raises(ValueError, match="bidirectional model cannot be decoded"):
+        classifier.trunk.new_caches()
+
+
+def test_equal_seeds_draw_equal_tokens() -> None:
+    network = gpt_cases.network("nanogpt")
+    first, again, other = (
+        list(continuation(network, [1, 2], 12, VOCABULARY, Sampling(seed=seed)))
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_rows_that_only_fill_up_the_vocabulary_are_never_drawn() -> None:
+    """nanoGPT rounds 50,257 up to 50,304; no text stands for the rest."""
+    network = gpt_cases.network("nanogpt")
+    with torch.no_grad():
+        network.trunk.tokens.weight[VOCABULARY:] = 100 * network.trunk.tokens.weight[:14]
+    found = list(continuation(network, [1], 12, VOCABULARY, Sampling(temperature=5)))
+    assert max(found) < VOCABULARY
+
+
+def test_draws_follow_temperature_and_top_k() -> None:
+    """Frequencies of 4,000 draws against softmax(logits / T) over the k largest."""
+    logits = torch.tensor([0.0, 2.0, -1.0, 1.0], dtype=torch.double)
+    draws = torch.Generator().manual_seed(0)
+    for temperature, kept in ((1.0, [0, 1, 2, 3]), (2.0, [1, 3, 0]), (0.5, [1, 3])):
+        how = Sampling(temperature, None if len(kept) == 4 else len(kept))
+        counts = Counter(drawn(logits, how, draws) for _ in range(4000))
+        assert set(counts) == set(kept)
+        expected = (logits[kept] / temperature).softmax(-1)
+        for number, share in zip(kept, expected.tolist(), strict=True):
+            assert counts[number] / 4000 == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300])
+def test_cold_is_greedy(temperature: float) -> None:
+    logits = torch.tensor([-1.0, 700.0, 699.0], dtype=torch.double)
+    assert drawn(logits, Sampling(temperature), torch.Generator()) == 1
+
+
+def test_top_k_of_more_than_there_are_is_all() -> None:
+    logits = torch.zeros(3, dtype=torch.double)
+    draws = torch.Generator().manual_seed(0)
+    assert {drawn(logits, Sampling(top_k=10), draws) for _ in range(100)} == {0, 1, 2}

@@ -1,0 +1,140 @@
+"""Parameter counts of the published language models and classifiers, to the integer."""
+
+import pytest
+
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Mixture, Similarity
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import GPT, Init, SequenceClassifier
+from lit_attn.models import gpt, sequence
+from lit_attn.models.budget import count
+
+GPT2 = GPT(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
+CASTED = GPT(
+    dim=768,
+    depth=12,
+    heads=12,
+    ffn=FFN(width=3072),
+    positions="rotary",
+    norm="rmsnorm-unweighted",
+    attention_branch="depth-scaled",
+    weights="e5m2",
+    init=Init(matrices="torch", embedding="torch", depth_scaled=False),
+)
+TRANSFORMER_PP = GPT(
+    dim=1024,
+    depth=24,
+    heads=16,
+    ffn=FFN(width=2816, activation="swiglu"),
+    positions="rotary",
+    norm="rmsnorm",
+    head="untied",
+    windows=(256, None),
+)
+WIKITEXT = GPT(
+    dim=128,
+    depth=16,
+    heads=8,
+    head_dim=16,
+    ffn=FFN(width=2048, activation="relu"),
+    positions="sinusoidal",
+    norm="layernorm",
+    norm_order="post",
+    bias="ffn",
+    head="adaptive",
+    cutoffs=(20_000, 40_000, 200_000),
+)
+
+
+def parameters(model: GPT, vocabulary: int, context: int) -> int:
+    return count(gpt.build(model, vocabulary, context, device="meta"))
+
+
+def test_nanogpt_gpt2() -> None:
+    """V d + n d + L (12 d^2 + 2 d) + d with the vocabulary rounded up to 50,304."""
+    found = parameters(GPT2, 50_257, 1024)
+    assert found == 124_373_760
+    assert found == (50_304 + 1024) * 768 + 12 * (12 * 768**2 + 2 * 768) + 768
+    # What nanoGPT prints leaves the positions out: 123.59M.
+    assert found - 1024 * 768 == 123_587_328
+
+
+def test_hugging_face_gpt2() -> None:
+    model = GPT2.model_copy(update={"bias": "all", "norm": "layernorm", "vocabulary_multiple": 1})
+    assert parameters(model, 50_257, 1024) == 124_439_808
+
+
+def test_casted() -> None:
+    assert parameters(CASTED, 50_257, 1024) == 123_532_032
+    star = CASTED.model_copy(update={"attention": PRESETS["belief-star"]})
+    assert parameters(star, 50_257, 1024) == 130_609_920
+
+
+def test_transformer_pp_405m() -> None:
+    """2 V d + L (4 d^2 + 3 d f + 2 d) + d at DCFormer's 405M shape."""
+    expected = 2 * 50_256 * 1024 + 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024
+    assert parameters(TRANSFORMER_PP, 50_256, 2048) == expected == 411_255_808
+    # DCMHA adds 4 (d 4H + (4H)^2) + 4 d H a layer with R = 2.
+    composed = TRANSFORMER_PP.model_copy(update={"attention": PRESETS["dcmha"]})
+    assert parameters(composed, 50_256, 2048) == expected + 24 * 344_064
+
+
+@pytest.mark.parametrize(("heads", "total"), [(8, 44_018_394), (4, 43_494_106)])
+def test_wikitext103_small(heads: int, total: int) -> None:
+    """44.02M, 9.48M of them in the blocks; with 4 heads these keep their width of 16."""
+    model = WIKITEXT.model_copy(update={"heads": heads})
+    softmax = 267_735 + 3 * 128 + 3
+    blocks = 16 * (4 * 128 * 16 * heads + (2 * 128 * 2048 + 2048 + 128) + 4 * 128)
+    assert parameters(model, 267_735, 256) == total == 267_735 * 128 + softmax + blocks
+    assert heads != 8 or blocks == 9_480_192
+
+
+@pytest.mark.parametrize(
+    ("source", "heads", "total"),
+    [("projected", 8, 44_346_074), ("projected", 4, 43_657_946), ("shifted", 8, 44_088_026)],
+)
+def test_wikitext103_small_with_mixtures_of_keys(source: str, heads: int, total: int) -> None:
+    """MGK 44.35M, with 4 heads 43.66M; sMGK 44.09M: pi of every head and position, as released."""
+    keys = Mixture(source=source, prior="clamped", prior_scope="position", positions=256)
+    attention = AttentionSpec(similarity=keys)
+    model = WIKITEXT.model_copy(update={"heads": heads, "attention": attention})
+    assert parameters(model, 267_735, 256) == total
+
+
+MGK = Mixture(prior="clamped", prior_scope="layer")
+SMGK = Mixture(prior="clamped", prior_scope="layer", source="shifted")
+
+
+@pytest.mark.parametrize(
+    ("similarity", "totals"),
+    [
+        (Dot(), {1: 378_562, 2: 395_138, 4: 428_290, 8: 494_594}),
+        (MGK, {1: 382_726, 2: 403_462, 4: 444_934}),
+        (SMGK, {1: 378_694, 2: 395_398, 4: 428_806}),
+    ],
+    ids=["softmax", "mgk", "smgk"],
+)
+def test_lra_retrieval(similarity: Similarity, totals: dict[int, int]) -> None:
+    assert {heads: retrieval(heads, similarity) for heads in totals} == totals
+
+
+def retrieval(heads: int, similarity: Similarity) -> int:
+    model = SequenceClassifier(
+        dim=64,
+        depth=2,
+        heads=heads,
+        head_dim=32,
+        ffn=FFN(width=128),
+        norm="layernorm",
+        bias="all",
+        pool="positions",
+        attention=AttentionSpec(similarity=similarity),
+    )
+    network = sequence.build(model, 512, 4096, classes=2, pairs=True, device="meta")
+    return count(network)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_fits(name: str) -> None:
+    tiny = GPT(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
+    standard = tiny.model_copy(update={"attention": AttentionSpec()})
+    assert parameters(tiny, 50, 16) >= parameters(standard, 50, 16)

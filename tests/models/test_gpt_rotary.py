@@ -1,0 +1,63 @@
+"""Rotary positions and head widths: held to the reference, and relative as they should be."""
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
+
+from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.rotary import rotary, rotate
+from lit_attn.attention.spec import AttentionSpec
+
+every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
+
+every_softmax = pytest.mark.parametrize(
+    "spec",
+    [s for s in attention_cases.all_specs() if s.similarity.kind != "linear"],
+    ids=attention_cases.label,
+)
+
+
+@every_spec
+@pytest.mark.parametrize("n", [1, 7])
+def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
+    assert_same(make(spec), tokens(n), is_causal=True, rotary=rotary(torch.arange(n), DIM // HEADS))
+
+
+@every_softmax
+def test_only_distances_matter(spec: AttentionSpec) -> None:
+    """Of linear keys this is not true: phi comes after the turn."""
+    layer, x = make(spec), tokens(6)
+    here = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
+    there = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_matter_at_all() -> None:
+    layer, x = make(AttentionSpec()), tokens(6)
+    turned = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
+    assert (turned - layer(x)).abs().max() > 1e-3
+
+
+def test_angles_by_hand() -> None:
+    """Position 3, head width 4: angles 3 and 3 / 100, on the pairs (0, 2) and (1, 3)."""
+    x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.double).reshape(1, 1, 1, 4)
+    angles = torch.tensor([3.0, 0.03], dtype=torch.double)
+    expected = [angles[0].cos(), -2 * angles[1].sin(), angles[0].sin(), 2 * angles[1].cos()]
+    turned = rotate(x, rotary(torch.tensor([3]), 4))
+    torch.testing.assert_close(turned.flatten(), torch.stack(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_odd_head_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="head width of 5 is odd"):
+        rotary(torch.arange(3), 5)
+
+
+@every_spec
+def test_heads_of_another_width(spec: AttentionSpec) -> None:
+    """Three heads whose widths do not add up to the layer's."""
+    torch.manual_seed(0)
+    head_dim = 4
+    layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double().eval()
+    assert layer.proj.in_features == HEADS * head_dim
+    assert_same(layer, tokens(7), rotary=rotary(torch.arange(7), head_dim))

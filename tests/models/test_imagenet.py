@@ -1,0 +1,228 @@
+"""The ImageNet models to the letter of the published set-ups (docs/setups.md, sections 5 to 7)."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.rotary import rotate
+from lit_attn.attention.spec import AttentionSpec, Perpendicular, preset
+from lit_attn.config.data.images import Cifar10, Folder
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.models import imagenet_vit, jit, local_vit
+from lit_attn.models.budget import count, describe, resolve
+from lit_attn.models.factory import OF_IMAGES, build
+from lit_attn.schema.errors import ConfigError
+
+# The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
+# nothing uses; its published counts hold them.
+UNUSED = 12 * (2 * (6 * 6 + 6) + 3840)
+
+IMAGENET = Folder(name="imagenet", path="imagenet", size=224, classes=1000)
+
+TINY = {"dim": 32, "depth": 2, "heads": 2}
+
+
+def vit_s(attention: str) -> ImageViT:
+    """The ViT-S/16 of DCMHA's ImageNet experiment."""
+    return ImageViT(attention=preset(attention), pool="average", positions="sincos")
+
+
+def jit_b(attention: str, width: int) -> JiT:
+    return JiT(attention=preset(attention), ffn=FFN(width=width, activation="swiglu"))
+
+
+def parameters(model: ImageViT | LocalViT | JiT) -> int:
+    return count(build(model, IMAGENET, "meta"))
+
+
+def test_deit_small_has_its_published_count_and_is_timms() -> None:
+    assert parameters(ImageViT()) == 22_050_664
+    torch.manual_seed(0)
+    published = timm.create_model("deit_small_patch16_224", img_size=32, depth=2, num_classes=5)
+    ours = imagenet_vit.build(ImageViT(depth=2), (3, 32, 32), 5)
+    ours.load_state_dict(published.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(x), published(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "published"),
+    [
+        (AttentionSpec(), 22_226_776),
+        (preset("belief"), 22_226_776),
+        (AttentionSpec(residual=Perpendicular(scope="both", bias=False)), 23_996_248),
+        (preset("belief-star"), 24_000_856),
+    ],
+)
+def test_local_vit_has_its_published_count(attention: AttentionSpec, published: int) -> None:
+    assert parameters(LocalViT(attention=attention)) + UNUSED == published
+
+
+def test_dcmha_costs_what_it_should_in_every_layer() -> None:
+    assert parameters(vit_s("dcmha")) - parameters(vit_s("standard")) == 12 * 48_384
+
+
+def test_jit_b_as_a_classifier() -> None:
+    """Blocks, adaLN, bottleneck, final norm and head; the condition adds nothing."""
+    assert parameters(JiT()) == 128_539_624
+
+
+@pytest.mark.parametrize(
+    ("attention", "width", "more"), [("belief-star", 1792, 3_072), ("belief2", 1536, -3_072)]
+)
+def test_the_papers_ffn_widths_match_jits_parameters(attention: str, width: int, more: int) -> None:
+    assert parameters(jit_b(attention, width)) == parameters(jit_b("standard", 2048)) + more
+
+
+@pytest.mark.parametrize(("attention", "width"), [("belief-star", 1792), ("belief2", 1536)])
+def test_matching_finds_the_papers_widths(attention: str, width: int) -> None:
+    matched = resolve(jit_b(attention, 64), jit_b("standard", 2048), IMAGENET)
+    assert matched == jit_b(attention, width)
+
+
+def test_flops_by_hand() -> None:
+    """Every matrix product and convolution of one forward pass, multiply-add = 2."""
+    n, d, w, b, depth = 16, 32, 48, 128, 2
+    tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
+    block = 2 * n * d * (4 * d + 3 * w) + 2 * (2 * n * n * d) + 2 * d * 6 * d
+    ends = 2 * n * (3 * 64 * b + b * d) + 2 * d * 10
+    assert describe(JiT(**tiny), Cifar10()).flops == depth * block + ends
+    tiny["ffn"] = FFN(width=w, activation="hard-swish")
+    block = 2 * (n + 1) * d * 4 * d + 2 * (2 * (n + 1) ** 2 * d) + 2 * n * w * (2 * d + 9)
+    ends = 2 * n * 3 * 64 * d + 2 * d * 10
+    assert describe(LocalViT(**tiny), Cifar10()).flops == depth * block + ends
+
+
+def test_local_ffn_against_a_plain_restatement() -> None:
+    torch.manual_seed(0)
+    ffn = local_vit.LocalFFN(4, 6).double()
+    x = torch.randn(2, 10, 4, dtype=torch.double)
+    hidden = nn.functional.hardswish(x[:, 1:] @ ffn.fc1.weight.T)
+    out = torch.zeros(2, 9, 6, dtype=torch.double)
+    for i in range(3):
+        for j in range(3):
+            for di in (-1, 0, 1):
+                for dj in (-1, 0, 1):
+                    if 0 <= i + di < 3 and 0 <= j + dj < 3:
+                        seen = hidden[:, 3 * (i + di) + j + dj]
+                        out[:, 3 * i + j] += seen * ffn.conv.weight[:, 0, 1 + di, 1 + dj]
+    expected = nn.functional.hardswish(out) @ ffn.fc2.weight.T
+    torch.testing.assert_close(ffn(x)[:, 1:], expected)
+
+
+def test_the_class_token_goes_around_the_local_ffn() -> None:
+    torch.manual_seed(0)
+    block = local_vit.build(LocalViT(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
+    x = torch.randn(2, 17, 32)
+    attended = x + block.attn(block.norm1(x))
+    out = block(x)
+    torch.testing.assert_close(out[:, 0], attended[:, 0])
+    assert not torch.allclose(out[:, 1:], attended[:, 1:])
+
+
+def test_local_vit_starts_from_xavier() -> None:
+    torch.manual_seed(0)
+    network = local_vit.build(LocalViT(depth=1), (3, 32, 32), 10)
+    for linear in (network.blocks[0].attn.qkv, network.blocks[0].mlp.fc1, network.head):
+        rows, columns = linear.weight.shape
+        assert linear.weight.std().item() == pytest.approx((2 / (rows + columns)) ** 0.5, rel=0.05)
+    assert network.blocks[0].attn.qkv.bias is None
+    assert not network.head.bias.any()
+
+
+def test_local_vit_refuses_images_that_are_not_square() -> None:
+    network = local_vit.build(LocalViT(**TINY, patch=4), (3, 16, 16), 3)
+    with pytest.raises(ValueError, match="8 patches are not a square"):
+        network(torch.randn(1, 3, 8, 16))
+
+
+@pytest.mark.parametrize("model", [ImageViT(**TINY, patch=4), LocalViT(**TINY, patch=4)])
+@pytest.mark.parametrize("size", [8, 16, 24])
+def test_positions_go_on_learning_at_every_image_size(
+    model: ImageViT | LocalViT, size: int
+) -> None:
+    torch.manual_seed(0)
+    network = OF_IMAGES[type(model)](model, (3, 16, 16), 3)
+    network(torch.randn(2, 3, size, size)).sum().backward()
+    assert network.pos_embed.shape == (1, 17, 32)
+    assert network.pos_embed.grad.abs().min() > 0
+
+
+def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
+    torch.manual_seed(0)
+    model = ImageViT(**TINY, patch=4, pool="average", positions="sincos")
+    network = imagenet_vit.build(model, (3, 16, 16), 3).eval()
+    assert network.cls_token is None
+    assert network.pos_embed.shape == (1, 16, 32)
+    assert not network.pos_embed.requires_grad
+    # Row 2, column 3: sines and cosines of the coordinates at frequencies 10000^(-k / 8).
+    frequencies = 10_000.0 ** (-torch.arange(8) / 8)
+    rows, columns = 2 * frequencies, 3 * frequencies
+    known = torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()]).sort().values
+    torch.testing.assert_close(network.pos_embed[0, 11].sort().values, known)
+    x = torch.randn(2, 3, 16, 16)
+    mean = network.forward_features(x).mean(1)
+    torch.testing.assert_close(network(x), network.head(mean))
+
+
+def test_without_ffn_every_block_is_attention_alone() -> None:
+    networks = [
+        imagenet_vit.build(ImageViT(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+        jit.build(JiT(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+    ]
+    for network in networks:
+        assert not any("mlp" in name or "ffn" in name for name, _ in network.named_parameters())
+    assert networks[1].blocks[0].modulation.out_features == 3 * 32
+
+
+def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
+    torch.manual_seed(0)
+    network = jit.build(JiT(**TINY, patch=4), (3, 16, 16), 3)
+    x = torch.randn(2, 16, 32)
+    turned = jit.axial(4, 4, 16)
+    torch.testing.assert_close(network.blocks[0](x, torch.randn(2, 32), turned), x)
+    optimizer = torch.optim.SGD(network.parameters(), 0.5)
+    images = torch.randn(8, 3, 16, 16)
+    labels = torch.arange(8) % 3
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.cross_entropy(network(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(3.0).log().item())
+    assert losses[-1] < losses[0] / 2
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.double)
+    turned = jit.axial(4, 5, 16)
+    everywhere = [rotate(x.expand(1, 1, 20, 16), turned) for x in (q, k)]
+    logits = (everywhere[0] @ everywhere[1].mT).view(4, 5, 4, 5)
+    # From (row, column) to one row down and two columns right, wherever one starts.
+    steps = torch.stack([logits[i, j, i + 1, j + 2] for i in range(3) for j in range(2)])
+    torch.testing.assert_close(steps, steps[:1].expand(6), rtol=1e-5, atol=1e-6)
+    assert not torch.isclose(logits[0, 0, 1, 2], logits[0, 0, 2, 1])
+
+
+def test_jit_normalises_and_turns_queries_and_keys() -> None:
+    network = jit.build(JiT(**TINY, patch=4), (3, 16, 16), 3)
+    attention = network.blocks[0].attn
+    assert isinstance(attention, Attention)
+    assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (16,)
+    assert attention.q_norm.eps == 1e-6
+    assert attention.qkv.bias is not None
+
+
+def test_patches_must_tile_the_image() -> None:
+    for model in (ImageViT(), LocalViT(), JiT()):
+        with pytest.raises(ConfigError, match="patches of 16 do not tile images of 32 x 40"):
+            OF_IMAGES[type(model)](model, (3, 32, 40), 10, "meta")
+    with pytest.raises(ConfigError, match="heads of 4 k, not of 6"):
+        jit.axial(2, 2, 6)

@@ -1,0 +1,147 @@
+"""What variants have in common starts the same: draws by seed and name."""
+
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.config.models.base import FFN, Model
+from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.models.language import GPT, Init, SequenceClassifier
+from lit_attn.config.models.segmenter import Segmenter
+from lit_attn.config.models.vit import ViT
+from lit_attn.models import gpt, sequence
+from lit_attn.models.factory import OF_IMAGES
+from lit_attn.models.seeded_draws import by_name
+
+SMALL = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=16)}
+SWIGLU = {**SMALL, "ffn": FFN(width=16, activation="swiglu")}
+SWISH = {**SMALL, "ffn": FFN(width=16, activation="hard-swish")}
+TORCH = Init(matrices="torch", embedding="torch")
+
+
+def images(model: Model) -> nn.Module:
+    return OF_IMAGES[type(model)](model, (3, 16, 16), 5)
+
+
+def classifier(model: SequenceClassifier) -> nn.Module:
+    return sequence.build(model, 11, 8, 3, pairs=False)
+
+
+FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
+    "vit-xavier": (ViT(**SMALL, patch=4, init="xavier"), images),
+    "vit-torch": (ViT(**SMALL, patch=4, init="torch", patchify="shifted"), images),
+    "vit-timm": (ViT(**SMALL, patch=4, init="timm"), images),
+    "imagenet-vit": (ImageViT(**SMALL, patch=4), images),
+    "local-vit": (LocalViT(**SWISH, patch=4), images),
+    "jit": (JiT(**SWIGLU, patch=4), images),
+    "gpt": (GPT(**SMALL), lambda model: gpt.build(model, 11, 8)),
+    "gpt-torch": (GPT(**SMALL, init=TORCH, head="untied"), lambda model: gpt.build(model, 11, 8)),
+    "sequence": (SequenceClassifier(**SMALL), classifier),
+}
+ELSEWHERE = {"segmenter": (Segmenter(**SMALL, patch=4), images)}
+
+
+def started(family: str, preset: str = "standard", seed: int = 0, **changed: object) -> nn.Module:
+    model, build = (FAMILIES | ELSEWHERE)[family]
+    torch.manual_seed(seed)
+    return build(model.model_copy(update={"attention": PRESETS[preset], **changed}))
+
+
+def different(ours: nn.Module, standard: nn.Module) -> list[str]:
+    """The names of what differs, in values or in shape, of all that the standard one has."""
+    theirs = dict(ours.named_parameters())
+    return [name for name, x in standard.named_parameters() if not torch.equal(theirs[name], x)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_variant_starts_as_the_standard_one(family: str, preset: str) -> None:
+    assert not different(started(family, preset), started(family))
+
+
+@pytest.mark.parametrize("preset", ["belief-star", "belief2", "mgk", "dcmha"])
+def test_a_segmenter_starts_as_the_standard_one(preset: str) -> None:
+    pytest.importorskip("mmseg")
+    assert not different(started("segmenter", preset), started("segmenter"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_width_of_the_ffn_changes_the_ffn_alone(family: str) -> None:
+    model, _ = FAMILIES[family]
+    ffn = model.ffn.model_copy(update={"width": 24})
+    other = different(started(family, ffn=ffn), started(family))
+    assert other
+    assert all({"mlp", "ffn"} & set(name.split(".")) for name in other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_decides_all_that_is_random(family: str) -> None:
+    one, again, other = (dict(started(family, "dcmha", s).named_parameters()) for s in (0, 0, 1))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    random = [name for name in one if one[name].unique().numel() > 2]
+    assert len(random) > len(one) / 4
+    assert not any(torch.equal(one[name], other[name]) for name in random)
+
+
+def test_parameters_differ_from_each_other_and_from_draw_to_draw() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    torch.manual_seed(0)
+    with by_name(network):
+        first, second = (layer.weight.detach().clone() for layer in network)
+        nn.init.uniform_(network[0].weight.flatten(), -0.5, 0.5)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, network[0].weight)
+
+
+def test_the_generator_of_torch_does_not_move() -> None:
+    """What is drawn later is the same behind every network."""
+    network = nn.Linear(4, 4)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with by_name(network):
+        nn.init.normal_(network.weight)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "model", [ViT(**SMALL | {"dim": 128}, patch=4), ImageViT(**SMALL | {"dim": 128}, patch=4)]
+)
+def test_timms_initialisation_is_timms(model: Model) -> None:
+    """Every matrix from a normal of deviation 0.02, biases zero; the patches' stays PyTorch's."""
+    torch.manual_seed(0)
+    published = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=16,
+        patch_size=4,
+        embed_dim=128,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=0.125,
+        num_classes=5,
+    )
+    ours = dict(images(model).named_parameters())
+    for name, parameter in published.named_parameters():
+        if name.endswith("qkv.bias") and not getattr(model, "qkv_bias", True):
+            continue
+        assert ours[name].shape == parameter.shape
+        expected = pytest.approx(parameter.std().item(), rel=0.2)
+        if parameter.numel() > 200:
+            assert ours[name].std().item() == expected, name
+        elif name.endswith("bias") and "patch" not in name:
+            assert not ours[name].any(), name
+
+
+def test_the_distribution_is_the_initialisers_own() -> None:
+    network = nn.Linear(300, 300)
+    with by_name(network):
+        pass
+    assert network.weight.abs().max() <= 300**-0.5
+    assert network.weight.std().item() == pytest.approx((300 * 3) ** -0.5, rel=0.02)
+    with by_name(network):
+        nn.init.trunc_normal_(network.weight, std=0.02)
+    assert network.weight.std().item() == pytest.approx(0.02, rel=0.02)

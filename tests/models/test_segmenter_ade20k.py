@@ -1,0 +1,85 @@
+"""A cell trains on, and predicts, real images in ADE20K's layout.
+
+The annotations at hand are not of the images that stand beside them, so a prediction can only show
+what was learned by heart: what is trained on is what is evaluated here.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.paths import ADE20K
+from helpers.training_cells import folder_of
+from PIL import Image
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.records import Result, read_metrics
+from lit_attn.config.cell import Cell
+from lit_attn.train import run_cell
+
+pytest.importorskip("mmseg")
+
+
+pytestmark = pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at hand")
+
+
+def by_heart(root: Path) -> Path:
+    """ADE20K's folder with its seven training images to be evaluated as well."""
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            shutil.copytree(ADE20K / kind / "training", root / kind / split)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["standard", "belief2"])
+def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_path: Path) -> None:
+    """All seven images as one batch; predictions are made at their full size."""
+    experiment = {
+        "task": "segmentation",
+        "data": {
+            "kind": "ade20k",
+            "root": str(by_heart(tmp_path / "ade20k")),
+            "crop": 64,
+            "short_side": 64,
+            "batch_size": 7,
+            "workers": 0,
+            "augment": [
+                {"kind": "rescale", "ratio": [1, 1]},
+                {"kind": "category-crop", "most": 1},
+            ],
+        },
+        "model": {
+            "kind": "segmenter",
+            "attention": PRESETS[attention].model_dump(mode="json"),
+            "dim": 64,
+            "depth": 4,
+            "heads": 4,
+            "patch": 8,
+            "ffn": {"width": 128},
+            "drop_path": 0,
+            "decoder_depth": 1,
+            "decoder_dropout": 0,
+        },
+        "optimizer": {"kind": "sgd", "lr": 0.1},
+        "schedule": {"kind": "trapezoid", "warmup": 10},
+        "training": {"epochs": 100, "evaluate_every": 25, "clip": 1.0, "accelerator": "cpu"},
+    }
+    metric = {"name": "test/mIoU", "label": "mIoU (%)"}
+    given = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    folder = folder_of(Cell.model_validate(given), tmp_path / "cell")
+    run_cell(folder)
+    climbed = [
+        row.value for row in read_metrics(folder / "metrics.csv") if row.name == metric["name"]
+    ]
+    assert len(climbed) == 4
+    assert climbed[-1] > max(0.2, 2 * climbed[0])
+    result = Result.model_validate_json((folder / "result.json").read_text())
+    assert result.metrics["test/aAcc"] > 0.7
+    assert 20 < sum(name.startswith("test/IoU:") for name in result.metrics) <= 150
+    for path in (folder / "pictures").glob("*.png"):
+        _, labels, prediction = np.split(np.asarray(Image.open(path)), 3, axis=1)
+        assert len(labels) == 256
+        known = labels.any(-1)
+        assert (labels == prediction).all(-1)[known].mean() > 0.5

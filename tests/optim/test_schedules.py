@@ -1,0 +1,138 @@
+"""Schedules against the published formulas (docs/setups.md)."""
+
+import math
+
+import pytest
+import torch
+from timm.scheduler import CosineLRScheduler
+
+from lit_attn.config.optimizers import SGD
+from lit_attn.config.schedules import (
+    Constant,
+    Cosine,
+    LaggedCosine,
+    OneCycle,
+    Polynomial,
+    Trapezoid,
+)
+from lit_attn.optim.optimizers import build_optimizer
+from lit_attn.optim.schedules import learning_rate
+from lit_attn.schema.errors import ConfigError
+
+
+def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
+    rate = learning_rate(Cosine(warmup=10, start=1e-6, end=1e-6), 1e-3, 1171, 100)
+    assert rate(0) == 1e-6
+    assert rate(5855) == pytest.approx((1e-6 + 1e-3) / 2)
+    assert rate(11_710) == pytest.approx(1e-3)
+    halfway = 11_710 + (117_100 - 11_710) // 2
+    assert rate(halfway) == pytest.approx((1e-3 + 1e-6) / 2)
+    assert rate(117_100) == pytest.approx(1e-6)
+    assert rate(10**9) == pytest.approx(1e-6)
+
+
+def test_vit_small_lags_by_two_epochs() -> None:
+    """lr(0) = lr0; lr(e) = lr0 (1 + cos(pi (e - 2) / T)) / 2, about 1.5e-8 in the last of 400."""
+    rate = learning_rate(LaggedCosine(), 1e-4, 98, 400)
+    assert rate(0) == rate(97) == 1e-4
+    for epoch in (1, 2, 7, 250):
+        expected = 0.5e-4 * (1 + math.cos(math.pi * (epoch - 2) / 400))
+        assert rate(98 * epoch) == rate(98 * epoch + 97) == pytest.approx(expected)
+    assert rate(98 * 2) == 1e-4
+    assert rate(98 * 399) == pytest.approx(1.4e-8, rel=0.02)
+
+
+def test_constant_stays() -> None:
+    rate = learning_rate(Constant(), 0.3, 5, 2)
+    assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
+    """Its `casted` branch: 256 steps up, the last 2,048 of 9,536 down."""
+    rate = learning_rate(Trapezoid(warmup=4, warmdown=32), 1.8e-3, 64, 149)
+    assert rate(0) == pytest.approx(1.8e-3 / 256)
+    assert rate(127) == pytest.approx(0.9e-3)
+    assert rate(255) == rate(256) == rate(5000) == rate(7488) == 1.8e-3
+    assert rate(8512) == pytest.approx(0.9e-3)
+    assert rate(9535) == pytest.approx(1.8e-3 / 2048)
+    assert rate(9536) == rate(10**9) == 0
+
+
+def test_a_trapezoid_without_slopes_is_constant() -> None:
+    rate = learning_rate(Trapezoid(), 0.3, 5, 2)
+    assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_a_trapezoid_longer_than_training_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"schedule: 1\.0 epochs of warm-up and 1\.5 of warm-down"
+    ):
+        learning_rate(Trapezoid(warmup=1, warmdown=1.5), 1e-3, 10, 2)
+
+
+def test_warmup_beyond_training_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
+        learning_rate(Cosine(warmup=3), 1e-3, 10, 2)
+
+
+def test_deits_schedule_is_timms_stepped_after_the_epoch() -> None:
+    """BeliefFormer's ImageNet: `step(epoch)` at an epoch's end sets the rate of the next."""
+    schedule = LaggedCosine(lag=1, end=1e-5)
+    rate = learning_rate(schedule, 1.25e-4, 20_018, 300)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.25e-4)
+    timms = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5)
+    for epoch in range(300):
+        expected = pytest.approx(optimizer.param_groups[0]["lr"])
+        assert rate(20_018 * epoch) == rate(20_018 * epoch + 20_017) == expected
+        timms.step(epoch)
+
+
+def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
+    rate = learning_rate(Cosine(warmup=7.9936, end=1e-4), 1e-3, 1251, 300)
+    assert rate(9_999) == pytest.approx(0.9999e-3)
+    assert rate(10_000) == 1e-3
+    assert rate(300 * 1251) == pytest.approx(1e-4)
+
+
+def test_one_cycle_is_pytorchs_linear_one() -> None:
+    """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; PyTorch's peak is a step earlier."""
+    rate = learning_rate(OneCycle(warmup=20, start=4e-6, end=4e-10), 1e-4, 50, 100)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    reference = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1e-4, total_steps=5000, pct_start=0.2, anneal_strategy="linear"
+    )
+    for step in range(4999):
+        assert rate(step) == pytest.approx(reference.get_last_lr()[0], abs=1.1e-7)
+        optimizer.step()
+        reference.step()
+    assert rate(0) == 4e-6
+    assert rate(1000) == 1e-4
+    assert rate(5000) == pytest.approx(4e-10)
+
+
+def test_a_warm_up_longer_than_training_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule.warmup: 3.0 epochs, training has 2"):
+        learning_rate(OneCycle(warmup=3), 1e-4, 10, 2)
+
+
+def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
+    """(1e-3 - 1e-5) (1 - i / 161,728)^0.9 + 1e-5 at iteration i."""
+    rate = learning_rate(Polynomial(power=0.9, end=1e-5), 1e-3, 2527, 64)
+    assert rate(0) == 1e-3
+    for step in (1, 2527, 100_000, 161_727):
+        assert rate(step) == pytest.approx((1e-3 - 1e-5) * (1 - step / 161_728) ** 0.9 + 1e-5)
+    assert rate(161_728) == rate(10**9) == 1e-5
+
+
+def test_sgd_is_nesterovs() -> None:
+    """v = mu v + g; w -= lr (g + mu v), with the decayed weights in g."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    weight, momentum = layer.weight.detach().clone(), torch.zeros(1, 2)
+    optimizer = build_optimizer(SGD(lr=0.1, momentum=0.8, weight_decay=0.01), layer)
+    for gradient in (torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])):
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        decayed = gradient + 0.01 * weight
+        momentum = 0.8 * momentum + decayed
+        weight = weight - 0.1 * (decayed + 0.8 * momentum)
+    torch.testing.assert_close(layer.weight.detach(), weight)

@@ -1,0 +1,192 @@
+"""What a report draws of attention layers, from made-up records."""
+
+import html
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.fake_study import write_study
+
+from lit_attn.cells.records import DiagnosticRow, csv_lines
+from lit_attn.report import write_reports
+from lit_attn.report.diagnostics import FIGURES, _some
+
+STEPS = (100, 200, 300)
+QUANTITIES = ("norm-mh", "norm-delta", "cos-mh", "cos-delta", "captured-qk", "captured-ov")
+
+
+def record(cell: Path, seed: int, layers: int = 3, heads: int = 2, n: int = 9) -> None:
+    """Values that say where they stand: layer + seed / 10 + step / 1000, pi by its key."""
+    rows = []
+    arrays = {}
+    generator = np.random.default_rng(seed)
+    for step in STEPS:
+        for layer in range(1, layers + 1):
+            at = layer + seed / 10 + step / 1000
+            rows += [DiagnosticRow(step, layer, None, name, at) for name in QUANTITIES]
+            rows += [
+                DiagnosticRow(step, layer, head, f"pi-{r}", [0.25, 0.75][r - 1] + seed / 100)
+                for head in range(1, heads + 1)
+                for r in (1, 2)
+            ]
+            arrays[f"rank.{layer}"] = np.full((4, heads), layer + seed, np.int32)
+            arrays[f"map.{layer}"] = generator.random((heads, n, n), np.float32)
+    (cell / "diagnostics.csv").write_text(csv_lines([DiagnosticRow._fields, *rows]))
+    np.savez_compressed(cell / "attention.npz", **arrays)
+
+
+def cells(study: Path, variant: int) -> list[Path]:
+    """The folders of a variant's cells, by seed."""
+    return sorted((study / f"v{variant}").iterdir())
+
+
+def recorded(root: Path, seeds: int = 3, **sizes: int) -> Path:
+    """A study whose three variants have all there is to have."""
+    study = write_study(root / "runs", seeds=seeds)
+    for variant in range(3):
+        for seed, cell in enumerate(cells(study, variant)):
+            record(cell, seed, **sizes)
+    return study
+
+
+def report(root: Path) -> Path:
+    write_reports(root / "runs", root / "reports")
+    return root / "reports" / "fake"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("drawn")
+    recorded(root)
+    return report(root)
+
+
+def test_every_figure_with_the_numbers_behind_it(drawn: Path) -> None:
+    folder = drawn
+    page = (folder / "table.html").read_text()
+    assert page.count("<h2>Attention layers</h2>") == 1
+    for name in FIGURES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f'<img src="{name}.svg"' in page
+        assert html.escape(FIGURES[name]) in page
+    values = pd.read_csv(folder / "diagnostics.csv")
+    row = values.query("variant == 'belief' and step == 200 and layer == 2 and name == 'cos-mh'")
+    of_seeds = [2.2, 2.3, 2.4]
+    assert row[["mean", "sd", "n"]].values.tolist() == [
+        pytest.approx([np.mean(of_seeds), np.std(of_seeds, ddof=1), 3])
+    ]
+    assert len(values) == 3 * 3 * 3 * (6 + 2 * 2)
+    ranks = pd.read_csv(folder / "ranks.csv")
+    # Layer 2 of seeds 0 to 2 has ranks 2 to 4, each in 4 samples and 2 heads.
+    found = ranks.query("variant == 'standard' and layer == 2")
+    assert found[["rank", "matrices"]].values.tolist() == [[2, 8], [3, 8], [4, 8]]
+
+
+def test_the_table_of_pi(drawn: Path) -> None:
+    page = (drawn / "table.html").read_text()
+    assert page.count("<td>0.260 ± 0.010 / 0.760 ± 0.010</td>") == 3 * 2 * 3
+    assert '<tr><th scope="row">belief2</th><td>2</td>' in page
+
+
+def test_pi_that_all_heads_share(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=1)
+    rows = [DiagnosticRow(300, 1, None, f"pi-{r}", r / 10) for r in (1, 2, 3)]
+    for cell in cells(study, 1):
+        (cell / "diagnostics.csv").write_text(csv_lines([DiagnosticRow._fields, *rows]))
+    folder = report(tmp_path)
+    page = (folder / "table.html").read_text()
+    row = '<th scope="row">belief</th><td>all</td><td>0.100 / 0.200 / 0.300</td>'
+    assert row in page
+    assert not any((folder / f"{name}.svg").exists() for name in FIGURES)
+
+
+def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawn.parents[1] / "runs", tmp_path / "runs")
+    folder = report(tmp_path)
+    for name in [f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")]:
+        assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
+    for name in ("diagnostics.csv", "ranks.csv", "table.html"):
+        assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
+
+
+def test_without_records_there_is_nothing(drawn: Path, tmp_path: Path) -> None:
+    """Nor what records of before had filled."""
+    write_study(tmp_path / "runs", seeds=3)
+    shutil.copytree(drawn.parent, tmp_path / "reports")
+    folder = report(tmp_path)
+    left = {path.stem for path in folder.iterdir()}
+    assert not left & {*FIGURES, "diagnostics"}
+    assert "Attention layers" not in (folder / "table.html").read_text()
+    assert (folder / "curves.svg").exists()
+
+
+def test_variants_have_what_they_have(tmp_path: Path) -> None:
+    """One without attention matrices, one with a single seed, one without any record."""
+    study = recorded(tmp_path)
+    for cell in cells(study, 0):
+        (cell / "attention.npz").unlink()
+    for path in [*cells(study, 1)[1:], *cells(study, 2)]:
+        for name in ("attention.npz", "diagnostics.csv"):
+            (path / name).unlink()
+    folder = report(tmp_path)
+    assert set(pd.read_csv(folder / "ranks.csv")["variant"]) == {"belief"}
+    values = pd.read_csv(folder / "diagnostics.csv").groupby("variant")["n"].unique()
+    assert {name: list(n) for name, n in values.items()} == {"standard": [3], "belief": [1]}
+    assert all((folder / f"{name}.svg").exists() for name in FIGURES)
+
+
+def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
+    study = recorded(tmp_path)
+    (cells(study, 1)[2] / "result.json").unlink()
+    values = pd.read_csv(report(tmp_path) / "diagnostics.csv")
+    assert set(values[values["variant"] == "belief"]["n"]) == {2}
+
+
+def test_a_torn_line(tmp_path: Path) -> None:
+    study = recorded(tmp_path, seeds=1)
+    with (cells(study, 0)[0] / "diagnostics.csv").open("a") as stream:
+        stream.write("400,1,,norm-m\n400,1,,norm-mh,0.")
+    values = pd.read_csv(report(tmp_path) / "diagnostics.csv")
+    assert values["step"].max() == 300
+
+
+def test_many_layers_and_heads(tmp_path: Path) -> None:
+    """A deep network of long sequences: some layers and heads stand for all."""
+    recorded(tmp_path, seeds=1, layers=24, heads=16, n=64)
+    folder = report(tmp_path)
+    assert all((folder / f"{name}.png").exists() for name in FIGURES)
+    assert set(pd.read_csv(folder / "ranks.csv")["layer"]) == set(range(1, 25))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"), [(3, 4, [1, 2, 3]), (24, 4, [1, 9, 16, 24]), (12, 3, [1, 7, 12])]
+)
+def test_some_layers_stand_for_all(count: int, most: int, expected: list[int]) -> None:
+    assert _some(list(range(1, count + 1)), most) == expected
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", variants={"<b>$x$</b>": 0.0, "b": 0.1}, seeds=1)
+    for variant in range(2):
+        record(cells(study, variant)[0], 0)
+    folder = report(tmp_path)
+    page = (folder / "table.html").read_text()
+    assert '<th scope="row">&lt;b&gt;$x$&lt;/b&gt;</th><td>1</td>' in page
+    assert not re.search("<b>", page)
+
+
+def test_drawn_without_torch(tmp_path: Path) -> None:
+    recorded(tmp_path, seeds=1)
+    code = (
+        "import sys; from pathlib import Path; from lit_attn.report import write_reports\n"
+        "write_reports(Path(sys.argv[1]), Path(sys.argv[2])); assert 'torch' not in sys.modules"
+    )
+    places = [str(tmp_path / "runs"), str(tmp_path / "reports")]
+    done = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reports" / "fake" / "norms.svg").exists()

@@ -1,0 +1,183 @@
+"""Per-class tables and predictions of a study of segmentation, from its records."""
+
+import html
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.fake_study import result, write_study
+from PIL import Image
+
+from lit_attn.cells.records import Legend, Metric, Plan
+from lit_attn.report import write_reports
+from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.segmentation import class_table, draw_pictures, per_class
+from lit_attn.report.style import SETTINGS
+
+NASTY = 'tree | <b>&"x"</b>'
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}
+
+
+def write(
+    root: Path, metric: str = "test/mIoU", pictures: int = 2, second: str = "b"
+) -> StudyRecord:
+    """Two variants and two seeds, the last cell missing; the `second` lacks a class of `a`."""
+    written = write_study(
+        root,
+        variants={"a": 0.0, second: 0.1},
+        seeds=2,
+        skip=((second, 1),),
+        metric=Metric(name=metric, label="mIoU (%)"),
+    )
+    plan = Plan.model_validate_json((written / "plan.json").read_bytes())
+    for cell in plan.cells:
+        folder = written / cell.path
+        if not (folder / "result.json").exists():
+            continue
+        of = 0.1 * cell.seed + (0.5 if cell.variant == "a" else 0.3)
+        metrics = {metric: 0.5, "test/IoU:wall": of, "val/IoU:wall": 0.9}
+        metrics["test/ema-IoU:wall"] = 0.8
+        if cell.variant == "a":
+            metrics[f"test/IoU:{NASTY}"] = 0.25
+        result(cell, 0.5, metrics=metrics).write(folder / "result.json")
+        (folder / "pictures").mkdir()
+        for number in range(pictures):
+            panels = [np.full((4, 6, 3), colour, np.uint8) for colour in (RED, GREEN, BLUE)]
+            picture = Image.fromarray(np.concatenate(panels, axis=1))
+            picture.save(folder / "pictures" / f"{number}.png")
+    return read_studies(root)[0]
+
+
+def test_means_of_each_class_over_seeds(tmp_path: Path) -> None:
+    found = per_class(write(tmp_path)).set_index(["variant", "class"])
+    assert found.loc[("a", "wall"), "mean"] == pytest.approx(55)
+    assert found.loc[("a", "wall"), "sd"] == pytest.approx(np.std([50, 60], ddof=1))
+    assert found.loc[("b", "wall"), ["mean", "n"]].tolist() == [pytest.approx(30), 1]
+    assert np.isnan(found.loc[("b", "wall"), "sd"])
+    assert ("b", NASTY) not in found.index
+
+
+def test_the_table_is_of_what_the_study_compares(tmp_path: Path) -> None:
+    averaged = per_class(write(tmp_path, metric="test/ema-mIoU"))
+    assert set(averaged["mean"]) == {80}
+    assert set(averaged["class"]) == {"wall"}
+    assert per_class(write(tmp_path / "other", metric="other/mIoU")).empty
+
+
+def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
+    table = class_table(per_class(write(tmp_path)))
+    assert "<b>" not in table
+    assert html.escape(NASTY) in table
+    assert "<td><strong>55.00</strong> ± 7.07</td><td>30.00</td>" in table
+    assert "<td><strong>25.00</strong> ± 0.00</td><td>\N{EM DASH}</td>" in table
+
+
+def test_images_labels_and_a_row_of_predictions_for_each_variant(tmp_path: Path) -> None:
+    figure = draw_pictures(write(tmp_path))
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes[::2]] == ["image", "labels", "a", "b"]
+    shown = [axes.images[0].get_array() for axes in figure.axes]
+    assert len(shown) == 4 * 2
+    colours = [tuple((255 * picture[0, 0, :3]).astype(int)) for picture in shown]
+    assert colours == [RED] * 2 + [GREEN] * 2 + [BLUE] * 4
+    assert shown[0].shape == (4, 6, 3)
+    # Cells of before say nothing of their colours.
+    assert figure.legends == []
+
+
+def test_without_pictures_there_is_no_figure(tmp_path: Path) -> None:
+    assert draw_pictures(write(tmp_path, pictures=0)) is None
+
+
+def tell(
+    study: StudyRecord,
+    variant: str,
+    weights: str,
+    shown: list[str],
+    classes: dict[str, tuple[int, int, int]] = CLASSES,
+) -> None:
+    """What a cell of the first seed says of its pictures' colours."""
+    legend = Legend(weights=weights, classes=classes, shown=shown)
+    legend.write(study.of(variant)[0].folder / "pictures" / "legend.json")
+
+
+def legend_of(study: StudyRecord) -> tuple[str, dict[str, tuple[int, ...]], int]:
+    """The legend's title, its classes with their colours, and how many stand side by side."""
+    figure = draw_pictures(study)
+    assert figure is not None
+    (legend,) = figure.legends
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    shown = [tuple(round(255 * part) for part in colour[:3]) for colour in colours]
+    labels = [text.get_text() for text in legend.get_texts()]
+    return legend.get_title().get_text(), dict(zip(labels, shown, strict=True)), legend._ncols
+
+
+def test_a_legend_of_the_classes_that_occur_for_any_variant(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    tell(study, "a", "trained", ["sky", "wall"])
+    tell(study, "b", "trained", ["wall", NASTY])
+    title, classes, columns = legend_of(study)
+    assert title == "Predictions of the weights after the last step"
+    # In the set's order; what has one colour shares an entry.
+    assert list(classes.items()) == [(f"wall / {NASTY}", RED), ("sky", BLUE)]
+    assert columns == 2
+
+
+def test_the_legend_says_which_weights_predict(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    tell(study, "a", "averaged", ["wall"])
+    tell(study, "b", "averaged", ["wall"])
+    assert legend_of(study)[0].startswith("Predictions of the moving average of the weights (EMA)")
+    tell(study, "b", "trained", ["wall"])
+    one, other = legend_of(study)[0].splitlines()
+    assert one.endswith("average of the weights (EMA) after the last step: a")
+    assert other == "Predictions of the weights after the last step: b"
+
+
+def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
+    """So does a title of two kinds of weights, one of them in two lines."""
+    name = "belief2 with an identity, without zz"
+    study = write(tmp_path, second=name)
+    classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}
+    tell(study, "a", "trained", list(classes), classes)
+    tell(study, name, "averaged", [], classes)
+    with matplotlib.rc_context(SETTINGS):
+        figure = draw_pictures(study)
+        assert figure is not None
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= 0
+    assert min(axes.get_window_extent().y0 for axes in figure.axes) >= box.y1
+    # The rows of pictures are as high as without a legend.
+    assert min(axes.get_window_extent().height for axes in figure.axes) > 85
+
+
+def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:
+    study = write(tmp_path / "runs")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    page = (folder / "table.html").read_text()
+    assert 'src="pictures.svg"' in page
+    assert '<a href="classes.csv">' in page
+    assert page.index("IoU of each class") > page.index("pictures.svg")
+    assert set(pd.read_csv(folder / "classes.csv")["class"]) == {"wall", NASTY}
+    for cell in study.cells:
+        if cell.result is not None:
+            metrics = {"test/mIoU": 0.5}
+            result(cell.planned, 0.5, metrics=metrics).write(cell.folder / "result.json")
+            for path in (cell.folder / "pictures").iterdir():
+                path.unlink()
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert {path.name for path in folder.iterdir()} & {"classes.csv", "pictures.svg"} == set()
+    assert "classes.csv" not in (folder / "table.html").read_text()
+
+
+def test_reading_pictures_imports_no_torch() -> None:
+    code = "import sys, lit_attn.report.write; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

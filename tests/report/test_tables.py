@@ -1,0 +1,311 @@
+"""Reports from records: what they say, that they say it the same way twice, and nothing unsafe."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
+
+from lit_attn.cells.records import Metric, PlannedCell, Result, Spread, read_metrics
+from lit_attn.report import write_reports
+from lit_attn.report.__main__ import main
+from lit_attn.report.latex import latex
+from lit_attn.schema.errors import ConfigError
+
+NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
+
+
+def report(root: Path, name: str = "fake") -> Path:
+    write_reports(root / "runs", root / "reports")
+    return root / "reports" / name
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "table.csv").set_index("variant")
+
+
+def index_cells(path: Path) -> list[str]:
+    """What the index says of the one study: the best mean, and what differs."""
+    page = (path / "reports" / "index.html").read_text()
+    return re.findall('<td class="text">(.*?)</td>', page)[-2:]
+
+
+def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs")
+    folder = report(tmp_path)
+    table = rows(folder)
+    standard = pd.Series([100 * accuracy_of(0, s, "standard") for s in range(5)])
+    belief2 = pd.Series([100 * accuracy_of(0.02, s, "belief2") for s in range(5)])
+    assert table.loc["standard", "mean"] == pytest.approx(standard.mean())
+    assert table.loc["standard", "sd"] == pytest.approx(standard.std())
+    assert table.loc["belief2", "difference"] == pytest.approx((belief2 - standard).mean())
+    assert table.loc["belief2", "p"] == 0.0625
+    assert table.loc["belief2", "p_holm"] == 0.125
+    assert pd.isna(table.loc["standard", "difference"])
+    assert table["best"].tolist() == [False, False, True]
+    assert not table["significant"].any()
+    markdown = (folder / "table.md").read_text()
+    assert f"**{belief2.mean():.2f} ± {belief2.std():.2f}**" in markdown
+    assert "cannot go below 2/2ⁿ (0.0625 at 5 pairs)" in markdown
+    assert "it takes at least 7 pairs" in markdown
+    assert "3,375,076" in markdown
+    assert index_cells(tmp_path) == ["belief2", "none"]
+
+
+def test_a_star_where_the_corrected_test_passes(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=8)
+    folder = report(tmp_path)
+    assert rows(folder).loc["belief2", "significant"]
+    assert rows(folder).loc["belief2", "p_holm"] == pytest.approx(2 * 2 / 2**8)
+    assert r" \*" in (folder / "table.md").read_text()
+    assert r"\textsuperscript{*}" in (folder / "table.tex").read_text()
+    assert "<sup>*</sup>" in (folder / "table.html").read_text()
+    table = rows(folder)
+    assert index_cells(tmp_path) == ["belief2", ", ".join(table.index[table["significant"]])]
+
+
+def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -> None:
+    write_study(
+        tmp_path / "runs",
+        skip=(("belief", 0),),
+        failures={("belief", 3): "diverged", ("standard", 4): "out-of-memory"},
+    )
+    folder = report(tmp_path)
+    table = rows(folder)
+    assert table.loc["belief", ["n", "pairs"]].tolist() == [3, 2]
+    assert table.loc["belief", "failures"] == "1 diverged, 1 missing"
+    kept = pd.Series([100 * accuracy_of(0.004, s, "belief") for s in (1, 2, 4)])
+    assert table.loc["belief", "mean"] == pytest.approx(kept.mean())
+    markdown = (folder / "table.md").read_text()
+    assert "3/5, 1 diverged, 1 missing" in markdown
+    assert "(2 pairs)" in markdown
+    assert "in no average" in markdown
+    seeds = pd.read_csv(folder / "per_seed.csv")
+    assert len(seeds) == 15
+    assert seeds.set_index(["variant", "seed"]).loc[("belief", 3), "status"] == "diverged"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds(seeds: int, tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=seeds)
+    folder = report(tmp_path)
+    markdown = (folder / "table.md").read_text()
+    assert "nan" not in markdown.lower()
+    assert "<NA>" not in markdown
+    assert pd.isna(rows(folder).loc["belief", "sd"]) == (seeds == 1)
+
+
+def test_nothing_there_yet(tmp_path: Path) -> None:
+    everything = tuple((v, s) for v in EFFECTS for s in range(5))
+    write_study(tmp_path / "runs", skip=everything)
+    folder = report(tmp_path)
+    text = (folder / "table.md").read_text()
+    assert "0/5, 5 missing" in text
+    assert "nan" not in text.lower()
+    assert not (folder / "curves.svg").exists()
+
+
+def test_baseline_missing_leaves_no_difference(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", skip=tuple(("standard", s) for s in range(5)))
+    table = rows(report(tmp_path))
+    assert table.loc["belief", "n"] == 5
+    assert table["difference"].isna().all()
+
+
+def test_identical_values_have_no_spread(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", variants={"a": 0.0, "b": 0.0}, seeds=3)
+    for path in study.glob("*/*/result.json"):
+        text = path.read_text()
+        start = text.index('"test/accuracy":')
+        path.write_text(text[:start] + '"test/accuracy": 0.5' + text[text.index(",", start) :])
+    table = rows(report(tmp_path))
+    assert table.loc["b", ["difference", "low", "high", "p"]].tolist() == [0, 0, 0, 1]
+
+
+def test_columns_say_what_is_counted_and_by_which_test(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs")
+    folder = report(tmp_path)
+    for name in ("table.md", "table.tex", "table.html"):
+        text = (folder / name).read_text()
+        assert "seeds needed (t test)" in text
+        assert "A star is of another test: it takes 7 pairs however large the difference" in text
+        assert "softmax, norms, epilogues and all other element-wise work are not counted" in text
+
+
+def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
+    """Records of before it was do not have it, and their table has no column for it."""
+    study = write_study(tmp_path / "runs", seeds=3)
+    assert "evaluation" not in (report(tmp_path) / "table.md").read_text()
+    for seed, cell in enumerate(sorted(study.glob("v1/*/result.json"))):
+        old = Result.model_validate_json(cell.read_text())
+        assert old.evaluation_time is None
+        time = Spread(median=37.0 + seed, iqr=0.1, count=9)
+        old.model_copy(update={"evaluation_time": time}).write(cell)
+    text = (report(tmp_path) / "table.md").read_text()
+    assert "| evaluation (s) |" in text
+    assert text.count(" 38.00 |") == 1
+    assert "evaluation: the same over a run's evaluations" in text
+    assert rows(tmp_path / "reports" / "fake").loc["belief", "evaluation_time"] == 38
+    assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
+
+
+def test_cells_on_several_devices_are_said_to_be(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=3)
+    assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()
+    (cell,) = study.glob("v1/0-*/result.json")
+    one = Result.model_validate_json(cell.read_text())
+    one.model_copy(update={"devices": 2}).write(cell)
+    text = (report(tmp_path) / "table.md").read_text()
+    assert "Device: 2 x CPU, CPU." in text
+    assert "devices differ between runs: step time and memory do not compare" in text
+    assert "CUDA" not in text
+
+
+def test_published_values_stand_beside(tmp_path: Path) -> None:
+    published = {"standard": (72.01, 0.2), "belief2": (76.15, None)}
+    write_study(tmp_path / "runs", published=published, source="Belief2, Table 2")
+    folder = report(tmp_path)
+    markdown = (folder / "table.md").read_text()
+    assert "72.01 ± 0.20" in markdown
+    assert "| 76.15 |" in markdown
+    assert "Published: Belief2, Table 2, ± as printed there." in markdown
+    table = rows(folder)
+    difference = table.loc["standard", "published_difference"]
+    assert difference == pytest.approx(table.loc["standard", "mean"] - 72.01)
+
+
+def test_lower_can_be_better_and_units_stay(tmp_path: Path) -> None:
+    metric = Metric(name="test/loss", label="loss", goal="min", scale=1)
+    write_study(tmp_path / "runs", metric=metric)
+    table = rows(report(tmp_path))
+    assert table["best"].tolist() == [False, False, True]
+    assert table.loc["standard", "mean"] < 1
+
+
+def test_records_of_other_code_are_called_out(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs")
+    path = next(study.glob("v1/0-*/result.json"))
+    path.write_text(path.read_text().replace('"c0de"', '"0ther"'))
+    folder = report(tmp_path)
+    assert "Warning: code differs between runs (0ther, c0de)" in (folder / "table.md").read_text()
+    assert 'class="alert"' in (folder / "table.html").read_text()
+
+
+def test_the_same_bytes_from_the_same_records(tmp_path: Path) -> None:
+    """Also from a copy, whose folder lists its entries in another order."""
+    write_study(tmp_path / "a" / "runs")
+    shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")
+    one, two = report(tmp_path / "a"), report(tmp_path / "b")
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in two.iterdir())
+    assert {"cost.png", "curves.svg", "seeds.svg", "per_seed.csv", "table.tex"} <= set(names)
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+class Balanced(HTMLParser):
+    """Fails where an element is closed that is not the open one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", variants={"standard": 0.0, NASTY: 0.01}, title=NASTY)
+    folder = report(tmp_path)
+    for page in (folder / "table.html", tmp_path / "reports" / "index.html"):
+        parser = Balanced()
+        parser.feed(page.read_text())
+        assert parser.open == []
+        assert any(NASTY in text for text in parser.text)
+    assert r"\|" in (folder / "table.md").read_text()
+    assert pd.read_csv(folder / "table.csv")["variant"].tolist() == ["standard", NASTY]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
+def test_latex_compiles(tmp_path: Path) -> None:
+    write_study(
+        tmp_path / "runs",
+        variants={"standard": 0.0, NASTY: 0.02, "\N{GREEK SMALL LETTER OMEGA}": 0.01},
+        title=NASTY,
+    )
+    folder = report(tmp_path)
+    (folder / "paper.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+        "\\input{table.tex}\\end{document}\n"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_latex_text() -> None:
+    assert latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
+    assert latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
+    assert latex("a 中--") == "a U+4E2D-{}-"
+    assert latex("\\") == r"\textbackslash{}"
+
+
+def test_a_torn_result_is_no_result(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs")
+    path = next(study.glob("v2/1-*/result.json"))
+    path.write_text(path.read_text()[:100])
+    assert rows(report(tmp_path)).loc["belief2", "n"] == 4
+
+
+def test_a_result_with_nan_is_refused() -> None:
+    cell = PlannedCell(variant="v", seed=0, identity="00", path="p")
+    with pytest.raises(ValueError, match="finite"):
+        result(cell, float("nan"))
+
+
+def test_a_torn_last_metric_row_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,test/acc")
+    assert [row.value for row in read_metrics(path)] == [0.5]
+    assert read_metrics(tmp_path / "absent.csv") == []
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="holds no study"):
+        write_reports(tmp_path, tmp_path / "reports")
+    write_study(tmp_path / "runs")
+    out = ["--reports", str(tmp_path / "reports")]
+    assert main([str(tmp_path / "runs"), "--study", "fak", *out]) == 2
+    assert "has no study 'fak'; did you mean 'fake'?" in capsys.readouterr().err
+    (tmp_path / "runs" / "fake" / "plan.json").write_text("{}")
+    assert main([str(tmp_path / "runs"), *out]) == 2
+    assert "is not a plan" in capsys.readouterr().err
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_study(tmp_path / "runs")
+    write_study(tmp_path / "runs", name="other")
+    assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
+    assert "fake/table.html" in capsys.readouterr().out
+    assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
+
+
+def test_help_imports_neither_pandas_nor_torch() -> None:
+    code = (
+        "import sys, lit_attn.report.__main__;"
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

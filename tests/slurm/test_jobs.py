@@ -1,0 +1,170 @@
+"""Cells as jobs of a real SLURM of one node: submitted once, followed, queued again, cancelled."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import slurm_cluster, studies
+from helpers.runs import TIMEOUT, cli, names, ran, running, until
+
+from lit_attn.ablate.slurm.queue import NAME
+from lit_attn.cells import folder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
+]
+SLURM = ("--launcher", "slurm")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm_cluster.cluster() as environment:
+        yield environment
+
+
+def call(path: Path, cluster: dict[str, str], *arguments: str) -> tuple[int, str]:
+    with cli(path, *SLURM, *arguments, environment=cluster) as process:
+        output, _ = process.communicate(timeout=2 * TIMEOUT)
+        return process.returncode, output
+
+
+def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
+    """The ids of this test's jobs that are in one of `states`."""
+    names = {NAME + batch.parent.name for batch in (path / "runs").glob("*/.slurm/*/batch.json")}
+    said = subprocess.run(
+        ["squeue", "-h", "--array", "--states=all", "--format=%i|%T|%j"],
+        env=cluster,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rows = [line.split("|") for line in said.splitlines()]
+    return [job for job, state, name in rows if name in names and state in states]
+
+
+def told(cluster: dict[str, str], *command: str) -> None:
+    subprocess.run(command, env=cluster, check=True, timeout=60)
+
+
+def messages(path: Path) -> list[str]:
+    """The recorded ends of all attempts."""
+    attempts = sorted((path / "runs").glob("*/*/*/attempts/*"))
+    ends = [folder.last_exit(attempt) for attempt in attempts]
+    return [end.message for end in ends if end is not None]
+
+
+def test_what_is_missing_is_submitted_and_followed_to_its_end(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    studies.write(tmp_path, names("ok", "crash"))
+    code, output = call(tmp_path, cluster)
+    assert code == 1
+    assert "4 jobs submitted, 0 were there already" in output
+    assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in output
+    assert "the table of tiny" in output
+    assert "2 jobs submitted" in call(tmp_path, cluster)[1]
+    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1, "crash/0": 2, "crash/1": 2}
+    # On this machine it goes on from the same folders.
+    with cli(tmp_path, environment=cluster) as process:
+        assert process.wait(TIMEOUT) == 1
+    assert ran(tmp_path)["ok/0"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
+def test_the_jobs_outlive_the_terminal_and_are_found_again(
+    tmp_path: Path, cluster: dict[str, str], number: signal.Signals
+) -> None:
+    studies.write(tmp_path, names("gated"))
+    with cli(tmp_path, *SLURM, environment=cluster) as process:
+        until(lambda: len(queue(tmp_path, cluster, "RUNNING")) == 2)
+        assert process.stdout is not None
+        os.kill(process.pid, number)
+        output = process.stdout.read()
+        process.wait(TIMEOUT)
+    assert ("2 jobs go on without this" in output) == (number != signal.SIGKILL)
+    with cli(tmp_path, *SLURM, environment=cluster) as process:
+        assert process.stdout is not None
+        until(lambda: "0 jobs submitted, 2 were there already" in process.stdout.readline())
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 0
+    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (("scontrol", "requeue"), "stopped by SIGTERM"),
+        (("scancel", "--signal=USR2"), "the time of its job was up"),
+    ],
+    ids=["preempted", "out of time"],
+)
+def test_a_job_that_has_to_go_saves_and_is_queued_again(
+    tmp_path: Path, cluster: dict[str, str], how: tuple[str, ...], why: str
+) -> None:
+    studies.write(tmp_path, names("hangonce"))
+    with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
+        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+        told(cluster, *how, *queue(tmp_path, cluster, "RUNNING"))
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, output
+    assert "FAILED" not in output
+    assert ran(tmp_path) == {"hangonce/0": 2}
+    assert messages(tmp_path) == [why]
+    assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
+
+
+def test_cancelled_jobs_save_and_go_on_when_they_are_submitted_again(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    studies.write(tmp_path, names("hangonce"))
+    with cli(tmp_path, *SLURM, environment=cluster) as process:
+        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child.pid"))) == 2)
+        assert call(tmp_path, cluster, "--cancel") == (0, "2 jobs cancelled\n")
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 1
+    assert output.count("FAILED   tiny/hangonce") == 2
+    assert messages(tmp_path) == ["stopped by SIGTERM"] * 2
+    assert call(tmp_path, cluster)[0] == 0
+    assert call(tmp_path, cluster, "--cancel") == (0, "0 jobs cancelled\n")
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_job_that_ends_without_a_word(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """Its runner is killed, or its shell lines fail: SLURM's word has to do."""
+    studies.write(tmp_path, names("gated"))
+    with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
+        until(lambda: ran(tmp_path))
+        os.kill(parent(parent(running(tmp_path)[0])), signal.SIGKILL)
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert "FAILED   tiny/gated/0  killed: its job ended: " in output
+    broken = ("--slurm", "setup=[no-such-command, exit 3]")
+    code, output = call(tmp_path, cluster, "--seeds", "1,", *broken)
+    assert code == 1
+    assert "error: its job ended before the cell began: FAILED; it says:" in output
+    assert "no-such-command" in output
+
+
+def test_what_slurm_refuses_is_one_line(tmp_path: Path, cluster: dict[str, str]) -> None:
+    studies.write(tmp_path, names("ok") + "\nslurm: {partition: nowhere}")
+    code, output = call(tmp_path, cluster)
+    assert code == 2
+    refused = "sbatch: error: Batch job submission failed: Invalid partition name specified"
+    assert output.splitlines()[-1] == f"--launcher slurm: {refused}"
+    assert call(tmp_path, cluster, "--slurm", "partition=main")[0] == 0
+
+
+def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> None:
+    studies.write(tmp_path, names("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
+    assert call(tmp_path, cluster, "--slurm", "time=2:00:00", "--seeds", "0,")[0] == 0
+    (script,) = (tmp_path / "runs").glob("*/.slurm/*/*_submission.sh")
+    for line in ("--cpus-per-task=2", "--mem=500M", "--time=120"):
+        assert f"#SBATCH {line}\n" in script.read_text()
+    (log,) = (tmp_path / "runs").glob("*/*/*/attempts/1/log.txt")
+    assert log.read_text() == f"threads {os.environ.get('OMP_NUM_THREADS', 2)}\n"

@@ -1,0 +1,82 @@
+"""Training as jobs of a real SLURM: on one node and across two, stopped on the way."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import slurm_cluster, studies
+from helpers.runs import until
+
+from lit_attn.ablate.plan import expand
+from lit_attn.cells.records import Result, read_metrics
+from lit_attn.config.study import read_studies
+from lit_attn.train import run_cell
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
+]
+
+EXPERIMENT = studies.EXPERIMENT.replace(
+    "  epochs: 2", "  epochs: 12\n  accelerator: cpu\n  checkpoint_every: 0.2"
+)
+COMMAND = (
+    "import sys; from lit_attn.ablate.slurm import follow; follow.POLL = 1.0\n"
+    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "stop"),
+    [
+        (1, [], ["scontrol", "requeue"]),
+        (2, ["--set", "training.devices=2", "--slurm", "nodes=2"], ["scancel", "--signal=USR2"]),
+    ],
+    ids=["one node, preempted", "two nodes, out of time"],
+)
+def test_a_job_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, nodes: int, asked: list[str], stop: list[str]
+) -> None:
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
+    cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
+    with slurm_cluster.cluster(nodes) as environment:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm",
+             "--seeds", "0,", *asked],
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        until(lambda: list(cell.folder.glob("checkpoints/step-*")) or process.poll() is not None)
+        job = subprocess.run(
+            ["squeue", "-h", "--format=%i"], env=environment, capture_output=True, text=True,
+            check=True,
+        ).stdout.strip()  # fmt: skip
+        subprocess.run([*stop, job], env=environment, check=True)
+        output, _ = process.communicate(timeout=200)
+        logs = "".join(log.read_text() for log in tmp_path.glob("runs/*/.slurm/*/*_log.*"))
+        assert process.returncode == 0, output + logs
+    result = Result.model_validate_json((cell.folder / "result.json").read_bytes())
+    assert (result.devices, result.attempts) == (nodes, 2), logs
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    cell.cell.write(whole / "config.yaml")
+    run_cell(whole)
+    ours, alone = (read_metrics(folder / "metrics.csv") for folder in (cell.folder, whole))
+    assert [row[:3] for row in ours] == [row[:3] for row in alone]
+    if nodes == 1:
+        # All but what is measured.
+        timed = "evaluation/seconds"
+        assert [row for row in ours if row.name != timed] == [
+            row for row in alone if row.name != timed
+        ]
+    else:
+        # Two devices add up their halves of a batch in another order.
+        last = {row.name: row.value for row in alone}
+        for row in ours:
+            if row.step == alone[-1].step and row.name.endswith("loss"):
+                assert row.value == pytest.approx(last[row.name], rel=0.05)

@@ -1,0 +1,356 @@
+"""One cell: its record, exact resume, and every way it can end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from helpers.stopping import stop_at, weights
+from helpers.training_cells import digits_cell, folder_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from torch import nn
+
+from lit_attn.cells.exceptions import Diverged, Preempted
+from lit_attn.cells.lock import hold
+from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
+from lit_attn.models import budget
+from lit_attn.train import main, run_cell
+from lit_attn.training import checkpoints
+from lit_attn.training.recording import Progress
+from lit_attn.training.result import selected
+
+
+def accuracy_at(folder: Path) -> list[tuple[int, int]]:
+    """Step and epoch of every test accuracy."""
+    rows = read_metrics(folder / "metrics.csv")
+    return [(row.step, row.epoch) for row in rows if row.name == "test/accuracy"]
+
+
+def result_of(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = folder_of(digits_cell(), tmp_path_factory.mktemp("whole"))
+    run_cell(folder)
+    return folder
+
+
+def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
+    result = result_of(uninterrupted)
+    assert result.identity == digits_cell().fingerprint
+    assert (result.steps, result.epochs, result.selected_epoch) == (12, 3, 2)
+    assert {"test/accuracy", "val/accuracy", "test/loss", "train/loss"} <= result.metrics.keys()
+    assert 0 < result.metrics["test/accuracy"] <= result.metrics["test/top5"] <= 1
+    assert result.parameters == sum(w.numel() for w in weights(uninterrupted).values())
+    assert result.flops > 0
+    assert result.step_time.median > 0
+    assert result.peak_memory > 10**7
+    assert list((uninterrupted / "tmp").iterdir()) == []
+    assert list((uninterrupted / "checkpoints").glob("step-*")) == []
+    assert any("tfevents" in path.name for path in uninterrupted.iterdir())
+    progress = json.loads((uninterrupted / "progress.json").read_text())
+    assert (progress["step"], progress["total"]) == (12, 12)
+    assert progress["step_time"] == pytest.approx(result.step_time.median, abs=1)
+    assert progress["memory"] > 10**7
+    assert (result.devices, result.batch_size) == (1, 256)
+
+
+def test_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
+    rows = read_metrics(uninterrupted / "metrics.csv")
+    assert accuracy_at(uninterrupted) == [(4, 0), (8, 1), (12, 2)]
+    assert [row.step for row in rows if row.name == "train/loss"] == [4, 8, 12]
+
+
+def test_tensorboard_calls_a_cell_by_its_folder(uninterrupted: Path) -> None:
+    """One run for each cell, however many lie below the folder."""
+    runs = EventMultiplexer().AddRunsFromDirectory(str(uninterrupted.parents[1])).Reload()
+    assert set(runs.Runs()) == {f"v/{uninterrupted.name}"}
+
+
+def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> None:
+    events = EventAccumulator(str(uninterrupted)).Reload()
+    assert {event.step for event in events.Scalars("val/loss")} == {4, 8, 12}
+    settings = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    assert b"model/attention/residual/kind" in settings
+
+
+# Twice within an epoch, at an epoch's end, right after going on, and at the end of the next one.
+@pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
+def test_resume_is_exact(
+    stops: tuple[int, ...],
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    for step in stops:
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(Preempted, match=f"saved at step {step}"):
+                run_cell(folder)
+    assert not (folder / "result.json").exists()
+    run_cell(folder)
+    assert_same(folder, uninterrupted)
+
+
+def test_told_twice_it_saves_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner tells the cell's group, its first process all of its ranks; on a busy machine these
+    are seconds apart, in which a step may not be over."""
+    folder = folder_of(digits_cell(), tmp_path)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"went with {code}, and saved none"))
+    original, clock = Progress.on_train_batch_end, time.monotonic
+
+    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
+        original(self, trainer, *rest)
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "on_train_batch_end", stopping)
+    with pytest.raises(Preempted, match="saved at step 5"):
+        run_cell(folder)
+    assert [path.name for path in folder.glob("checkpoints/*")] == ["step-000000005.ckpt"]
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """Bit by bit the same weights, byte by byte the same metrics."""
+    theirs = weights(two)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in weights(one).items())
+    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"batch_size": 1000}},
+        {"training": {"precision": "fp16"}, "optimizer": {"kind": "set-adam", "lr": 1e-3}},
+        {"training": {"precision": "bf16", "clip": 0.5, "evaluate_every": 2}},
+    ],
+    ids=["one step an epoch", "scaled gradients", "clipped gradients"],
+)
+def test_resume_is_exact_in_every_setting(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder = (folder_of(digits_cell(**changes), tmp_path / name) for name in ("a", "b"))
+    run_cell(whole)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        with pytest.raises(Preempted, match="saved at step 2"):
+            run_cell(folder)
+    run_cell(folder)
+    assert_same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("training", "evaluations", "epochs"),
+    [
+        ({"evaluate_every": 2}, [(8, 1), (12, 2)], 3),
+        ({"evaluate_every": 5}, [(12, 2)], 3),
+        ({"max_steps": 6}, [(4, 0), (6, 1)], 2),
+        ({"max_steps": 2}, [(2, 0)], 1),
+    ],
+)
+def test_the_end_of_training_is_always_evaluated(
+    training: dict[str, int], evaluations: list[tuple[int, int]], epochs: int, tmp_path: Path
+) -> None:
+    folder = folder_of(digits_cell(training=training), tmp_path)
+    run_cell(folder)
+    assert accuracy_at(folder) == evaluations
+    result = result_of(folder)
+    assert (result.steps, result.selected_epoch) == evaluations[-1]
+    assert result.epochs == epochs
+
+
+def test_half_precision_on_a_cpu_is_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name Lightning computes in bf16 for fp16. Evaluation is in float32."""
+    seen = []
+
+    def looking(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        out = nn.functional.linear(x, self.weight, self.bias)
+        seen.append((self.training, out.dtype))
+        return out
+
+    monkeypatch.setattr(nn.Linear, "forward", looking)
+    for precision, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        folder = folder_of(digits_cell(training={"precision": precision}), tmp_path / precision)
+        run_cell(folder, smoke=True)
+        assert set(seen) == {(True, dtype), (False, torch.float32)}
+        seen.clear()
+
+
+def test_stopped_at_the_very_last_step_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    stop_at(monkeypatch, 12)
+    run_cell(folder)
+    assert (folder / "result.json").exists()
+
+
+def test_a_torn_checkpoint_falls_back_to_the_one_before(
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    newest, older = sorted((folder / "checkpoints").glob("step-*.ckpt"), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:1000])
+    run_cell(folder)
+    assert f"{newest.name} does not load" in capsys.readouterr().out
+    assert older.name == "step-000000005.ckpt"
+    assert_same(folder, uninterrupted)
+
+
+def test_no_checkpoint_that_loads_means_a_fresh_start(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step-000000007.ckpt").write_bytes(b"")
+    (folder / "tmp").mkdir()
+    (folder / "tmp" / "half a checkpoint").write_bytes(b"left by a kill")
+    run_cell(folder)
+    assert_same(folder, uninterrupted)
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0}), tmp_path)
+    with pytest.raises(Diverged, match="loss is nan at step 1"):
+        run_cell(folder)
+    assert not (folder / "result.json").exists()
+
+
+def test_a_last_update_that_diverges_is_seen_in_evaluation(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": {"lr": 1e30}, "schedule": {"warmup": 0}}
+    folder = folder_of(digits_cell(**changes, training={"max_steps": 1}), tmp_path)
+    with pytest.raises(Diverged, match="loss is nan after step 1"):
+        run_cell(folder)
+    assert not (folder / "result.json").exists()
+
+
+def test_a_kill_between_weights_and_result_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Result, "write", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(folder)
+    assert len(list((folder / "checkpoints").glob("step-*.ckpt"))) == checkpoints.KEEP
+
+
+def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
+    """The first step of a warm-up from zero moves nothing; the second does."""
+    cells = [digits_cell(training={"max_steps": steps}, seed=3) for steps in (1, 2)]
+    first, second = (folder_of(cell, tmp_path) for cell in cells)
+    run_cell(first)
+    run_cell(second)
+    torch.manual_seed(3)
+    model, data = cells[0].experiment.model, cells[0].experiment.data
+    start = budget.build(model, data).state_dict()
+    moved = {name: not torch.equal(start[name], value) for name, value in weights(second).items()}
+    assert all(torch.equal(start[name], value) for name, value in weights(first).items())
+    assert all(moved.values())
+
+
+def test_a_checkpoint_that_was_not_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning ends with success where the checkpoint folder cannot be written."""
+    monkeypatch.setattr(L.Trainer, "save_checkpoint", lambda *a, **k: None)
+    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
+    with pytest.raises(OSError, match="was not written"):
+        run_cell(folder)
+
+
+def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(seed=1), tmp_path)
+    run_cell(folder, smoke=True)
+    result = Result.model_validate_json((folder / "result.json").read_text())
+    assert result.steps == 1
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(weights(folder).values(), weights(uninterrupted).values(), strict=True)
+    )
+
+
+def test_the_last_epoch_or_the_best_on_validation_counts() -> None:
+    rows = [
+        MetricRow(1, 0, "val/accuracy", 0.9),
+        MetricRow(1, 0, "test/accuracy", 0.5),
+        MetricRow(2, 1, "val/accuracy", 0.8),
+        MetricRow(2, 1, "test/accuracy", 0.99),
+    ]
+    assert {row.epoch for row in selected(rows, Metric())} == {1}
+    assert {row.epoch for row in selected(rows, Metric(selection="best-validation"))} == {0}
+
+
+def test_exit_codes(
+    tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(uninterrupted)]) == 0
+    assert "has a result already" in capsys.readouterr().out
+    assert main([str(tmp_path)]) == 2
+    assert "config.yaml: cannot be read" in capsys.readouterr().err
+    diverging = digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0})
+    assert main([str(folder_of(diverging, tmp_path))]) == 1
+    missing = {"kind": "npz", "name": "n", "path": str(tmp_path / "n.npz"), "size": 8, "classes": 2}
+    impossible = folder_of(digits_cell(data=missing), tmp_path)
+    assert main([str(impossible)]) == 2
+    assert "n.npz: cannot be read" in capsys.readouterr().err
+    with hold(impossible):
+        assert main([str(impossible)]) == 75
+        assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
+
+
+def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    before = (folder / "metrics.csv").read_text()
+    assert main([str(folder), "--smoke"]) == 0
+    assert result_of(folder / "smoke").steps == 1
+    assert not (folder / "result.json").exists()
+    assert (folder / "metrics.csv").read_text() == before
+    assert (folder / "checkpoints" / "step-000000006.ckpt").exists()
+
+
+def test_an_allocation_of_slurm_is_not_the_cells(tmp_path: Path) -> None:
+    """Within `salloc` or a script of `sbatch`, its tasks and nodes are none of a cell's ranks."""
+    folder = folder_of(digits_cell(training={"devices": 2}), tmp_path)
+    slurm = {"NTASKS": "4", "NTASKS_PER_NODE": "4", "NNODES": "2", "JOB_NAME": "mine"}
+    slurm |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_attn.train", str(folder), "--smoke"],
+        env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert result_of(folder / "smoke").devices == 2
+
+
+def test_help_imports_no_torch() -> None:
+    code = "import sys, lit_attn.train; assert not {'torch', 'lightning'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

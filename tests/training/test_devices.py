@@ -1,0 +1,155 @@
+"""Cells on two devices (processes on two cores) find what one device would have found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import device_cells
+from helpers.runs import TIMEOUT, until
+from helpers.training_cells import digits_cell, folder_of
+
+from lit_attn.cells import folder
+from lit_attn.cells.records import Exit, Result, read_metrics
+from lit_attn.cells.worker import BUSY
+from lit_attn.tasks.classification import Calibration
+from lit_attn.train import main
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of all cells of `device_cells`, after it has run them side by side.
+
+    In what Lightning takes for a job of SLURM with one task: its own processes are not SLURM's.
+    """
+    root = tmp_path_factory.mktemp("cells")
+    done = subprocess.run(
+        [sys.executable, device_cells.__file__, str(root)],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
+        | {"SLURM_JOB_NAME": "cells", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+        | {"SLURM_JOB_ID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def result(path: Path) -> Result:
+    logs = "\n".join(folder.tail(attempt) for attempt in folder.attempts(path))
+    assert (path / "result.json").exists(), logs
+    return Result.model_validate_json((path / "result.json").read_text())
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path / "checkpoints" / "weights.pt", weights_only=True)
+
+
+def last_exit(path: Path) -> Exit:
+    found = folder.last_exit(folder.attempts(path)[-1])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
+def test_two_devices_find_what_one_finds(name: str, cells: Path) -> None:
+    """237 images of validation are an odd number, as are the five scenes: none is counted twice,
+    none is left out."""
+    one, two = cells / f"{name}-1", cells / f"{name}-2"
+    alone, shared = result(one), result(two)
+    assert (alone.devices, shared.devices) == (1, 2)
+    assert (
+        alone.batch_size
+        == shared.batch_size
+        == device_cells.cells()[f"{name}-1"].experiment.data.batch_size
+    )
+    assert (alone.identity, alone.steps, alone.data) == (
+        shared.identity,
+        shared.steps,
+        shared.data,
+    )
+    rows, others = read_metrics(one / "metrics.csv"), read_metrics(two / "metrics.csv")
+    assert [row[:3] for row in rows] == [row[:3] for row in others]
+    assert rows
+    for row, other in zip(rows, others, strict=True):
+        assert row.value == pytest.approx(other.value, rel=1e-4, abs=1e-5), row
+    theirs = weights(two)
+    for key, weight in weights(one).items():
+        torch.testing.assert_close(weight, theirs[key], rtol=1e-4, atol=1e-5)
+
+
+def test_stopped_devices_go_on_exactly(cells: Path) -> None:
+    """SIGTERM to one of them stops both before the same step; nothing is lost."""
+    whole, stopped = cells / "whole", cells / "stopped"
+    first, second = folder.attempts(stopped)
+    ended = folder.last_exit(first)
+    assert ended is not None
+    assert ended.failure == "killed"
+    assert ended.message.endswith(f"saved at step {device_cells.STOPPED_AT}")
+    assert folder.last_exit(second) is None
+    assert result(stopped).attempts == 2
+    for record in ("diagnostics.csv", "attention.npz"):
+        assert (whole / record).read_bytes() == (stopped / record).read_bytes()
+    ours, same = (read_metrics(path / "metrics.csv") for path in (stopped, whole))
+    for row, expected in zip(ours, same, strict=True):
+        # The mean of an epoch's losses: what was summed before the stop is one rank's then.
+        rounding = 1e-6 if row.name == "train/loss" else 0
+        assert row._replace(value=0) == expected._replace(value=0)
+        assert row.value == pytest.approx(expected.value, rel=rounding, abs=0)
+    theirs = weights(whole)
+    assert all(torch.equal(weight, theirs[key]) for key, weight in weights(stopped).items())
+
+
+def test_a_loss_that_is_not_finite(cells: Path) -> None:
+    assert last_exit(cells / "diverged").failure == "diverged"
+    assert not (cells / "diverged" / "result.json").exists()
+
+
+def test_a_killed_rank_ends_its_cell(cells: Path) -> None:
+    """In the middle of training, where the other one waits for gradients that never come."""
+    ended = last_exit(cells / "killed")
+    assert (ended.failure, ended.rank, ended.message) == ("killed", 1, "ended by SIGKILL")
+
+
+def test_alone_from_the_command_line(tmp_path: Path) -> None:
+    """SIGTERM to the one process that was started reaches both ranks; a second one is told who."""
+    cell = digits_cell(model=device_cells.EXACT, training={"devices": 2, "epochs": 100_000})
+    path = folder_of(cell, tmp_path)
+    command = [sys.executable, "-m", "lit_attn.train", str(path)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as first:
+        until(lambda: folder.progress(path) is not None)
+        assert main([str(path)]) == BUSY
+        first.terminate()
+        _, said = first.communicate(timeout=TIMEOUT)
+    assert first.returncode == 143
+    assert said.count("stopped by SIGTERM; saved at step") == 2
+    assert len(list((path / "checkpoints").glob("step-*.ckpt"))) in (1, 2)
+    assert not (path / "lock").exists()
+
+
+def test_one_of_them_writes(cells: Path) -> None:
+    path = cells / "whole"
+    assert [entry.name for entry in (path / "attempts" / "1").iterdir()] != []
+    assert len(list(path.glob("result*"))) == len(list(path.glob("metrics*"))) == 1
+    assert sorted(entry.name for entry in (path / "attempts" / "1").glob("log*")) == [
+        "log.rank1.txt",
+        "log.txt",
+    ]
+    writers = {entry.name.rsplit(".", 2)[1] for entry in path.glob("events.out.*")}
+    assert len(writers) == 1, "one process's event files"
+
+
+def test_logits_between_0_and_1_are_no_probabilities() -> None:
+    """A share of a batch may have none outside, though the whole has."""
+    logits = torch.tensor([[0.1, 0.9], [0.2, 0.3], [-0.5, 0.4]])
+    targets = torch.tensor([1, 0, 1])
+    whole, parts = Calibration(2, n_bins=15), Calibration(2, n_bins=15)
+    whole.update(logits, targets)
+    for row in range(3):
+        parts.update(logits[row : row + 1], targets[row : row + 1])
+    torch.testing.assert_close(parts.compute(), whole.compute())

@@ -1,0 +1,328 @@
+"""What is recorded of attention layers is what the papers say, and looking changes nothing."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import gpt_cases
+from torch import Tensor, nn
+
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.rotary import rotary
+from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Linear, MixedKeys, Mixture
+from lit_attn.config.diagnostics import Diagnostics
+from lit_attn.config.models.base import FFN
+from lit_attn.config.models.language import SequenceClassifier
+from lit_attn.config.models.vit import ViT
+from lit_attn.models import sequence, vit
+from lit_attn.models.trunk import sinusoids
+from lit_attn.training import layer_inputs
+from lit_attn.training.diagnostics import Looked, look
+
+EVERYTHING = Diagnostics(kinds=("residual", "rank", "maps", "heads", "mixture"))
+DIM, HEADS, WIDTH = 16, 4, 4
+
+Found = dict[tuple[int, int | None, str], float]
+
+
+def vision(spec: AttentionSpec) -> nn.Module:
+    """A float64 ViT whose parameters are all nonzero, and in which heads see 17 tokens."""
+    torch.manual_seed(0)
+    model = ViT(dim=DIM, depth=2, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
+    network = vit.build(model, (1, 8, 8), 10).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return network
+
+
+def images(count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 1, 8, 8, dtype=torch.double, generator=generator)
+
+
+def seen(network: nn.Module, *inputs: Tensor, chosen: Diagnostics = EVERYTHING) -> Looked:
+    return look(network, inputs, chosen, 7)
+
+
+def values(looked: Looked) -> Found:
+    assert {row.step for row in looked.rows} <= {7}
+    return {(row.layer, row.head, row.name): row.value for row in looked.rows}
+
+
+@torch.no_grad()
+def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple[Any, str, float]]:
+    """Head, name and value of one bidirectional layer, from the reference, with loops and numpy."""
+    batch, n, _ = x.shape
+    q, keys, v = reference.project(layer, x, None)
+    all_see = reference.may_attend(n, None, False, False)
+    if isinstance(layer.spec.similarity, Linear):
+        h = reference.linear(layer.similarity, q, keys, v, all_see, False)
+    else:
+        weights = reference.weights(layer, x, q, keys, all_see, None)
+        h = weights @ v
+        for m in range(HEADS):
+            ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
+            yield m + 1, "rank", float(np.mean(ranks))
+
+    found: dict[str, list[list[float]]] = {}
+    w = layer.proj.weight.numpy().T
+    for b in range(batch):
+        for i in range(n):
+            mh, value = h[b, :, i].flatten().numpy(), v[b, :, i].flatten().numpy()
+            delta = mh - (mh @ value) / (value @ value) * value
+            into = stream[b, i].numpy()
+            for name, vector in (("mh", mh), ("delta", delta)):
+                out = vector @ w
+                cosine = out @ into / math.sqrt((out @ out) * (into @ into))
+                found.setdefault(f"norm-{name}", []).append([i, math.sqrt(vector @ vector)])
+                found.setdefault(f"cos-{name}", []).append([i, cosine])
+    for name, pairs in found.items():
+        yield None, name, float(np.mean([value for _, value in pairs]))
+        yield None, f"{name}@1", float(np.mean([value for i, value in pairs if i == 0]))
+
+    def rows(weight: Tensor, m: int) -> np.ndarray:
+        return weight[m * WIDTH : (m + 1) * WIDTH].detach().numpy()
+
+    w_q, w_k, w_v = layer.qkv.weight.chunk(3)
+    all_keys = [w_k]
+    if (more := getattr(layer.similarity, "more", None)) is not None:
+        all_keys += list(more.weight.chunk(len(keys) - 1))
+    qk, ov = np.zeros((DIM, DIM)), np.zeros((DIM, DIM))
+    for m in range(HEADS):
+        qk += sum(rows(w_q, m).T @ rows(key, m) for key in all_keys)
+        ov += rows(w_v, m).T @ rows(layer.proj.weight.T, m)
+        if layer.z is not None:
+            qk += rows(layer.z.weight, m).T @ rows(layer.z.weight, m)
+    for name, product in (("qk", qk), ("ov", ov)):
+        squares = np.linalg.svd(product, compute_uv=False) ** 2
+        shares = [squares[:k].sum() / squares.sum() for k in range(1, DIM + 1)]
+        yield None, f"captured-{name}", float(np.mean(shares))
+
+    part = layer.spec.similarity
+    learns = isinstance(part, MixedKeys) and part.keys > 1 and part.prior != "fixed"
+    if learns and getattr(part, "assignment", "soft") == "soft":
+        for r in range(part.keys):
+            pi = reference.log_prior(layer.similarity, r, n).exp()
+            for m in range(HEADS):
+                yield m + 1, f"pi-{r + 1}", pi[m, 0].item()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_against_the_formulas(name: str) -> None:
+    network = vision(PRESETS[name]).eval()
+    with torch.no_grad():
+        x = network._pos_embed(network.patch_embed(images()))
+        expected: Found = {}
+        for number, block in enumerate(network.blocks, start=1):
+            for head, what, value in by_definition(block.attn, x, block.norm1(x)):
+                expected[number, head, what] = value
+            x = block(x)
+    found = values(seen(network, images()))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-8, abs=1e-12), key
+    assert 0.5 < found[1, None, "captured-qk"] < 1
+
+
+def test_the_arrays_of_a_look() -> None:
+    network = vision(PRESETS["mgk"])
+    looked = seen(network, images())
+    assert set(looked.arrays) == {"rank.1", "map.1", "rank.2", "map.2"}
+    assert looked.arrays["rank.1"].shape == (3, HEADS)
+    one = looked.arrays["map.2"]
+    assert one.shape == (HEADS, 17, 17)
+    np.testing.assert_allclose(one.sum(-1), 1, rtol=1e-5)
+    ranks = values(looked)
+    assert ranks[2, 3, "rank"] == looked.arrays["rank.2"][:, 2].mean()
+
+
+def test_a_rank_that_is_known() -> None:
+    """Without queries every token attends alike: one row, rank 1, and no two ranks are the same."""
+    network = vision(AttentionSpec())
+    attn = network.blocks[0].attn
+    with torch.no_grad():
+        attn.qkv.weight[:WIDTH] = 0
+    ranks = seen(network, images()).arrays["rank.1"]
+    assert (ranks[:, 0] == 1).all()
+    assert (ranks[:, 1:] >= 16).all()
+
+
+def test_shared_heads_capture_more() -> None:
+    """Heads that are copies of one have a product of rank D."""
+    network = vision(AttentionSpec())
+    attn = network.blocks[0].attn
+    with torch.no_grad():
+        for weight in attn.qkv.weight.chunk(3):
+            for m in range(1, HEADS):
+                weight[m * WIDTH : (m + 1) * WIDTH] = weight[:WIDTH]
+    found = values(seen(network, images()))
+    assert found[1, None, "captured-qk"] > 1 - WIDTH / DIM
+    assert found[1, None, "captured-qk"] > found[2, None, "captured-qk"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (AttentionSpec(similarity=Mixture(prior_scope="layer")), {None: [0.5, 0.5]}),
+        (AttentionSpec(similarity=Mixture(prior_scope="position", positions=17)), {1: [0.5, 0.5]}),
+        (AttentionSpec(similarity=Mixture(prior="clamped", keys=3)), {4: [1 / 3] * 3}),
+        (AttentionSpec(similarity=Mixture(prior="fixed")), {}),
+        (AttentionSpec(similarity=Mixture(assignment="hard")), {}),
+        (AttentionSpec(similarity=Dot()), {}),
+    ],
+)
+def test_mixtures(spec: AttentionSpec, expected: dict[int | None, list[float]]) -> None:
+    torch.manual_seed(0)
+    model = ViT(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
+    network = vit.build(model, (1, 8, 8), 10)
+    found = values(look(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
+    for head, of_keys in expected.items():
+        assert [found[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
+            of_keys
+        )
+    assert bool(found) == bool(expected)
+
+
+def test_groups_of_heads_share_keys() -> None:
+    """The circuits are those of a layer in which every head has a copy of its group's keys."""
+    grouped = vision(AttentionSpec(kv_heads=2))
+    whole = vision(AttentionSpec())
+    own, other = grouped.blocks[0].attn, whole.blocks[0].attn
+    with torch.no_grad():
+        q, k, v = own.qkv.weight.split([DIM, 2 * WIDTH, 2 * WIDTH])
+        copies = [w.unflatten(0, (2, WIDTH)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v)]
+        other.qkv.weight.copy_(torch.cat([q, *copies]))
+        other.proj.weight.copy_(own.proj.weight)
+    chosen = Diagnostics(kinds=("heads",))
+    found, expected = (values(seen(n, images(), chosen=chosen)) for n in (grouped, whole))
+    for name in ("captured-qk", "captured-ov"):
+        assert found[1, None, name] == pytest.approx(expected[1, None, name])
+
+
+@pytest.mark.parametrize("choice", gpt_cases.CHOICES)
+@torch.no_grad()
+def test_language_models(choice: str) -> None:
+    """Causal, through windows, turned by position, before and after the norm."""
+    network, given = gpt_cases.network(choice), gpt_cases.tokens()
+    trunk = network.trunk
+    x = trunk.tokens(given) * trunk.embedding_scale
+    n = given.shape[1]
+    turn = None
+    if trunk.positions is not None:
+        x = x + trunk.positions.weight[:n]
+    elif trunk.model.positions == "rotary":
+        turn = rotary(torch.arange(n), trunk.model.width_of_heads, trunk.model.rotary_base)
+    else:
+        x = x + sinusoids(torch.arange(n), 24)
+    found = values(seen(network, given))
+    for number, block in enumerate(trunk.blocks, start=1):
+        layer = block.attn
+        inside = block.norm1(x) if block.pre else x
+        q, keys, v = reference.project(layer, inside, turn)
+        mask = reference.may_attend(n, layer.spec.window, False, True)
+        weights = reference.weights(layer, inside, q, keys, mask, None)
+        mh = reference.concat(weights @ v)
+        cosine = torch.cosine_similarity(mh @ layer.proj.weight.T, x, dim=-1)
+        assert found[number, None, "norm-mh"] == pytest.approx(mh.norm(dim=-1).mean().item())
+        assert found[number, None, "cos-mh"] == pytest.approx(cosine.mean().item())
+        # The first token attends to itself alone: MH = V, and Delta has no direction.
+        assert found[number, None, "norm-delta@1"] == pytest.approx(0, abs=1e-12)
+        assert (number, None, "cos-delta@1") not in found
+        assert (number, None, "cos-delta") in found
+        for m in range(layer.num_heads):
+            rank = torch.linalg.matrix_rank(weights[:, m], atol=1e-6, rtol=0).double().mean()
+            assert found[number, m + 1, "rank"] == rank.item()
+        x = block(x, None, True, turn)
+
+
+@pytest.mark.parametrize("name", ["standard", "dcmha", "mlk"])
+def test_padding_is_not_looked_at(name: str) -> None:
+    """Two documents of six tokens show the same, however many empty places follow."""
+    torch.manual_seed(0)
+    model = SequenceClassifier(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
+    network = sequence.build(model, 50, 16, classes=10, pairs=True).double()
+    tokens = torch.randint(50, (3, 2, 9))
+    present = torch.ones(3, 2, 9, dtype=torch.bool)
+    present[..., 6:] = False
+    padded = seen(network, tokens, present)
+    alone = seen(network, tokens[..., :6], present[..., :6])
+    expected = values(alone)
+    found = values(padded)
+    assert found.keys() == expected.keys()
+    assert {key: found[key] for key in expected} == {
+        key: pytest.approx(value, rel=1e-9) for key, value in expected.items()
+    }
+    if name != "mlk":
+        # Three pairs are six documents.
+        assert padded.arrays["rank.1"].shape == (6, 3)
+        np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
+
+
+def test_samples_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = vision(PRESETS["mgk"])
+    whole = seen(network, images(5))
+    monkeypatch.setattr(layer_inputs, "AT_ONCE", 2 * HEADS * 2 * 17 * 17)
+    parts = seen(network, images(5))
+    assert values(parts) == pytest.approx(values(whole), rel=1e-12)
+    for name, array in whole.arrays.items():
+        np.testing.assert_allclose(parts.arrays[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["network", "trunk"])
+@torch.no_grad()
+def test_a_compiled_network(part: str) -> None:
+    """Compiled, as tasks do it, before there is a hook: looking compiles nothing again."""
+    torch.compiler.reset()
+    network, given = gpt_cases.network("nanogpt"), gpt_cases.tokens()
+    expected = values(seen(network, given))
+    before = network(given)
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    (network if part == "network" else network.trunk).compile(backend=backend)
+    torch.testing.assert_close(network(given), before)
+    graphs = len(compiled)
+    assert graphs > 0
+    assert values(seen(network, given)) == expected
+    torch.testing.assert_close(network(given), before)
+    assert len(compiled) == graphs
+    torch.compiler.reset()
+
+
+def test_looking_changes_nothing() -> None:
+    network = vision(PRESETS["mgk-soft-e"]).float().train()
+    network.blocks[1].eval()
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    modes = [module.training for module in network.modules()]
+    random = torch.get_rng_state()
+    look(network, (images().float(),), EVERYTHING, 7)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in network.modules()] == modes
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+    assert all(tensor.dtype == torch.float32 for tensor in network.parameters())
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_weights_alone_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = vision(PRESETS["mgk"])
+    monkeypatch.setattr(network, "forward", None)
+    looked = look(network, (images(),), Diagnostics(kinds=("heads", "mixture")), 7)
+    assert {row.name for row in looked.rows} == {"captured-qk", "captured-ov", "pi-1", "pi-2"}
+    assert looked.arrays == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["standard", "mgk", "dcmha", "linear", "belief2"])
+def test_on_a_gpu(name: str) -> None:
+    network = vision(PRESETS[name])
+    expected = values(seen(network, images()))
+    found = values(seen(network.cuda(), images().cuda()))
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)

@@ -1,0 +1,194 @@
+"""Faults of training itself, through the runner: what is recorded, and that nothing is lost."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers import studies
+from helpers.runs import alive, running, until
+from helpers.small_disk import small_disk
+from helpers.training_cells import folder_of
+
+from lit_attn.ablate.plan import expand
+from lit_attn.cells import folder
+from lit_attn.cells.lock import holder
+from lit_attn.config.study import StudySource, read_studies
+from lit_attn.train import run_cell
+
+__all__ = ["small_disk"]
+
+EXPERIMENT = studies.EXPERIMENT.replace(
+    "  epochs: 2", "  epochs: 16\n  accelerator: cpu\n  checkpoint_every: 0.1"
+)
+MEASURED = ["step_time", "step_time_iqr", "evaluation_time", "peak_memory", "wall_time", "attempts"]
+MEASURED += ["metric evaluation/seconds"]
+
+# The command line; a cell is tried again at once.
+COMMAND = (
+    "import sys; from lit_attn.ablate import __main__, runner; runner.BACKOFF = 0.1\n"
+    "if __name__ == '__main__': sys.exit(__main__.main())"
+)
+
+
+@contextlib.contextmanager
+def command(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "ablations.yaml", "--jobs", "2", *arguments],
+        cwd=path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def finish(path: Path, *arguments: str) -> tuple[int, str]:
+    with command(path, *arguments) as process:
+        output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+
+def tables(path: Path) -> dict[str, str]:
+    """The tables without what was measured, and every curve."""
+    found = {}
+    for name in ("per_seed", "table"):
+        frame = pd.read_csv(path / "reports" / "tiny" / f"{name}.csv")
+        found[name] = frame.drop(columns=MEASURED, errors="ignore").to_csv(index=False)
+    for curve in (path / "runs").glob("*/*/*/metrics.csv"):
+        found[str(curve.relative_to(path))] = without_times(curve)
+    return found
+
+
+def without_times(curve: Path) -> str:
+    lines = curve.read_text().splitlines()
+    return "\n".join(line for line in lines if ",evaluation/seconds," not in line)
+
+
+def damage(cell: Path) -> bool:
+    """Truncate the newest checkpoint, leave an empty newer one and half a line of metrics."""
+    saved = sorted((cell / "checkpoints").glob("step-*.ckpt"))
+    if (cell / "result.json").exists() or not saved:
+        return False
+    saved[-1].write_bytes(saved[-1].read_bytes()[:1000])
+    (saved[-1].parent / "step-000009999.ckpt").write_bytes(b"")
+    with (cell / "metrics.csv").open("a") as metrics:
+        metrics.write("400,3,test/accu")
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
+    """Cells and runners are killed at random, and what a bad disk does to a dead cell's files; the
+    same command again ends in the same bytes."""
+    chance = random.Random(7)
+    victims = ["cell"] * 16 + ["runner"] * 4
+    chance.shuffle(victims)
+    disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
+    for path in (disturbed, undisturbed):
+        path.mkdir()
+        studies.write(path, "baseline: a\ncells: {a: {}, b: {attention: belief2}}", EXPERIMENT)
+    killed = []
+    torn: list[bool] = []
+    while victims:
+        with command(disturbed) as process:
+            while victims and process.poll() is None:
+                until(lambda process=process: running(disturbed) or process.poll() is not None)
+                time.sleep(chance.uniform(0, 0.5))
+                cells = running(disturbed)
+                if victims[-1] == "cell" and not cells:
+                    continue
+                victim = process.pid if victims[-1] == "runner" else chance.choice(cells)
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victims.pop())
+                until(lambda pid=victim: not alive(pid))
+                if victim == process.pid:
+                    process.wait()
+                    until(lambda cells=cells: not any(alive(pid) for pid in cells))
+                    torn += [damage(lock.parent) for lock in disturbed.glob("runs/*/*/*/lock")]
+        assert len(list(disturbed.glob("runs/*/*/*/result.json"))) < 4, "too little to disturb"
+    assert any(torn)
+    assert len(killed) == 20
+    code, output = finish(disturbed)
+    assert code == 0, output
+    assert finish(undisturbed)[0] == 0
+    assert tables(disturbed) == tables(undisturbed)
+    # Nobody's child, nobody's half-written file.
+    assert running(disturbed) == []
+    for cell in (disturbed / "runs").glob("*/*/*/result.json"):
+        assert list((cell.parent / "tmp").iterdir()) == []
+        left = {path.suffix for path in (cell.parent / "checkpoints").iterdir()}
+        assert left <= {".pt", ".unreadable"}
+
+
+@pytest.mark.slow
+def test_what_a_cell_can_run_into(tmp_path: Path, small_disk: Path) -> None:
+    """A loss that is not finite, a folder that takes no checkpoint, a SIGTERM out of the blue."""
+    body = "baseline: a\ncells: {a: {}, nan: {optimizer.lr: 1e30}, fixed: {zz: with}}"
+    path = studies.write(tmp_path, body, EXPERIMENT)
+    cells = {job.cell.variant: job for job in expand(choose_one(path), tmp_path / "runs").jobs[:3]}
+    fixed = cells["fixed"].folder / "checkpoints"
+    fixed.mkdir(parents=True)
+    (fixed / "weights.pt").touch()
+    subprocess.run(["mount", "--bind", str(small_disk), str(fixed)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(fixed)], check=True)
+        with command(tmp_path, "--seeds", "0,") as process:
+            until(lambda: cells["a"].folder.joinpath("progress.json").exists())
+            found = holder(cells["a"].folder)
+            assert found is not None
+            os.kill(found.pid, signal.SIGTERM)
+            output, _ = process.communicate(timeout=240)
+    finally:
+        subprocess.run(["umount", str(fixed)], check=True)
+    ends = {
+        name: [end.failure for end in map(folder.last_exit, folder.attempts(job.folder)) if end]
+        for name, job in cells.items()
+    }
+    assert ends == {"a": ["killed"], "nan": ["diverged"], "fixed": ["error"]}, output
+    assert cells["a"].state() == "done"
+    assert "FAILED   tiny/fixed/0  error: OSError: [Errno 30] Read-only file system" in output
+    _, output = finish(tmp_path, "--seeds", "0,")
+    assert "1 diverged before and would again" in output
+    assert cells["fixed"].state() == "done"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_while_training(tmp_path: Path, small_disk: Path) -> None:
+    """Class no-space; with room again the same command ends as if nothing had been."""
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
+    where = ("--seeds", "0,", "--out", str(small_disk), "--reports", str(tmp_path / "reports"))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2**20 - 150_000))
+    code, output = finish(tmp_path, *where)
+    assert code == 1
+    assert "FAILED   tiny/a/0  no-space: " in output
+    ballast.unlink()
+    code, output = finish(tmp_path, *where)
+    assert code == 0, output
+    (metrics,) = small_disk.glob("*/*/*/metrics.csv")
+    cell = expand(choose_one(path), tmp_path).jobs[0]
+    undisturbed = folder_of(cell.cell, tmp_path / "alone")
+    run_cell(undisturbed)
+    assert without_times(metrics) == without_times(undisturbed / "metrics.csv")
+
+
+def choose_one(path: Path) -> StudySource:
+    return read_studies(path)["tiny"]

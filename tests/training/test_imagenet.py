@@ -1,0 +1,306 @@
+"""ImageNet's set-ups trained in small: two epochs on folders of real digits, through the runner."""
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import pytest
+import torch
+import yaml
+from helpers.digit_folders import experiment, write
+from helpers.paths import ROOT
+from helpers.training_cells import folder_of
+
+from lit_attn.ablate.plan import expand
+from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.config.models.imagenet import LocalViT
+from lit_attn.config.optimizers import AdamW
+from lit_attn.config.source import Mapping, Where
+from lit_attn.config.study import read_studies
+from lit_attn.data import loading
+from lit_attn.models import local_vit
+from lit_attn.models.local_vit import LocalFFN
+from lit_attn.optim.optimizers import build_optimizer
+from lit_attn.tasks.base import Task
+from lit_attn.train import run_cell, time_cell
+from lit_attn.training import measurement
+from lit_attn.training.recording import Progress
+
+STUDIES = read_studies(ROOT / "ablations.yaml")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("digits"))
+
+
+def cell(root: Path, **changes: Any) -> Cell:
+    found = experiment(root, **changes)
+    return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": found})
+
+
+GROWING = {"data": {"sizes": [8], "repeats": 2}, "training": {"ema": 0.9}}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = folder_of(cell(folders, **GROWING), tmp_path_factory.mktemp("whole"))
+    run_cell(folder)
+    return folder
+
+
+def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path) -> None:
+    result = Result.model_validate_json((uninterrupted / "result.json").read_text())
+    assert (result.steps, result.epochs) == (8, 2)
+    names = {"accuracy", "top5", "calibration", "loss"}
+    assert {f"test/{name}" for name in names} <= result.metrics.keys()
+    assert {f"test/ema-{name}" for name in names} <= result.metrics.keys()
+    assert result.metrics["test/ema-loss"] != result.metrics["test/loss"]
+    assert result.evaluation_time.count == 1
+    assert 0 < result.evaluation_time.median < result.wall_time
+    assert result.metrics["evaluation/seconds"] == result.evaluation_time.median
+
+
+@pytest.mark.parametrize("stops", [(3,), (4, 5)])
+def test_resume_is_exact(
+    stops: tuple[int, ...],
+    folders: Path,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within an epoch and at its end, where images change their size; the average goes on too."""
+    original = Progress.on_train_batch_end
+    folder = folder_of(cell(folders, **GROWING), tmp_path)
+    for stop in stops:
+
+        def stopping(self: Any, trainer: L.Trainer, *rest: Any, stop: int = stop) -> None:
+            original(self, trainer, *rest)
+            if trainer.global_step == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "on_train_batch_end", stopping)
+            with pytest.raises(Preempted, match=f"saved at step {stop}"):
+                run_cell(folder)
+    run_cell(folder)
+    theirs = weights(uninterrupted)
+    assert all(torch.equal(value, theirs[name]) for name, value in weights(folder).items())
+    metrics = [(path / "metrics.csv").read_text() for path in (folder, uninterrupted)]
+    assert metrics[0] == metrics[1]
+
+
+def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
+    """Against the recurrence over the weights after every step."""
+    seen: list[dict[str, torch.Tensor]] = []
+    kept: list[Task] = []
+
+    original = Task.on_train_batch_end
+
+    def watching(self: Task, *rest: Any) -> None:
+        original(self, *rest)
+        seen.append(copy.deepcopy(self.network.state_dict()))
+        kept[:] = [self]
+
+    start: list[dict[str, torch.Tensor]] = []
+
+    def starting(self: Task, decay: float) -> None:
+        start.append(copy.deepcopy(self.network.state_dict()))
+        averaging(self, decay)
+
+    averaging = Task.average_weights
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "on_train_batch_end", watching)
+        patch.setattr(Task, "average_weights", starting)
+        run_cell(folder_of(cell(folders, training={"ema": 0.5, "epochs": 1}), tmp_path))
+    assert len(seen) == 4
+    average = kept[0].average
+    for name, value in average.module.state_dict().items():
+        expected = start[0][name]
+        for step in seen:
+            expected = 0.5 * expected + 0.5 * step[name]
+        torch.testing.assert_close(value, expected)
+    assert not any(p.requires_grad for p in average.parameters())
+    written = torch.load(next(tmp_path.glob("**/ema.pt")), weights_only=True)
+    assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
+
+
+def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Path) -> None:
+    for positions in ("learned", "fixed"):
+        changes = {"model": {"positions": positions}, "data": {"sizes": [8]}}
+        chosen = cell(folders, **changes, training={"epochs": 2, "max_steps": 6})
+        folder = folder_of(chosen, tmp_path / positions)
+        L.seed_everything(0, verbose=False)
+        start = local_vit.build(chosen.experiment.model, (3, 16, 16), 4).pos_embed
+        run_cell(folder)
+        trained = weights(folder)["pos_embed"]
+        assert torch.equal(trained, start) == (positions == "fixed")
+        assert trained.shape == (1, 17, 16)
+
+
+def test_no_utilisation_by_the_flops_of_another_size(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement, "peak_flops", lambda *_: 1e12)
+    for sizes in ([], [8]):
+        folder = folder_of(cell(folders, data={"sizes": sizes}), tmp_path)
+        run_cell(folder, smoke=True)
+        result = Result.model_validate_json((folder / "result.json").read_text())
+        assert ("train/mfu" in result.metrics) == (not sizes)
+
+
+def test_the_cost_of_growing_images_is_that_of_grown_ones(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps, which are timed, are on the smallest images of all."""
+    seen = set()
+    original = LocalFFN.forward
+
+    def watching(self: LocalFFN, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.add(x.shape[1] - 1)
+        return original(self, x)
+
+    monkeypatch.setattr(LocalFFN, "forward", watching)
+    folder = folder_of(cell(folders, data={"sizes": [8]}), tmp_path)
+    run_cell(folder, smoke=True)
+    assert seen == {2 * 2}
+    seen.clear()
+    time_cell(folder)
+    assert seen == {4 * 4}
+    assert (folder / "timing.json").exists()
+
+
+def test_only_weights_decay() -> None:
+    model = LocalViT(dim=16, depth=1, heads=2, patch=4)
+    network = local_vit.build(model, (3, 16, 16), 4)
+    names = {id(p): name for name, p in network.named_parameters()}
+    found = {}
+    for decay in ("weights", "matrices"):
+        optimizer = build_optimizer(AdamW(lr=1e-3, weight_decay=0.05, decay=decay), network)
+        found[decay] = {
+            names[id(p)]: group["weight_decay"]
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        assert found[decay].keys() == set(names.values())
+    changed = {name for name in names.values() if found["weights"][name] != found["matrices"][name]}
+    assert changed == {"cls_token", "pos_embed"}
+    assert found["weights"]["pos_embed"] == 0
+    assert found["weights"]["blocks.0.mlp.conv.weight"] == 0.05
+    assert found["weights"]["norm.weight"] == 0
+
+
+def test_sizes_need_positions_of_every_size(folders: Path) -> None:
+    jit = {"kind": "jit", "ffn": {"width": 16, "activation": "swiglu"}}
+    with pytest.raises(ValueError, match="'jit' has positions for images of one size"):
+        cell(folders, data={"sizes": [8]}, model=jit)
+
+
+@pytest.mark.slow
+def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> None:
+    """With processes that read, in a folder whose path is longer than a socket's may be."""
+    found = experiment(folders, data={"workers": 2})
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(found))
+    study = {
+        "title": "Digits in folders",
+        "experiment": "experiment.yaml",
+        "default": True,
+        "seeds": 1,
+        "cells": {"standard": {"attention": "standard"}, "belief": {"attention": "belief"}},
+        "baseline": "standard",
+        "match": "none",
+    }
+    (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({"studies": {"digits": study}}))
+    places = ["--out", str(tmp_path / ("runs" * 25)), "--reports", str(tmp_path / "reports")]
+    command = [sys.executable, "-m", "lit_attn.ablate", str(tmp_path / "ablations.yaml")]
+    subprocess.run([*command, *places, "--jobs", "1"], check=True)
+    table = pd.read_csv(tmp_path / "reports" / "digits" / "table.csv")
+    assert (table["evaluation_time"] > 0).all()
+    assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("study", [name for name in STUDIES if "imagenet" in name])
+def test_every_variant_of_the_shipped_studies_trains(
+    study: str, folders: Path, tmp_path: Path
+) -> None:
+    """One layer of the published width, one step on small images and one evaluation."""
+    changes = Mapping(Where("test"))
+    settings = {
+        "data.path": str(folders),
+        "data.classes": 4,
+        "data.size": 32,
+        "data.batch_size": 4,
+        "data.eval_batch_size": 4,
+        "data.workers": 0,
+        "model.depth": 1,
+        "training.epochs": 8,
+        "training.accelerator": "cpu",
+        "optimizer.lr": 1e-3,
+    }
+    for key, value in settings.items():
+        changes.put(key, value, changes.at)
+    for job in expand(STUDIES[study], tmp_path, changes).jobs:
+        job.cell.write(job.folder / "config.yaml")
+        run_cell(job.folder, smoke=True)
+        result = Result.model_validate_json((job.folder / "result.json").read_text())
+        assert 0 <= result.metrics["test/accuracy"] <= 1
+        assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
+def test_there_is_no_moment_at_which_a_signal_ends_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even before a worker's first own line: then the trainer could not save."""
+    held = tmp_path / "held"
+
+    def first(self: object, worker: int) -> None:
+        held.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+
+    monkeypatch.setattr(loading._Begin, "__call__", first)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(loading.loader(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
+    assert held.read_text() == "True"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
+    folders: Path, tmp_path: Path
+) -> None:
+    """A runner or a scheduler tells all processes of a cell to go, and the trainer has to save."""
+    endless = cell(folders, data={"workers": 2}, training={"epochs": 1000})
+    folder = folder_of(endless, tmp_path)
+    log = tmp_path / "log.txt"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_attn.train", str(folder)],
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        give_up = time.monotonic() + 120
+        while not (folder / "progress.json").exists() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 143, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped by SIGTERM; saved at step" in log.read_text()
+    assert list((folder / "checkpoints").glob("step-*.ckpt"))

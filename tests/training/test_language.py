@@ -1,0 +1,337 @@
+"""Cells of language models and of sequence classifiers: records, exact resume, bad data."""
+
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.training_cells import DOCUMENTS, folder_of, text_cell
+from pydantic import ValidationError
+from torch.nn import functional as F
+from torchmetrics.utilities import dim_zero_sum
+
+from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.records import Result, read_metrics
+from lit_attn.config.cell import Cell
+from lit_attn.data.text.batches import TextMeasure
+from lit_attn.models import budget
+from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.language import TokenLoss
+from lit_attn.train import main, run_cell
+from lit_attn.training import build
+from lit_attn.training.recording import Progress
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
+
+
+def result(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+def trained(cell: Cell, root: Path) -> Path:
+    folder = folder_of(cell, root)
+    run_cell(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(text_cell(), tmp_path_factory.mktemp("whole"))
+
+
+def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
+    record = result(uninterrupted)
+    assert (record.steps, record.epochs, record.selected_epoch) == (12, 3, 2)
+    assert record.parameters == sum(w.numel() for w in weights(uninterrupted).values())
+    # Per token and layer 4 d^2 of attention's matrices and 2 d w of the FFN's; then the logits.
+    linear = 16 * (2 * (4 * 16**2 + 2 * 16 * 16) + 16 * 256)
+    assert record.flops == 2 * linear + 2 * 2 * 2 * 16 * 16 * 16
+    assert record.step_time.count == 12 - 5
+    losses = [
+        row.value for row in read_metrics(uninterrupted / "metrics.csv") if "loss" in row.name
+    ]
+    assert len(losses) == 3 * 3
+    rates = [
+        row.value for row in read_metrics(uninterrupted / "metrics.csv") if row.name == "train/lr"
+    ]
+    assert rates == pytest.approx([1e-2, 1e-2, 1e-2 / 4])
+
+
+def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> None:
+    cell = text_cell()
+    network = budget.build(cell.experiment.model, cell.experiment.data).eval()
+    network.load_state_dict(weights(uninterrupted))
+    text = (DOCUMENTS / "studies.md").read_bytes()
+    ids = torch.tensor(list(text))
+    total = 0.0
+    for start in range(0, len(ids) - 1, 16):
+        window = ids[start : start + 17]
+        logits = network(window[None, :-1])[0]
+        total += F.cross_entropy(logits, window[1:], reduction="sum").item()
+    found = result(uninterrupted).metrics
+    tokens = len(ids) - 1
+    # A document ends with byte 0, which is a token and no text.
+    assert found["test/loss"] == pytest.approx(total / tokens, rel=1e-3)
+    assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]))
+    bits = found["test/loss"] * (tokens + 1) / len(text) / math.log(2)
+    assert found["test/bits_per_byte"] == pytest.approx(bits)
+    words = len(text.split()) + text.count(b"\n")
+    of_words = found["test/loss"] * (tokens + 1) / words
+    assert math.log(found["test/word_perplexity"]) == pytest.approx(of_words)
+
+
+@pytest.mark.parametrize("stride", [1, 5])
+def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
+    """MGK's protocol is stride 1: beyond the first window, each token after its 16 latest."""
+    cell = text_cell(data={"eval_stride": stride, "eval_tokens": 60}, model={"dropout": 0})
+    data, task, *_ = build.build(cell, torch.device("cpu"))
+    task.eval()
+    metric = TokenLoss()
+    loader = data.val_dataloader()[data.splits.index("test")]
+    ids = torch.tensor(list((DOCUMENTS / "studies.md").read_bytes()[:61]))
+    total = 0.0
+    with torch.no_grad():
+        for batch in loader:
+            metric.update(*task.measured(batch))
+        for place in range(1, 61):
+            # The window that first reaches this token.
+            first = max(0, -(-(place - 16) // stride) * stride)
+            logits = task.network(ids[None, first:place])[0, -1]
+            total += F.cross_entropy(logits, ids[place]).item()
+    assert metric.tokens == 60
+    assert metric.compute()["loss"].item() == pytest.approx(total / 60, rel=1e-5)
+
+
+def test_speed_is_in_the_record_and_not_in_the_curves(uninterrupted: Path) -> None:
+    record = result(uninterrupted)
+    tokens = 8 * 16 / record.step_time.median
+    assert record.metrics["train/tokens_per_second"] == pytest.approx(tokens)
+    assert "train/mfu" not in record.metrics
+    assert "tokens_per_second" not in (uninterrupted / "metrics.csv").read_text()
+
+
+def test_a_study_may_compare_speed(tmp_path: Path) -> None:
+    given = text_cell(training={"max_steps": 2}).model_dump(mode="json")
+    given["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
+    found = result(trained(Cell.model_validate(given), tmp_path))
+    assert found.metrics["train/tokens_per_second"] > 0
+    assert found.metrics["test/loss"] > 0
+
+
+def test_tokens_count_alike_however_they_are_batched() -> None:
+    metric = TokenLoss(TextMeasure(bytes_per_token=2.0, words_per_token=0.5))
+    metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
+    metric.update(torch.tensor([[6.0, 0.0, 0.0]]), torch.tensor([[5, -100, -100]]))
+    found = metric.compute()
+    assert found["loss"] == 3.0
+    assert found["perplexity"] == pytest.approx(math.exp(3))
+    assert found["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
+    assert found["word_perplexity"] == pytest.approx(math.exp(6))
+    metric = TokenLoss(TextMeasure(words_per_token=1e-3))
+    metric.update(torch.ones(1, 1), torch.ones(1, 1))
+    assert metric.compute().keys() == {"loss", "perplexity"}
+    metric = TokenLoss()
+    metric.update(torch.ones(1, 1), torch.ones(1, 1))
+    assert metric.compute().keys() == {"loss", "perplexity"}
+
+
+@pytest.mark.parametrize(("micro_batch", "saved"), [(1, 1), (6, 3), (7, 4), (8, 4), (21, 11)])
+def test_resume_is_exact(
+    micro_batch: int,
+    saved: int,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stopped between the micro-batches of a step, between steps, or at an epoch's end."""
+    original, seen = Progress.on_train_batch_end, []
+
+    def stopping(self: Any, *rest: Any) -> None:
+        seen.append(rest)
+        if len(seen) == micro_batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, *rest)
+
+    folder = folder_of(text_cell(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_train_batch_end", stopping)
+        with pytest.raises(Preempted, match=f"saved at step {saved}$"):
+            run_cell(folder)
+    run_cell(folder)
+    whole, resumed = weights(uninterrupted), weights(folder)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    csv = [(path / "metrics.csv").read_text() for path in (uninterrupted, folder)]
+    assert csv[0] == csv[1]
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
+def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
+    world: int, accumulate: int
+) -> None:
+    """Ranks average their gradients, and micro-batches theirs: all parts have to be equal."""
+
+    def gradient(world: int, accumulate: int) -> torch.Tensor:
+        cell = text_cell(data={"accumulate": accumulate}, model={"dropout": 0})
+        data, task, *_ = build.build(cell, torch.device("cpu"))
+        for rank in range(world):
+            data.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=3)
+            parts = list(data.train_dataloader())
+            assert [len(inputs) for inputs, _ in parts] == [8 // world // accumulate] * accumulate
+            for part in parts:
+                (task.loss(part) / accumulate / world).backward()
+        return torch.cat([p.grad.flatten() for p in task.network.parameters()])
+
+    whole = gradient(1, 1)
+    torch.testing.assert_close(gradient(world, accumulate), whole, rtol=1e-4, atol=1e-7)
+    assert whole.norm() > 1e-2
+
+
+def test_losses_of_ranks_add_up() -> None:
+    """What torchmetrics sums over ranks: tokens count alike, however many a rank has."""
+    whole, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
+    for rank, nll, target in [(0, 1.0, 5), (0, 2.0, 5), (0, 4.0, 5), (1, 9.0, 5), (1, 0.0, -100)]:
+        for metric in (whole, ranks[rank]):
+            metric.update(torch.tensor([[nll]]), torch.tensor([[target]]))
+    merged = TokenLoss()
+    assert set(merged._reductions.values()) == {dim_zero_sum}
+    merged.total, merged.tokens = (
+        dim_zero_sum(torch.stack([getattr(rank, name) for rank in ranks]))
+        for name in ("total", "tokens")
+    )
+    merged._update_count = 1
+    assert merged.compute()["loss"] == whole.compute()["loss"] == 4.0
+
+
+def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
+    whole, parts = (
+        trained(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
+        for count in (1, 4)
+    )
+    assert result(whole).steps == result(parts).steps
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(tensor, weights(parts)[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "uniform"),
+    [
+        ({"attention": PRESETS["belief2"]}, math.log(256)),
+        (
+            {"attention": PRESETS["dcmha"], "positions": "rotary", "weights": "e5m2"},
+            math.log(256),
+        ),
+        # One of 40 tokens and two clusters, then one of the cluster: most bytes of text are there.
+        (
+            {"attention": PRESETS["mgk"], "head": "adaptive", "cutoffs": [40, 100]},
+            math.log(42) + math.log(60),
+        ),
+    ],
+)
+def test_smoke_is_one_step(model: dict[str, Any], uniform: float, tmp_path: Path) -> None:
+    folder = folder_of(text_cell(model=model), tmp_path)
+    run_cell(folder, smoke=True)
+    assert result(folder).steps == 1
+    assert result(folder).metrics["test/loss"] == pytest.approx(uniform, rel=0.3)
+
+
+def test_sequences_are_classified(tmp_path: Path) -> None:
+    sequences = Cell.model_validate(
+        {
+            "study": "t",
+            "variant": "v",
+            "seed": 0,
+            "experiment": {
+                "task": "sequence-classification",
+                "data": {
+                    "kind": "listops",
+                    "context": 40,
+                    "lengths": [5, 40],
+                    "depth": 3,
+                    "train": 64,
+                    "val": 10,
+                    "test": 33,
+                    "batch_size": 16,
+                    "eval_batch_size": 32,
+                },
+                "model": {
+                    "kind": "sequence-classifier",
+                    "dim": 16,
+                    "depth": 1,
+                    "heads": 2,
+                    "ffn": {"width": 16},
+                },
+                "optimizer": {"kind": "adamw", "lr": 1e-3},
+                "training": {"epochs": 1, "accelerator": "cpu"},
+            },
+        }
+    )
+    found = result(trained(sequences, tmp_path)).metrics
+    # 33 samples fill one batch and one row of the next, whose other rows count for nothing.
+    assert found["test/accuracy"] * 33 == pytest.approx(round(found["test/accuracy"] * 33))
+    assert 0 < found["test/loss"] < 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "missing.txt"}, "missing.txt: cannot be read: No such file"),
+        ({"context": 10**6}, "data.context: train has"),
+        ({"kind": "shards", "train": None, "test": None, "folder": "nowhere"}, "nowhere"),
+    ],
+)
+def test_data_that_will_not_do(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = text_cell().model_dump(mode="json")
+    data = {**given["experiment"]["data"], **changes}
+    if data["kind"] == "shards":
+        data = {key: data[key] for key in ("kind", "name", "folder")}
+    given["experiment"]["data"] = data
+    assert main([str(folder_of(Cell.model_validate(given), tmp_path))]) == 2
+    said = capsys.readouterr().err
+    assert re.search(re.escape(message), said)
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ({"name": "test/loss"}, "metric: 'test/loss': this data has val to measure"),
+        ({"name": "accuracy"}, "metric: 'accuracy': this data has val to measure"),
+    ],
+)
+def test_a_metric_of_no_split_is_said_before_training(
+    metric: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = text_cell(data={"test": None}).model_dump(mode="json")
+    given["metric"] = {**given["metric"], **metric}
+    folder = folder_of(Cell.model_validate(given), tmp_path)
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_more_tokens_than_a_mixture_has_weights_for() -> None:
+    keys = {"kind": "mixture", "prior": "clamped", "prior_scope": "position", "positions": 15}
+    with pytest.raises(ValidationError, match="positions: 15 are fewer than the 16 tokens of data"):
+        text_cell(model={"attention": {"similarity": keys}})
+
+
+def test_an_id_beyond_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
+    (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))
+    data = {"kind": "shards", "name": "s", "folder": str(tmp_path), "context": 16}
+    given = text_cell().model_dump(mode="json")
+    given["experiment"]["data"] = data
+    given["metric"]["name"] = "val/loss"
+    folder = folder_of(Cell.model_validate(given), tmp_path)
+    with pytest.raises(ConfigError, match=r"train.bin: token \d+ is 51201, beyond the vocabulary"):
+        run_cell(folder)

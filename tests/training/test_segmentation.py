@@ -1,0 +1,324 @@
+"""A segmentation cell: mmsegmentation's scores, exact resume, and its pictures."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.paths import ROOT
+from helpers.training_cells import folder_of, scenes_cell
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.nn import functional as F
+
+from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.records import Legend, Result, Timing, read_diagnostics, read_metrics
+from lit_attn.config.data.segmentation import IGNORED
+from lit_attn.config.experiment import Experiment
+from lit_attn.data.ade20k import SceneryData
+from lit_attn.extras import require_mmseg
+from lit_attn.models import budget
+from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.segmentation import PICTURES, Overlap
+from lit_attn.train import run_cell, time_cell
+from lit_attn.training import build
+from lit_attn.training.recording import Progress
+
+pytest.importorskip("mmseg")
+require_mmseg("tests")
+
+from mmseg.evaluation import IoUMetric  # noqa: E402
+
+
+def result_of(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+def weights(folder: Path, name: str = "weights.pt") -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cell = scenes_cell(root, training={"ema": 0.9})
+    folder = folder_of(cell, tmp_path_factory.mktemp("trained"))
+    run_cell(folder)
+    return folder
+
+
+def scores(areas: list[Any]) -> dict[str, float]:
+    """mmsegmentation's, as fractions, of what its `intersect_and_union` gave for each image."""
+    totals = [sum(parts) for parts in zip(*areas, strict=True)]
+    found = IoUMetric.total_area_to_metrics(*totals, ["mIoU"])
+    means = {f"m{name}": float(np.nanmean(found[name])) for name in ("IoU", "Acc")}
+    of_classes = {f"IoU:{k}": v for k, v in enumerate(found["IoU"].tolist()) if not np.isnan(v)}
+    return {"aAcc": float(found["aAcc"]), **means, **of_classes}
+
+
+def test_scores_are_mmsegmentations() -> None:
+    """With classes that are only labelled, only predicted, and neither."""
+    torch.manual_seed(0)
+    classes = tuple(str(number) for number in range(7))
+    overlap, areas, pixels = Overlap(classes), [], []
+    for size in ((5, 9), (12, 4)):
+        logits = torch.randn(7, *size)
+        logits[5:] -= 100
+        labels = torch.randint(1, 6, size)
+        labels[:2] = IGNORED
+        nll = F.cross_entropy(logits[None], labels[None], ignore_index=IGNORED, reduction="none")
+        overlap.update(logits.argmax(0), labels, nll[0])
+        areas.append(IoUMetric.intersect_and_union(logits.argmax(0), labels, 7, IGNORED))
+        pixels.append(nll[nll > 0])
+    found = {name: value.item() for name, value in overlap.compute().items()}
+    assert found.pop("loss") == pytest.approx(torch.cat(pixels).mean().item())
+    assert found == pytest.approx(scores(areas))
+    assert found["IoU:0"] == found["IoU:5"] == 0
+    assert "IoU:6" not in found
+
+
+def test_counts_of_devices_add_up() -> None:
+    torch.manual_seed(0)
+    shares = [Overlap(("a", "b")) for _ in range(2)]
+    whole = Overlap(("a", "b"))
+    for share, size in zip(shares, (3, 50), strict=True):
+        image = torch.randint(2, (size, 4)), torch.randint(2, (size, 4)), torch.rand(size, 4)
+        share.update(*image)
+        whole.update(*image)
+    states = [share.metric_state for share in shares]
+    assert all(share._reductions.values() for share in shares)
+    together = Overlap(("a", "b"))
+    for name in states[0]:
+        setattr(together, name, together._reductions[name](torch.stack([s[name] for s in states])))
+    together._update_count = 1
+    assert together.compute() == whole.compute()
+
+
+@pytest.mark.parametrize(("prefix", "file"), [("test/", "weights.pt"), ("test/ema-", "ema.pt")])
+def test_a_cells_record_is_mmsegmentations_evaluation(
+    prefix: str, file: str, trained: Path, root: Path
+) -> None:
+    """Its own evaluator, over its own inference in sliding windows, with the weights kept."""
+    cell = scenes_cell(root)
+    data = SceneryData(cell.experiment.data, seed=0)
+    network = budget.build(cell.experiment.model, cell.experiment.data).eval()
+    network.load_state_dict(weights(trained, file))
+    areas = []
+    for batch in data.val_dataloader()[0]:
+        with torch.no_grad():
+            (sample,) = network.test_step(batch)
+        known = sample.gt_sem_seg.data[0].long()
+        predicted = sample.pred_sem_seg.data[0]
+        assert known.shape == (32, 48)
+        areas.append(IoUMetric.intersect_and_union(predicted, known, 13, IGNORED))
+    expected = {
+        (f"IoU:{data.classes[int(name[4:])]}" if ":" in name else name): value
+        for name, value in scores(areas).items()
+    }
+    found = result_of(trained).metrics
+    ours = {name.removeprefix(prefix): v for name, v in found.items() if name.startswith(prefix)}
+    del ours["loss"]
+    ours = {name: value for name, value in ours.items() if not name.startswith("ema-")}
+    assert ours == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_record_of_a_cell(trained: Path) -> None:
+    result = result_of(trained)
+    assert (result.steps, result.epochs, result.selected_epoch) == (9, 3, 2)
+    assert result.parameters == sum(weight.numel() for weight in weights(trained).values())
+    assert result.flops > 10**5
+    rows = read_metrics(trained / "metrics.csv")
+    assert [row.step for row in rows if row.name == "test/mIoU"] == [6, 9]
+    rates = {row.step: row.value for row in rows if row.name == "train/lr"}
+    floor = 1e-5
+    expected = {step: (0.1 - floor) * (1 - (step - 1) / 9) ** 0.9 + floor for step in (3, 6, 9)}
+    assert rates == pytest.approx(expected)
+
+
+def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
+    data = SceneryData(scenes_cell(root).experiment.data, seed=0)
+    paths = sorted((trained / "pictures").glob("*.png"))
+    assert [path.name for path in paths] == [f"{number}.png" for number in range(PICTURES)]
+    colours = {tuple(colour) for colour in data.palette}
+    seen = set()
+    for path, index in zip(paths, (0, 1, 2, 3), strict=True):
+        stem = f"validation/scene_{index * 5 // 4:05d}"
+        picture = np.asarray(Image.open(path))
+        image, labels, prediction = np.split(picture, 3, axis=1)
+        written = np.asarray(Image.open(data.root / f"images/{stem}.jpg"))
+        assert np.abs(image.astype(int) - written).mean() < 3
+        known = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
+        assert not labels[known == 0].any()
+        assert (labels[known == 1] == data.palette[0]).all()
+        predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
+        assert predicted <= colours
+        seen |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
+    legend = Legend.model_validate_json((trained / "pictures/legend.json").read_bytes())
+    assert list(legend.classes) == list(data.classes)
+    assert {legend.classes[name] for name in legend.shown} == seen & colours
+    assert legend.weights == "trained"
+    events = EventAccumulator(str(trained)).Reload()
+    assert set(events.Tags()["images"]) == {f"pictures/{number}" for number in range(PICTURES)}
+    (said,) = events.Tensors("pictures/legend/text_summary")
+    table = said.tensor_proto.string_val[0].decode()
+    for name in legend.shown:
+        assert f"| {name} | #{bytes(legend.classes[name]).hex()} |" in table
+
+
+def test_pictures_are_of_the_weights_that_the_metric_is_of(trained: Path, root: Path) -> None:
+    """Averaged weights that label everything as the last class, beside trained ones."""
+    cell = scenes_cell(root, training={"ema": 0.9})
+    _, task, *_ = build.build(cell, torch.device("cpu"))
+    data = SceneryData(cell.experiment.data, seed=0)
+    task.network.load_state_dict(weights(trained))
+    assert task.average is not None
+    norm = task.average.module.decode_head.mask_norm
+    norm.weight.zero_()
+    norm.bias.copy_(torch.arange(13.0))
+    for averaged in (True, False):
+        pictures = task.pictures(data, torch.device("cpu"), averaged)
+        assert pictures.legend.weights == ("averaged" if averaged else "trained")
+        predictions = np.concatenate([np.split(p, 3, axis=1)[2] for p in pictures.drawn])
+        assert (predictions == data.palette[12]).all() == averaged
+
+
+def test_resume_is_exact(
+    trained: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped within an epoch: bit by bit the weights, byte by byte the metrics."""
+    original = Progress.on_train_batch_end
+
+    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
+        original(self, trainer, *rest)
+        if trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    folder = folder_of(scenes_cell(root, training={"ema": 0.9}), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "on_train_batch_end", stopping)
+        with pytest.raises(Preempted, match="saved at step 4"):
+            run_cell(folder)
+    run_cell(folder)
+    for name in ("weights.pt", "ema.pt"):
+        theirs = weights(trained, name)
+        assert all(torch.equal(w, theirs[key]) for key, w in weights(folder, name).items())
+    assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
+
+
+def test_smoke_and_estimate(root: Path, tmp_path: Path) -> None:
+    folder = folder_of(scenes_cell(root), tmp_path)
+    run_cell(folder, smoke=True)
+    assert result_of(folder).steps == 1
+    time_cell(folder)
+    timing = Timing.model_validate_json((folder / "timing.json").read_text())
+    assert (timing.steps, timing.evaluations) == (9, 2)
+    assert timing.step_time > 0
+
+
+def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
+    """experiments/ade20k_segmenter.yaml as a tiny model, on noise that is labelled as a bed."""
+    drawn = np.random.default_rng(0)
+    for split, count in (("training", 5), ("validation", 3)):
+        for kind in ("images", "annotations"):
+            (tmp_path / kind / split).mkdir(parents=True)
+        for number in range(count):
+            size = (40 + number, 60)
+            image = Image.fromarray(drawn.integers(256, size=(*size, 3), dtype=np.uint8))
+            image.save(tmp_path / "images" / split / f"{number}.jpg")
+            labels = Image.fromarray(np.full(size, 8, dtype=np.uint8))
+            labels.save(tmp_path / "annotations" / split / f"{number}.png")
+    written = yaml.safe_load((ROOT / "experiments" / "ade20k_segmenter.yaml").read_text())
+    written["data"] |= {"root": str(tmp_path), "crop": 32, "short_side": 32, "workers": 1}
+    written["data"] |= {
+        "batch_size": 2,
+        "augment": ["rescale", {"kind": "category-crop", "most": 1}],
+    }
+    written["model"] |= {"pretrained": None, "dim": 16, "depth": 1, "heads": 2}
+    written["training"] |= {"epochs": 2, "accelerator": "cpu"}
+    cell = scenes_cell(tmp_path).model_copy(
+        update={"experiment": Experiment.model_validate(written)}
+    )
+    folder = folder_of(cell, tmp_path)
+    run_cell(folder)
+    result = result_of(folder)
+    assert result.steps == 6
+    assert 0 < result.metrics["test/loss"] < np.log(150)
+    # ADE20K's own name ends in a space.
+    assert "test/IoU:bed" in result.metrics
+    assert len(list((folder / "pictures").glob("*.png"))) == 3
+
+
+def test_diagnostics_look_at_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
+    """In one window: sixteen patches and the class token, then the patches and the classes."""
+    chosen = {"kinds": ["residual", "maps"]}
+    folder = folder_of(scenes_cell(root, training={"diagnostics": chosen}), tmp_path)
+    run_cell(folder)
+    rows = read_diagnostics(folder / "diagnostics.csv")
+    assert {row.layer for row in rows} == {1, 2}
+    assert {row.step for row in rows} == {6, 9}
+    maps = np.load(folder / "attention.npz")
+    assert maps["map.1"].shape == (2, 17, 17)
+    assert maps["map.2"].shape == (2, 16 + 13, 16 + 13)
+
+
+def test_a_compiled_cell_trains_what_mmsegmentation_calls(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, *_, **__: compiled.append(type(self).__name__)
+    )
+    cell = scenes_cell(root, training={"compile": True})
+    task = build.build(cell, torch.device("cpu")).task
+    assert compiled == ["AttentionViT", "Block"]
+    assert not hasattr(task.network.decode_head, "conv_seg")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"kind": "digits"}}, "'digits' does not go with `task: segmentation`"),
+        ({"model": {"kind": "jit"}}, "choose from segmenter"),
+        (
+            {"model": {"kind": "segmenter", "patch": 15}},
+            "patch: patches of 15 do not tile windows of 32 x 32 .* of 16",
+        ),
+        (
+            {"model": {"kind": "segmenter", "stride": 33}},
+            "stride: 33 leaves gaps between windows of 32 .*; 32 at most",
+        ),
+        ({"training": {"epochs": 1, "devices": 3}}, "3 cannot share a batch of 4 evenly"),
+        ({"optimizer": {"kind": "sgd", "lr": 1, "betas": [0, 0]}}, "unknown key 'betas'"),
+    ],
+)
+def test_mistakes(changes: dict[str, Any], message: str, root: Path) -> None:
+    written = scenes_cell(root).experiment.model_dump(mode="json") | changes
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("val/mIoU", "this data has test to measure"),
+        ("test/miou", "'miou' is not measured; did you mean 'mIoU'"),
+        ("test/IoU:digit 10", "did you mean 'IoU:digit 1'"),
+        ("test/ema-mIoU", "is of averaged weights; set training.ema"),
+    ],
+)
+def test_a_metric_that_nothing_measures_is_named_before_training(
+    name: str, message: str, root: Path
+) -> None:
+    cell = scenes_cell(root)
+    metric = cell.metric.model_copy(update={"name": name})
+    with pytest.raises(ConfigError, match=message):
+        build.build(cell.model_copy(update={"metric": metric}), torch.device("cpu"))
