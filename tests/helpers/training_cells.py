@@ -46,8 +46,8 @@ def text_cell(**changes: Any) -> Cell:
         "data": {
             "kind": "text",
             "name": "design",
-            "train": str(DOCUMENTS / "design.md"),
-            "test": str(DOCUMENTS / "studies.md"),
+            "train": str(DOCUMENTS / "train.txt"),
+            "test": str(DOCUMENTS / "test.txt"),
             "context": 16,
             "batch_size": 8,
             "accumulate": 2,

@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> No
     cell = text_cell()
     network = budget.build(cell.experiment.model, cell.experiment.data).eval()
     network.load_state_dict(weights(uninterrupted))
-    text = (DOCUMENTS / "studies.md").read_bytes()
+    text = (DOCUMENTS / "test.txt").read_bytes()
     ids = torch.tensor(list(text))
     total = 0.0
     for start in range(0, len(ids) - 1, 16):
@@ -96,7 +96,7 @@ def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
     task.eval()
     metric = TokenLoss()
     loader = data.val_dataloader()[data.splits.index("test")]
-    ids = torch.tensor(list((DOCUMENTS / "studies.md").read_bytes()[:61]))
+    ids = torch.tensor(list((DOCUMENTS / "test.txt").read_bytes()[:61]))
     total = 0.0
     with torch.no_grad():
         for batch in loader:
