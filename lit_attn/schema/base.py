@@ -1,6 +1,7 @@
 """The base of everything a user writes in YAML."""
 
 from functools import cache, cached_property
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
@@ -51,6 +52,16 @@ def _defaults(of: type[Config]) -> dict[str, Any]:
         if not isinstance(extra, dict) or extra.get("identity") is not False:
             found[name] = field.get_default(call_default_factory=True)
     return found
+
+
+def load(target: str) -> Any:
+    """Import "module:attribute" and return the attribute.
+
+    A configuration class names the code that it builds in this form, because reading a study must
+    import neither PyTorch nor a package that is built on top of the configuration.
+    """
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def outside_identity(default: Any, description: str) -> Any:
