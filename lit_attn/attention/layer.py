@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention import chunked, fused
 from lit_attn.attention.cache import Cache, KeyValues, RunningSums
+from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.compose import Maps, all_maps, make_composers
 from lit_attn.attention.linear import Linear
 from lit_attn.attention.masks import Masks
@@ -25,7 +26,6 @@ from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import SIMILARITIES, Dot, Shape, as_multiplied
 from lit_attn.attention.spec import AttentionSpec, Split
-from lit_attn.config.overrides import attention_spec
 
 # Children that hold what a layer has beyond the standard one.
 EXTRA = ("composers", "residual", "similarity", "z")

@@ -22,13 +22,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from pydantic import ValidationError
-
+from lit_attn.attention.choose import CHOICES
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import ConfigError, explain, nearest
+from lit_attn.schema.errors import ConfigError, nearest
 
 MATCHES = ("parameters", "none")
 
@@ -91,23 +90,6 @@ def merge(base: Any, change: Any) -> Any:
     for key, value in change.items():
         merged.put(key, merge(base[key], value) if key in base else value, change.where[key])
     return merged
-
-
-def attention_spec(given: AttentionSpec | str | dict[str, Any], asked_by: str) -> AttentionSpec:
-    """What `attention:` of a YAML would make of `given`, for callers in Python.
-
-    Raises ConfigError, named by `asked_by`, for what a YAML may not say either.
-    """
-    if isinstance(given, AttentionSpec):
-        return given
-    where, context = Where(asked_by), "attention"
-    if not isinstance(given, str | dict):
-        raise ConfigError(f"{where}: {context}: needs a preset's name or a mapping, not {given!r}")
-    parts = _attention(_located(given, where), where, context)
-    try:
-        return AttentionSpec.model_validate(parts)
-    except ValidationError as error:
-        raise explain(error, f"{where}: {context}") from error
 
 
 def normalized(experiment: Mapping, context: str) -> Mapping:
@@ -195,9 +177,10 @@ def _attention(value: Any, where: Where, context: str) -> Any:
     if not isinstance(value, Mapping):
         return value
     for key in value:
-        if key != "preset" and key not in AttentionSpec.model_fields:
-            hint = nearest(key, ["preset", *AttentionSpec.model_fields])
-            raise ConfigError(f"{value.where[key]}: {context}: unknown key '{key}'{hint}")
+        if key not in CHOICES:
+            raise ConfigError(
+                f"{value.where[key]}: {context}: unknown key '{key}'{nearest(key, CHOICES)}"
+            )
     if "preset" not in value:
         return value
     parts = value.copy()

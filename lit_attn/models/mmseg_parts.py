@@ -20,11 +20,11 @@ from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViT
-from lit_attn.config.overrides import attention_spec
 from lit_attn.models import imagenet_vit
 from lit_attn.models.pretrained import load_pretrained
 from lit_attn.models.vit import AttentionBlock, initialise
