@@ -15,7 +15,7 @@ from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from lit_attn.ablate.runner import Limits, Summary
@@ -100,7 +100,7 @@ def _nothing_more(words: list[str], known: list[str]) -> None:
         return
     word = words[0]
     if word.startswith("-"):
-        raise ConfigError(f"{word}: is not an option{nearest(word, known)}")
+        raise ConfigError(f"{word}: is not an option{suggest(word, known)}")
     raise ConfigError(
         f"{word}: one file of studies at a time; several seeds are written --seeds 0,1,2, "
         "several studies --study A --study B"

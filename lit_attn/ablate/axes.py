@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lit_attn.config.overrides import Change, spell_out
-from lit_attn.config.source import Mapping, Sequence, Where, value_text
+from lit_attn.config.source import Mapping, Sequence, Where, format_value
 from lit_attn.config.study import StudySource
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 # A variant's name is a folder's: no separators, no leading dot, short enough for any file system.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")
@@ -111,7 +111,7 @@ def _values(source: StudySource, key: str) -> list[Value]:
         for value, where in zip(written, written.where, strict=True):
             override = Mapping(where)
             override.put(key, value, where)
-            text = value_text(value)
+            text = format_value(value)
             name = text if alone else f"{key.split('.')[-1]}={text}"
             values.append(Value(name, text, spell_out(override, context)))
     else:
@@ -127,7 +127,7 @@ def _zipped(source: StudySource, axes: dict[str, list[Value]]) -> list[tuple[str
     for index, group in enumerate(source.study.zip):
         for key in group:
             if key not in axes:
-                raise source.error(("zip", index), f"no axis '{key}'{nearest(key, axes)}")
+                raise source.error(("zip", index), f"no axis '{key}'{suggest(key, axes)}")
             if key in group_of:
                 raise source.error(("zip", index), f"axis '{key}' is zipped twice")
             group_of[key] = group
@@ -145,11 +145,11 @@ def _exclusions(source: StudySource, axes: dict[str, list[Value]]) -> list[dict[
         found = {}
         for key, value in rule.items():
             if key not in axes:
-                raise source.error(("exclude", index, key), f"no axis '{key}'{nearest(key, axes)}")
-            texts = {value_text(one) for one in (value if isinstance(value, list) else [value])}
+                raise source.error(("exclude", index, key), f"no axis '{key}'{suggest(key, axes)}")
+            texts = {format_value(one) for one in (value if isinstance(value, list) else [value])}
             known = [one.text for one in axes[key]]
             for text in texts - set(known):
-                hint = nearest(text, known)
+                hint = suggest(text, known)
                 raise source.error(("exclude", index, key), f"no value '{text}'{hint}")
             found[key] = texts
         rules.append(found)
@@ -166,14 +166,14 @@ def _included(source: StudySource) -> Iterator[Point]:
         for key, value in override.items():
             if isinstance(named := axes.get(key), Mapping):
                 if value not in named:
-                    hint = nearest(str(value), named)
+                    hint = suggest(str(value), named)
                     raise source.error(("include", index, key), f"no value '{value}'{hint}")
                 changes.append(spell_out(named[value], context))
                 names.append(str(value))
             else:
                 plain.put(key, value, override.where[key])
                 alone = len(axes) == 1 and key in axes and len(override) == 1
-                text = value_text(value)
+                text = format_value(value)
                 names.append(text if alone else f"{key.split('.')[-1]}={text}")
         yield Point(",".join(names), (*changes, spell_out(plain, context)), override.at)
 
@@ -185,7 +185,7 @@ def _overridden(source: StudySource, found: list[Point]) -> list[Point]:
         terms = set(name.split(","))
         if not any(terms <= point.terms for point in found):
             known = dict.fromkeys(term for point in found for term in (point.name, *point.terms))
-            hint = nearest(name, list(known)[:30])
+            hint = suggest(name, list(known)[:30])
             raise source.error(("overrides", name), f"no variant has '{name}' in its name{hint}")
         found = [
             replace(point, changes=(*point.changes, change)) if terms <= point.terms else point

@@ -9,7 +9,7 @@ from typing import TextIO
 from lit_attn.ablate import status
 from lit_attn.cells import folder
 from lit_attn.cells.lock import holder
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 COMMANDS = ("status", "logs")
 CLEAR = "\x1b[H\x1b[2J"
@@ -106,5 +106,5 @@ def _cell(text: str, runs: Path) -> Path:
         names = [f"{p.study}/{c.variant}/{c.seed}" for p, _ in plans for c in p.cells]
         if text in names:
             raise ConfigError(f"{text}: has no log: it was not begun")
-        raise ConfigError(f"{runs}: has no cell '{text}'{nearest(text, names)}")
+        raise ConfigError(f"{runs}: has no cell '{text}'{suggest(text, names)}")
     return max(found, key=lambda path: path.stat().st_mtime)

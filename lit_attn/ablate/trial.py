@@ -9,7 +9,7 @@ import hashlib
 import re
 
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.config.source import Mapping, value_text
+from lit_attn.config.source import Mapping, format_value
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError
 
@@ -34,7 +34,7 @@ def settings(source: StudySource, variants: list[Variant], changes: Mapping) -> 
             alike = False
         if alike:
             needed = fewer
-    return sorted(f"{key}={value_text(value)}" for key, value in needed.items())
+    return sorted(f"{key}={format_value(value)}" for key, value in needed.items())
 
 
 def named(study: str, said: list[str]) -> str:

@@ -14,10 +14,10 @@ from lit_attn.config import metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
-from lit_attn.config.overrides import Change, merge, normalized, spell_out
+from lit_attn.config.overrides import Change, merge, normalize, spell_out
 from lit_attn.config.source import Mapping, Where, locate
 from lit_attn.config.study import Study, StudySource
-from lit_attn.schema.errors import ConfigError, nearest, problem
+from lit_attn.schema.errors import ConfigError, find_problem, suggest
 from lit_attn.schema.plugins import load_parts
 
 
@@ -59,7 +59,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     found = points(source)
     _names_exist(source, [point.name for point in found])
 
-    base = normalized(source.experiment, str(source.experiment_path))
+    base = normalize(source.experiment, str(source.experiment_path))
     common = spell_out(study.set, f"{source.name}.set")
     last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)
     base = merge(base, common.experiment)
@@ -132,7 +132,7 @@ def _experiment(
         section = None
         return Experiment.model_validate(parts)
     except ValidationError as error:
-        keys, message = problem(error)
+        keys, message = find_problem(error)
         keys = keys if section is None else (section, *keys)
         # What a whole section does not accept begins with the key that is to blame.
         deeper = (*keys, *message.partition(": ")[0].split("."))
@@ -168,12 +168,12 @@ def _names_exist(source: StudySource, names: list[str]) -> None:
     study = source.study
     if study.baseline not in names:
         raise source.error(
-            ("baseline",), f"no variant '{study.baseline}'{nearest(study.baseline, names[:30])}"
+            ("baseline",), f"no variant '{study.baseline}'{suggest(study.baseline, names[:30])}"
         )
     for name in study.published:
         if name not in names:
             raise source.error(
-                ("published", name), f"no variant '{name}'{nearest(name, names[:30])}"
+                ("published", name), f"no variant '{name}'{suggest(name, names[:30])}"
             )
 
 

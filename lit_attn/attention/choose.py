@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.schema.base import Kind
-from lit_attn.schema.errors import ConfigError, explain, nearest
+from lit_attn.schema.errors import ConfigError, explain, suggest
 
 # Keys of the mapping that `attention:` can be.
 CHOICES = ("preset", *AttentionSpec.model_fields)
@@ -29,7 +29,7 @@ def attention_spec(choice: AttentionSpec | str | dict[str, Any], caller: str) ->
             raise ConfigError(f"{context}: needs a preset's name or a mapping, not {choice!r}")
     for key in choice:
         if key not in CHOICES:
-            raise ConfigError(f"{context}: unknown key '{key}'{nearest(str(key), CHOICES)}")
+            raise ConfigError(f"{context}: unknown key '{key}'{suggest(str(key), CHOICES)}")
     try:
         parts: dict[str, Any] = dict(preset(str(choice.get("preset", "standard"))))
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import nearest
+from lit_attn.schema.errors import suggest
 
 Activation = Literal["identity", "gelu", "silu", "relu", "tanh"]
 
@@ -328,5 +328,5 @@ PRESETS: dict[str, AttentionSpec] = {
 def preset(name: str) -> AttentionSpec:
     """The preset called `name`; ValueError with the nearest name where there is none."""
     if name not in PRESETS:
-        raise ValueError(f"'{name}' is not a preset{nearest(name, PRESETS)}")
+        raise ValueError(f"'{name}' is not a preset{suggest(name, PRESETS)}")
     return PRESETS[name]

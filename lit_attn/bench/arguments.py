@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lit_attn.attention.spec import PRESETS, Linear
-from lit_attn.schema.errors import nearest
+from lit_attn.schema.errors import suggest
 
 MODES = ["eager", "compiled"]
 
@@ -64,7 +64,7 @@ def problem(options: argparse.Namespace) -> str | None:
     names = [name + suffix for suffix in behind[options.command] for name in PRESETS]
     for name in options.presets:
         if name not in names:
-            return f"--presets: '{name}' is not a preset{nearest(name, names)}"
+            return f"--presets: '{name}' is not a preset{suggest(name, names)}"
         if name.endswith(HALF_HEADS) and options.heads % 2:
             return f"--presets: {options.heads} heads have no half for '{name}'"
         if name.endswith(WINDOWS):
@@ -73,7 +73,7 @@ def problem(options: argparse.Namespace) -> str | None:
                 return f"--presets: '{name}': linear keys have no windows"
     for mode in getattr(options, "modes", []):
         if mode not in MODES:
-            return f"--modes: '{mode}' is not a mode{nearest(mode, MODES)}"
+            return f"--modes: '{mode}' is not a mode{suggest(mode, MODES)}"
     if options.rounds < 2:
         return "--rounds: a spread needs at least 2"
     if options.dim % options.heads:

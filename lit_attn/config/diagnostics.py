@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import nearest
+from lit_attn.schema.errors import suggest
 
 Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
 
@@ -37,7 +37,7 @@ class Diagnostics(Config):
         kinds = given.get("kinds") if isinstance(given, dict) else None
         for kind in kinds if isinstance(kinds, list | tuple) else ():
             if kind not in get_args(Kind):
-                raise ValueError(f"'{kind}' is no diagnostic{nearest(str(kind), get_args(Kind))}")
+                raise ValueError(f"'{kind}' is no diagnostic{suggest(str(kind), get_args(Kind))}")
         return given
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
 from lit_attn.config.training import Training
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import nearest_divisor
+from lit_attn.schema.errors import find_nearest_divisor
 
 Part = TypeVar("Part", Data, Model)
 
@@ -105,7 +105,7 @@ class Experiment(Config):
             if size % model.patch:
                 raise ValueError(
                     f"patch: patches of {model.patch} do not tile {of} of {size} x {size}{key}; "
-                    f"the nearest that do are of {nearest_divisor(model.patch, size)}"
+                    f"the nearest that do are of {find_nearest_divisor(model.patch, size)}"
                 )
         return model
 

@@ -11,7 +11,7 @@ from lit_attn.config.data.images import Digits, Given, Images
 from lit_attn.config.data.segmentation import SCENE_CLASSES, Ade20k, Scenery
 from lit_attn.config.data.text import TextFiles
 from lit_attn.config.experiment import Experiment
-from lit_attn.schema.errors import nearest
+from lit_attn.schema.errors import suggest
 
 # Of every split, by task. What depends on names of classes or tasks comes after these.
 CLASSIFICATION = ("accuracy", "top5", "calibration", "loss")
@@ -80,5 +80,5 @@ def _splits(data: Data) -> tuple[str, ...]:
 
 def _hint(given: str, known: list[str]) -> str:
     """The nearest of all; where none is near, the choices without those of one class or task."""
-    close = nearest(given, known)
-    return close if "did you mean" in close else nearest("", [n for n in known if ":" not in n])
+    close = suggest(given, known)
+    return close if "did you mean" in close else suggest("", [n for n in known if ":" not in n])

@@ -27,7 +27,7 @@ from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 MATCHES = ("parameters", "none")
 
@@ -92,7 +92,7 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
-def normalized(experiment: Mapping, context: str) -> Mapping:
+def normalize(experiment: Mapping, context: str) -> Mapping:
     """An experiment's own mapping with its preset, its `ffn: none` and its paths spelled out."""
     return _anchored(_parts(experiment, context))
 
@@ -122,7 +122,7 @@ def _parts(changes: Mapping, context: str) -> Mapping:
         case "without" | "none":
             model["ffn"] = None
         case str(word):
-            hint = nearest(word, ["with", "without", "none"])
+            hint = suggest(word, ["with", "without", "none"])
             raise ConfigError(f"{model.where['ffn']}: {context}: ffn: unknown '{word}'{hint}")
     return changes
 
@@ -179,7 +179,7 @@ def _attention(value: Any, where: Where, context: str) -> Any:
     for key in value:
         if key not in CHOICES:
             raise ConfigError(
-                f"{value.where[key]}: {context}: unknown key '{key}'{nearest(key, CHOICES)}"
+                f"{value.where[key]}: {context}: unknown key '{key}'{suggest(key, CHOICES)}"
             )
     if "preset" not in value:
         return value
@@ -207,7 +207,7 @@ def _located(value: Any, where: Where) -> Any:
 
 def _match(value: Any, where: Where, context: str) -> str:
     if value not in MATCHES:
-        hint = nearest(str(value), MATCHES)
+        hint = suggest(str(value), MATCHES)
         raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
     return str(value)
 
@@ -233,4 +233,4 @@ def _suggestion(key: str) -> str:
     close = close or difflib.get_close_matches(key, _keys(), n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{_keys()[close[0]]}'?"
-    return nearest("", [*SHORTHANDS, "match", *Experiment.model_fields])
+    return suggest("", [*SHORTHANDS, "match", *Experiment.model_fields])

@@ -93,14 +93,14 @@ def parse_value(text: str, file: str) -> Any:
     return _parse(text, file, lines=False)
 
 
-def value_text(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as a name shows it: `0.0003`, `with`, `split+activation=silu`, `flip+crop`."""
     if isinstance(value, Mapping):
         own = [str(value[key]) for key in ("kind", "preset") if key in value]
-        rest = [f"{k}={value_text(v)}" for k, v in value.items() if k not in ("kind", "preset")]
+        rest = [f"{k}={format_value(v)}" for k, v in value.items() if k not in ("kind", "preset")]
         return "+".join([*own, *rest])
     if isinstance(value, Sequence):
-        return "+".join(value_text(item) for item in value)
+        return "+".join(format_value(item) for item in value)
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

@@ -36,9 +36,9 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.slurm import Slurm
-from lit_attn.config.source import Mapping, Sequence, Where, load, locate, value_text
+from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, nearest, problem, unknown_key
+from lit_attn.schema.errors import ConfigError, find_problem, suggest, unknown_key
 
 
 def _is_mapping(value: Any) -> Any:
@@ -116,7 +116,7 @@ class Study(Config):
     @field_validator("baseline", mode="before")
     @classmethod
     def _as_axes_name_it(cls, value: Any) -> Any:
-        return value if isinstance(value, list | dict) else value_text(value)
+        return value if isinstance(value, list | dict) else format_value(value)
 
     @field_validator("published", mode="before")
     @classmethod
@@ -162,7 +162,7 @@ def read_studies(path: Path) -> dict[str, StudySource]:
     tree = load(path)
     for key in tree:
         if key != "studies":
-            hint = nearest(key, ["studies"])
+            hint = suggest(key, ["studies"])
             raise ConfigError(f"{tree.where[key]}: unknown key '{key}'{hint}")
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
@@ -174,7 +174,7 @@ def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> lis
     """The studies called `names`; without names the default ones, or the only one there is."""
     for name in names:
         if name not in studies:
-            raise ConfigError(f"{path}: no study '{name}'{nearest(name, studies)}")
+            raise ConfigError(f"{path}: no study '{name}'{suggest(name, studies)}")
     chosen = [source for name, source in studies.items() if name in names]
     if not names:
         alone = len(studies) == 1
@@ -193,7 +193,7 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
     try:
         study = Study.model_validate(tree)
     except ValidationError as error:
-        keys, message = problem(error)
+        keys, message = find_problem(error)
         place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
@@ -206,7 +206,7 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         if not _is_file(part):
             key = f"studies.{name}.parts"
             beside = [found.name for found in part.parent.glob("*.py")]
-            hint = nearest(part.name, beside)
+            hint = suggest(part.name, beside)
             raise ConfigError(f"{locate(tree, ('parts', number))}: {key}: no file {part}{hint}")
     return StudySource(name, study, tree, load(experiment), experiment, parts)
 

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 
 def load_pretrained(vit: VisionTransformer, name: str, checkpoint: str | Path | None) -> None:
@@ -19,7 +19,7 @@ def load_pretrained(vit: VisionTransformer, name: str, checkpoint: str | Path | 
     """
     known = timm.list_pretrained(["vit_*", "deit*"])
     if name not in known:
-        raise ConfigError(f"model.pretrained: timm has no weights '{name}'{nearest(name, known)}")
+        raise ConfigError(f"model.pretrained: timm has no weights '{name}'{suggest(name, known)}")
     overlay = None
     if checkpoint is not None:
         # timm's own reader is for the .npz files of the original release alone.

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from lit_attn.cells.folder import attempts, last_exit, result
 from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> list[StudyRecord
         raise ConfigError(f"{runs}: holds no study (no */plan.json)")
     for name in names or []:
         if name not in found:
-            raise ConfigError(f"{runs}: has no study '{name}'{nearest(name, found)}")
+            raise ConfigError(f"{runs}: has no study '{name}'{suggest(name, found)}")
     return [_study(found[name]) for name in (names or found)]
 
 
@@ -92,7 +92,7 @@ def _some_have_the_metric(path: Path, record: StudyRecord) -> None:
         return
     found = result(lacking[0].folder, lacking[0].planned.identity)
     known = [] if found is None else sorted(found.metrics)
-    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{nearest(name, known)}")
+    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, known)}")
 
 
 def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:

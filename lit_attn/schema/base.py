@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.schema.errors import nearest, unknown_key
+from lit_attn.schema.errors import suggest, unknown_key
 
 
 class Config(BaseModel):
@@ -119,11 +119,11 @@ class Kind(Config):
             return value
         given = {"kind": value} if isinstance(value, str) else value
         if not isinstance(given, dict) or "kind" not in given:
-            raise ValueError(f"needs a kind{nearest('', cls.family)}")
+            raise ValueError(f"needs a kind{suggest('', cls.family)}")
         kind = str(given["kind"])
         if kind not in cls.family:
             family = cls.__name__.lower()
-            raise ValueError(f"'{kind}' is not a known {family}{nearest(kind, cls.family)}")
+            raise ValueError(f"'{kind}' is not a known {family}{suggest(kind, cls.family)}")
         return cls.family[kind].model_validate(given)
 
 

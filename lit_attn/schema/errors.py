@@ -15,7 +15,7 @@ class ConfigError(ValueError):
     """Bad configuration. The message is one line that names the file, the key and a remedy."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def suggest(word: str, choices: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or the choices where nothing is near, or nothing without choices.
 
     Of many choices those few that are least far.
@@ -29,7 +29,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(options)}" if options else ""
 
 
-def nearest_divisor(number: int, whole: int) -> int:
+def find_nearest_divisor(number: int, whole: int) -> int:
     """The divisor of `whole` that is next to `number`, the smaller of two; 1 where none is near."""
     start = min(number, whole)
     near = (start + way * distance for distance in range(10_000) for way in (-1, 1))
@@ -38,7 +38,7 @@ def nearest_divisor(number: int, whole: int) -> int:
 
 def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:
     """What a validator raises for a key that is none of `choices`."""
-    hint = nearest(str(key), choices)
+    hint = suggest(str(key), choices)
     return PydanticCustomError(
         "unknown_key", "unknown key '{key}'{hint}", {"key": key, "hint": hint}
     )
@@ -46,12 +46,12 @@ def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:
 
 def explain(error: ValidationError, where: str) -> ConfigError:
     """The first problem that pydantic found, as one line beginning with `where`."""
-    keys, message = problem(error)
+    keys, message = find_problem(error)
     key = ".".join(str(part) for part in keys)
     return ConfigError(f"{where}: {key + ': ' if key else ''}{message}")
 
 
-def problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The first problem that pydantic found: the keys that lead to it, and what is wrong there."""
     first = error.errors()[0]
     keys = first["loc"]
@@ -64,7 +64,7 @@ def problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
         case "literal_error":
             given = str(first["input"])
             choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            message = f"'{given}' is not a choice{nearest(given, choices)}"
+            message = f"'{given}' is not a choice{suggest(given, choices)}"
         case "missing":
             message = "this key is required"
         case "value_error":

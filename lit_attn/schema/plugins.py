@@ -33,7 +33,7 @@ def load_parts(files: Iterable[Path]) -> None:
             raise ConfigError(_hides(path))
 
 
-def hash_of(path: Path) -> bytes:
+def get_file_hash(path: Path) -> bytes:
     """Of the contents that a file had when it was loaded; KeyError where it was not."""
     return _HASHES[path.resolve()]
 

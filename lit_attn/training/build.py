@@ -25,7 +25,7 @@ from lit_attn.data.text.steps import SteppedData
 from lit_attn.models import budget
 from lit_attn.models.gpt import GPT
 from lit_attn.optim.schedules import learning_rate
-from lit_attn.schema.errors import ConfigError, nearest
+from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import Task
 from lit_attn.tasks.classification import Classification, SequenceClassification
 from lit_attn.tasks.composition import HeadComposition as HeadCompositionTask
@@ -85,7 +85,7 @@ def _measured(metric: Metric, task: Task) -> None:
     bare, names = name.removeprefix("ema-"), task.names_of(split)
     if bare not in names:
         raise ConfigError(
-            f"metric: '{metric.name}': '{bare}' is not measured{nearest(bare, names)}"
+            f"metric: '{metric.name}': '{bare}' is not measured{suggest(bare, names)}"
         )
 
 

@@ -12,7 +12,7 @@ import torch
 
 import lit_attn
 from lit_attn.cells.records import Spread
-from lit_attn.schema.plugins import hash_of
+from lit_attn.schema.plugins import get_file_hash
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 
@@ -114,7 +114,7 @@ def code_of(parts: Iterable[Path]) -> str:
     digest = _PACKAGE.copy()
     for path in parts:
         digest.update(path.name.encode())
-        digest.update(hash_of(path))
+        digest.update(get_file_hash(path))
     return digest.hexdigest()[:12]
 
 

@@ -15,7 +15,7 @@ from lit_attn.config.data.images import Cifar10, Digits
 from lit_attn.config.optimizers import AdamW, Optimizer
 from lit_attn.config.source import Mapping, Sequence, Where, load, locate, parse_value
 from lit_attn.schema.base import Config, Kind, outside_identity
-from lit_attn.schema.errors import ConfigError, explain, nearest
+from lit_attn.schema.errors import ConfigError, explain, suggest
 
 
 class Shape(Kind):
@@ -101,10 +101,10 @@ def test_paths_of_data_are_outside_identity() -> None:
     assert Digits(augment=flipped).identity() != Digits(augment=cropped).identity()
 
 
-def test_nearest() -> None:
-    assert nearest("heds", ["heads", "depth"]) == "; did you mean 'heads'?"
-    assert nearest("zzz", ["heads", "depth"]) == "; choose from heads, depth"
-    assert nearest("zzz", []) == ""
+def test_suggest_names_the_nearest_choice() -> None:
+    assert suggest("heds", ["heads", "depth"]) == "; did you mean 'heads'?"
+    assert suggest("zzz", ["heads", "depth"]) == "; choose from heads, depth"
+    assert suggest("zzz", []) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lit_attn.ablate.variants import resolve
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, load
 from lit_attn.models import budget
-from lit_attn.schema.errors import ConfigError, nearest_divisor
+from lit_attn.schema.errors import ConfigError, find_nearest_divisor
 
 # A change to one variant, and what is said of it.
 MISTAKES = [
@@ -127,7 +127,7 @@ def test_what_a_part_refuses_is_a_configuration_error() -> None:
 
 
 def test_the_nearest_divisor() -> None:
-    found = [nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
+    found = [find_nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
     assert found == [1, 3, 4, 6, 6, 6, 12]
-    assert nearest_divisor(7, 10**400 + 1) in range(1, 10**400)
-    assert nearest_divisor(10**300, 2 * 10**300 + 3) == 1
+    assert find_nearest_divisor(7, 10**400 + 1) in range(1, 10**400)
+    assert find_nearest_divisor(10**300, 2 * 10**300 + 3) == 1

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from lit_attn.config.augment import Augmentation, Flip
 from lit_attn.config.data.base import Data
 from lit_attn.schema.base import outside_identity
-from lit_attn.schema.errors import nearest
+from lit_attn.schema.errors import suggest
 
 # The label of pixels that have none.
 IGNORED = 255
@@ -69,7 +69,7 @@ class Scenery(Data):
         known = {kind.model_fields["kind"].default: kind for kind in STEPS}
         for step in steps:
             if not isinstance(step, STEPS):
-                hint = nearest(step.kind, known)
+                hint = suggest(step.kind, known)
                 raise ValueError(f"'{step.kind}' has no meaning for segmentation{hint}")
         if not any(isinstance(step, CategoryCrop) for step in steps):
             raise ValueError("needs 'category-crop': a batch is of windows of one size")

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.attention.spec import AttentionSpec, Dynamic
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import nearest, nearest_divisor
+from lit_attn.schema.errors import find_nearest_divisor, suggest
 
 
 class FFN(Config):
@@ -31,7 +31,7 @@ class Model(Kind):
     @classmethod
     def _activation_it_has(cls, ffn: FFN | None) -> FFN | None:
         if ffn and ffn.activation not in cls.activations:
-            hint = nearest(ffn.activation, cls.activations)
+            hint = suggest(ffn.activation, cls.activations)
             raise ValueError(f"this model has no '{ffn.activation}' activation{hint}")
         return ffn
 
@@ -46,7 +46,7 @@ def require_division(key: str, what: str, number: int, whole: int, of: str) -> N
     if whole % number:
         raise ValueError(
             f"{key}: {number} {what} do not divide {of}; the nearest that do are "
-            f"{nearest_divisor(number, whole)}"
+            f"{find_nearest_divisor(number, whole)}"
         )
 
 
