@@ -37,10 +37,10 @@ class Shape(NamedTuple):
     windows: tuple[int | None, ...]
 
 
-def configuration(name: str, shape: Shape) -> language.GPT:
+def configuration(name: str, shape: Shape) -> language.GPTConfig:
     """The model called `name`; its FFN is as wide as LLaMA's: 8 d / 3, up to a multiple of 256."""
     base = name.removesuffix(WINDOWS)
-    return language.GPT(
+    return language.GPTConfig(
         dim=shape.dim,
         depth=shape.depth,
         heads=shape.heads,

@@ -8,17 +8,17 @@ from pydantic import ValidationInfo, field_validator
 from lit_attn.attention.spec import MixedKeys
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.composition import HeadCompositionConfig
 from lit_attn.config.data.images import Images
 from lit_attn.config.data.labelled import Labelled
 from lit_attn.config.data.segmentation import Scenery
 from lit_attn.config.data.text import Tokens
 from lit_attn.config.losses import Loss
 from lit_attn.config.models.base import Model
-from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT, Transformer
-from lit_attn.config.models.language import GPT, SequenceClassifier
-from lit_attn.config.models.segmenter import Segmenter
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig, Transformer
+from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.config.models.segmenter import SegmenterConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
 from lit_attn.config.training import Training
@@ -36,11 +36,13 @@ class Needs(NamedTuple):
 
 
 TASKS = {
-    "image-classification": Needs((Images, ClassFolders), (ViT, ImageViT, LocalViT, JiT)),
-    "language-modelling": Needs((Tokens,), (GPT,)),
-    "sequence-classification": Needs((Labelled,), (SequenceClassifier,)),
-    "head-composition": Needs((HeadComposition,), (GPT,)),
-    "segmentation": Needs((Scenery,), (Segmenter,)),
+    "image-classification": Needs(
+        (Images, ClassFolders), (ViTConfig, ImageViTConfig, LocalViTConfig, JiTConfig)
+    ),
+    "language-modelling": Needs((Tokens,), (GPTConfig,)),
+    "sequence-classification": Needs((Labelled,), (SequenceClassifierConfig,)),
+    "head-composition": Needs((HeadCompositionConfig,), (GPTConfig,)),
+    "segmentation": Needs((Scenery,), (SegmenterConfig,)),
 }
 
 
@@ -81,7 +83,7 @@ class Experiment(Config):
     def _of_every_size(cls, model: Model, info: ValidationInfo) -> Model:
         data = info.data.get("data")
         grows = isinstance(data, ClassFolders) and data.sizes
-        if grows and not isinstance(model, ImageViT | LocalViT):
+        if grows and not isinstance(model, ImageViTConfig | LocalViTConfig):
             raise ValueError(
                 f"'{model.kind}' has positions for images of one size, not `data.sizes`"
             )
@@ -91,7 +93,7 @@ class Experiment(Config):
     @classmethod
     def _patches_tile(cls, model: Model, info: ValidationInfo) -> Model:
         data = info.data.get("data")
-        if not isinstance(model, ViT | Transformer):
+        if not isinstance(model, ViTConfig | Transformer):
             return model
         sizes: tuple[int, ...] = ()
         if isinstance(data, Images):
@@ -113,7 +115,7 @@ class Experiment(Config):
     @classmethod
     def _no_gaps(cls, model: Model, info: ValidationInfo) -> Model:
         data = info.data.get("data")
-        if not isinstance(data, Scenery) or not isinstance(model, Segmenter):
+        if not isinstance(data, Scenery) or not isinstance(model, SegmenterConfig):
             return model
         if model.stride is not None and model.stride > data.crop:
             raise ValueError(
@@ -139,7 +141,7 @@ class Experiment(Config):
     @classmethod
     def _cutoffs_are_ids(cls, model: Model, info: ValidationInfo) -> Model:
         data = info.data.get("data")
-        if isinstance(data, Tokens) and isinstance(model, GPT) and model.cutoffs:
+        if isinstance(data, Tokens) and isinstance(model, GPTConfig) and model.cutoffs:
             vocabulary = data.tokenizer.vocabulary
             if model.cutoffs[-1] >= vocabulary:
                 raise ValueError(
@@ -171,7 +173,7 @@ class Experiment(Config):
         data = info.data.get("data")
         if data is None:
             return training
-        parts = isinstance(data, Tokens | Labelled | HeadComposition)
+        parts = isinstance(data, Tokens | Labelled | HeadCompositionConfig)
         accumulate = data.accumulate if parts else 1
         if (data.batch_size // accumulate) % training.devices:
             of = f" in {accumulate} parts" if accumulate > 1 else ""

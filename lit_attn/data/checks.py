@@ -13,7 +13,7 @@ from lit_attn.config.data.labelled import LabelledText, ListOps
 from lit_attn.config.data.segmentation import Ade20k
 from lit_attn.config.data.text import Gpt2, Shards, TextFiles, Tokens
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.models.segmenter import Segmenter
+from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.data import sets
 from lit_attn.data.text import shards
 from lit_attn.schema.errors import ConfigError
@@ -25,7 +25,7 @@ def require(experiment: Experiment) -> None:
     if isinstance(data, Tokens) and isinstance(data.tokenizer, Gpt2) and data.tokenizer.folder:
         folder = data.tokenizer.folder
         _files("data.tokenizer.folder", [folder / name for name in ("encoder.json", "vocab.bpe")])
-    if isinstance(model, Segmenter) and model.checkpoint is not None:
+    if isinstance(model, SegmenterConfig) and model.checkpoint is not None:
         _files("model.checkpoint", [model.checkpoint])
     try:
         _data(data)

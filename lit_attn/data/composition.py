@@ -28,7 +28,7 @@ from lit_attn.config.data.composition import (
     PATTERNS,
     TASK_NAMES,
     TRANSFORMATIONS,
-    HeadComposition,
+    HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
 from lit_attn.data.text.steps import SteppedData, generator
@@ -42,7 +42,7 @@ TASKS = len(TASK_NAMES)
 FIXED = 0
 
 
-def held_out(data: HeadComposition) -> Ids:
+def held_out(data: HeadCompositionConfig) -> Ids:
     """The tasks that are evaluated and not trained."""
     diagonal = np.arange(len(PATTERNS)) * (len(TRANSFORMATIONS) + 1)
     return diagonal if data.held_out == "diagonal" else diagonal[:0]
@@ -51,7 +51,7 @@ def held_out(data: HeadComposition) -> Ids:
 class Lexicon:
     """What every entity becomes under each transformation, and the ids of all tokens."""
 
-    def __init__(self, data: HeadComposition) -> None:
+    def __init__(self, data: HeadCompositionConfig) -> None:
         count = data.entities
         drawn = generator(FIXED, "lexicon", count)
         self.entities = count
@@ -115,7 +115,7 @@ class Lexicon:
 class CompositionData(SteppedData):
     """Batches are tokens, answers, tasks; `splits` are "val" and "test"."""
 
-    def __init__(self, data: HeadComposition, seed: int, device: torch.device) -> None:
+    def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
         self.lexicon = Lexicon(data)

@@ -8,25 +8,25 @@ from torch import Tensor, nn
 
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.composition import HeadCompositionConfig
 from lit_attn.config.data.images import Images
 from lit_attn.config.data.labelled import Labelled
 from lit_attn.config.data.segmentation import Scenery
 from lit_attn.config.data.text import Tokens
 from lit_attn.config.models.base import Model
-from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
-from lit_attn.config.models.language import GPT, SequenceClassifier
-from lit_attn.config.models.segmenter import Segmenter
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
+from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.config.models.segmenter import SegmenterConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import gpt, imagenet_vit, jit, local_vit, segmenter, sequence, vit
 from lit_attn.schema.errors import ConfigError
 
 OF_IMAGES: dict[type[Model], Callable[..., nn.Module]] = {
-    ViT: vit.build,
-    ImageViT: imagenet_vit.build,
-    LocalViT: local_vit.build,
-    JiT: jit.build,
-    Segmenter: segmenter.build,
+    ViTConfig: vit.build,
+    ImageViTConfig: imagenet_vit.build,
+    LocalViTConfig: local_vit.build,
+    JiTConfig: jit.build,
+    SegmenterConfig: segmenter.build,
 }
 
 
@@ -41,13 +41,13 @@ def build(model: Model, data: Data, device: str | None = None) -> nn.Module:
 
 def _built(model: Model, data: Data, device: str | None) -> nn.Module:
     if isinstance(data, Tokens):
-        assert isinstance(model, GPT)
+        assert isinstance(model, GPTConfig)
         return gpt.build(model, data.tokenizer.vocabulary, data.context, device)
-    if isinstance(data, HeadComposition):
-        assert isinstance(model, GPT)
+    if isinstance(data, HeadCompositionConfig):
+        assert isinstance(model, GPTConfig)
         return gpt.build(model, data.vocabulary, data.context, device)
     if isinstance(data, Labelled):
-        assert isinstance(model, SequenceClassifier)
+        assert isinstance(model, SequenceClassifierConfig)
         return sequence.build(
             model, data.vocabulary, data.context, data.num_classes, data.pairs, device
         )
@@ -57,7 +57,7 @@ def _built(model: Model, data: Data, device: str | None) -> nn.Module:
 
 def sample(data: Data) -> tuple[Tensor, ...]:
     """What a network is called with for one sample of `data`, on the meta device."""
-    if isinstance(data, Tokens | HeadComposition):
+    if isinstance(data, Tokens | HeadCompositionConfig):
         return (torch.empty(1, data.context, dtype=torch.long, device="meta"),)
     if isinstance(data, Labelled):
         shape = (1, 2, data.context) if data.pairs else (1, data.context)

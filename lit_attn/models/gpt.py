@@ -22,7 +22,7 @@ class GPT(nn.Module):
     """A causal trunk with a tied, untied or adaptive head."""
 
     def __init__(
-        self, model: language.GPT, vocabulary: int, context: int, device: Device = None
+        self, model: language.GPTConfig, vocabulary: int, context: int, device: Device = None
     ) -> None:
         """`context` is the longest sequence; learned positions are as many."""
         super().__init__()
@@ -69,7 +69,7 @@ class GPT(nn.Module):
         return nll.masked_scatter(predicted, found).unflatten(0, targets.shape)
 
 
-def build(model: language.GPT, vocabulary: int, context: int, device: Device = None) -> GPT:
+def build(model: language.GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
     """The network that `model` describes, initialised; nothing is allocated on "meta"."""
     network = GPT(model, vocabulary, context, device)
     if network.trunk.tokens.weight.device.type != "meta":

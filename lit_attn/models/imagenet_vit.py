@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.config.models.imagenet import ImageViT, Transformer
+from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.models.vit import AttentionBlock, initialise
 from lit_attn.schema.errors import ConfigError
@@ -25,7 +25,7 @@ FeedForward = Callable[[int, int, Device], nn.Module]
 
 
 def build(
-    model: ImageViT, image_shape: Shape, num_classes: int, device: Device = None
+    model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """The network that `model` describes, initialised as timm does; raises as `assemble`."""
     vit = assemble(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
-from lit_attn.config.models.imagenet import JiT
+from lit_attn.config.models.imagenet import JiTConfig
 from lit_attn.models.imagenet_vit import Device, Shape, require_tiles
 from lit_attn.models.norms import HeadNorm
 from lit_attn.models.seeded_draws import by_name
@@ -27,7 +27,7 @@ class Block(nn.Module):
     condition that starts at zero, so that the block starts as the identity.
     """
 
-    def __init__(self, model: JiT, device: Device) -> None:
+    def __init__(self, model: JiTConfig, device: Device) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.dim, eps=EPS, device=device)
         self.attn: Attention = attn_layer(model.attention)(
@@ -67,7 +67,7 @@ class JiTClassifier(nn.Module):
     positions: Tensor
 
     def __init__(
-        self, model: JiT, image_shape: Shape, num_classes: int, device: Device = None
+        self, model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
     ) -> None:
         """Raises ConfigError where the patches do not tile the image."""
         super().__init__()
@@ -116,7 +116,9 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
     return Rotary(cos, sin)
 
 
-def build(model: JiT, image_shape: Shape, num_classes: int, device: Device = None) -> JiTClassifier:
+def build(
+    model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
+) -> JiTClassifier:
     """The network that `model` describes, initialised except on the meta device."""
     network = JiTClassifier(model, image_shape, num_classes, device)
     if not network.head.weight.is_meta:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
-from lit_attn.config.models.imagenet import LocalViT
+from lit_attn.config.models.imagenet import LocalViTConfig
 from lit_attn.models.imagenet_vit import Device, Shape, assemble
 from lit_attn.models.seeded_draws import by_name
 
@@ -38,7 +38,7 @@ class LocalFFN(nn.Module):
 
 
 def build(
-    model: LocalViT, image_shape: Shape, num_classes: int, device: Device = None
+    model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """The network that `model` describes, initialised; ConfigError where patches do not tile."""
     vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)

@@ -24,7 +24,7 @@ from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViT
+from lit_attn.config.models.imagenet import ImageViTConfig
 from lit_attn.models import imagenet_vit
 from lit_attn.models.pretrained import load_pretrained
 from lit_attn.models.vit import AttentionBlock, initialise
@@ -57,7 +57,7 @@ class AttentionViT(BaseModule):
         checkpoint: str | Path | None = None,
     ) -> None:
         super().__init__()
-        model = ImageViT(
+        model = ImageViTConfig(
             attention=attention_spec(attention, "attention"),
             dim=embed_dims,
             depth=num_layers,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.config.models.segmenter import Segmenter
+from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.extras import require_mmseg
 from lit_attn.models.seeded_draws import by_name
 
@@ -20,7 +20,7 @@ MEAN = STD = 127.5
 
 
 def build(
-    model: Segmenter,
+    model: SegmenterConfig,
     image_shape: tuple[int, int, int],
     num_classes: int,
     device: torch.device | str | None = None,
@@ -45,7 +45,7 @@ def build(
     return network
 
 
-def configuration(model: Segmenter, crop: int, num_classes: int) -> dict[str, object]:
+def configuration(model: SegmenterConfig, crop: int, num_classes: int) -> dict[str, object]:
     """The mmsegmentation configuration of `model`, for training windows of `crop` pixels."""
     import lit_attn.models.mmseg_parts as parts
 

@@ -18,7 +18,7 @@ class SequenceClassifier(nn.Module):
 
     def __init__(
         self,
-        model: language.SequenceClassifier,
+        model: language.SequenceClassifierConfig,
         vocabulary: int,
         context: int,
         classes: int,
@@ -56,7 +56,7 @@ class SequenceClassifier(nn.Module):
 
 
 def build(
-    model: language.SequenceClassifier,
+    model: language.SequenceClassifierConfig,
     vocabulary: int,
     context: int,
     classes: int,

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models.patches import ShiftedPatchEmbed
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.schema.errors import ConfigError
@@ -32,7 +32,7 @@ class AttentionBlock(nn.Module):
 
 
 def build(
-    model: ViT,
+    model: ViTConfig,
     image_shape: tuple[int, int, int],
     num_classes: int,
     device: torch.device | str | None = None,
@@ -94,7 +94,7 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
             module.copy_projection()
 
 
-def _fitted(block: nn.Module, model: ViT, device: torch.device | str | None) -> nn.Module:
+def _fitted(block: nn.Module, model: ViTConfig, device: torch.device | str | None) -> nn.Module:
     """Timm's block with the exact FFN width (or none) and, by choice, constant stochastic depth."""
     assert isinstance(block, Block)
     if model.drop_path_schedule == "constant" and model.drop_path > 0:

@@ -9,7 +9,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.composition import HeadCompositionConfig
 from lit_attn.config.data.images import Images
 from lit_attn.config.data.labelled import Labelled
 from lit_attn.config.data.segmentation import Scenery
@@ -28,7 +28,7 @@ from lit_attn.optim.schedules import learning_rate
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import Task
 from lit_attn.tasks.classification import Classification, SequenceClassification
-from lit_attn.tasks.composition import HeadComposition as HeadCompositionTask
+from lit_attn.tasks.composition import HeadComposition
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.tasks.segmentation import Segmentation
 
@@ -95,7 +95,7 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
         return TextData(data, seed, device)
     if isinstance(data, Labelled):
         return LabelledData(data, seed, device)
-    if isinstance(data, HeadComposition):
+    if isinstance(data, HeadCompositionConfig):
         return composition.CompositionData(data, seed, device)
     if isinstance(data, ClassFolders):
         return ImageFolderData(data, seed)
@@ -116,7 +116,7 @@ def _task(experiment: Experiment, data: AnyData) -> Task:
     if isinstance(data, composition.CompositionData):
         assert isinstance(network, GPT)
         held_out = composition.held_out(data.data).tolist()
-        return HeadCompositionTask(network, data.splits, optimizer, rate, held_out)
+        return HeadComposition(network, data.splits, optimizer, rate, held_out)
     if isinstance(data, SceneryData):
         return Segmentation(network, data.splits, optimizer, rate, data.classes)
     of = SequenceClassification if isinstance(data, LabelledData) else Classification

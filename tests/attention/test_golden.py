@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.data.images import Digits
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.data.images import ImageData
 from lit_attn.models.vit import build
 
@@ -25,7 +25,7 @@ STEPS, EVERY = 50, 7
 def losses(name: str) -> list[float]:
     """The loss of every seventh of fifty AdamW steps on the real digits, in float64."""
     torch.manual_seed(0)
-    model = ViT(
+    model = ViTConfig(
         dim=16, depth=2, heads=4, patch=2, ffn=FFN(width=16), attention=PRESETS[name], init="xavier"
     )
     network = build(model, (1, 8, 8), 10).double()

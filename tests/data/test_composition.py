@@ -15,7 +15,7 @@ from lit_attn.config.data.composition import (
     PATTERNS,
     TASK_NAMES,
     TRANSFORMATIONS,
-    HeadComposition,
+    HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
 from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 def data(seed: int = 0, **changes: object) -> CompositionData:
     given = {"eval_questions": 4, "batch_size": 64, **changes}
-    return CompositionData(HeadComposition.model_validate(given), seed, CPU)
+    return CompositionData(HeadCompositionConfig.model_validate(given), seed, CPU)
 
 
 def looked_up(lexicon: Lexicon, question: list[int]) -> int:

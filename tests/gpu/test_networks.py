@@ -21,9 +21,9 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
 from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
-from lit_attn.config.models.language import SequenceClassifier
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
+from lit_attn.config.models.language import SequenceClassifierConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.pipeline import Pipeline
@@ -122,10 +122,10 @@ def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]
     every: dict[str, Any] = {"dim": 16, "depth": len(specs), "heads": 2, "ffn": None}
     network: Any
     if kind == "images":
-        network, loss = vit.build(ViT(patch=4, **every), IMAGE, CLASSES), images
+        network, loss = vit.build(ViTConfig(patch=4, **every), IMAGE, CLASSES), images
         blocks = network.blocks
     elif kind == "padded":
-        model = SequenceClassifier(classifier_width=8, **every)
+        model = SequenceClassifierConfig(classifier_width=8, **every)
         network, loss = sequence.build(model, VOCABULARY, 12, 3, pairs=True), padded
         blocks = network.trunk.blocks
     else:
@@ -171,17 +171,17 @@ def language_model(name: str) -> Callable[[], nn.Module]:
 
 def shifted() -> nn.Module:
     choices = {"patchify": "shifted", "local_self_attention": True}
-    return vit.build(ViT(drop_path=0.5, dropout=0.5, **small(**choices)), IMAGE, CLASSES)
+    return vit.build(ViTConfig(drop_path=0.5, dropout=0.5, **small(**choices)), IMAGE, CLASSES)
 
 
 def local() -> nn.Module:
     ffn = FFN(width=16, activation="hard-swish")
-    return local_vit.build(LocalViT(**small(ffn=ffn)), IMAGE, CLASSES)
+    return local_vit.build(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
 
 
 def modulated() -> nn.Module:
     ffn = FFN(width=16, activation="swiglu")
-    return jit.build(JiT(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
+    return jit.build(JiTConfig(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
@@ -189,7 +189,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     "local": (local, images),
     "jit": (modulated, images),
     # The images are smaller than its own.
-    "resampled": (lambda: imagenet_vit.build(ImageViT(**small()), (3, 32, 32), CLASSES), images),
+    "resampled": (
+        lambda: imagenet_vit.build(ImageViTConfig(**small()), (3, 32, 32), CLASSES),
+        images,
+    ),
     **{name: (language_model(name), text) for name in gpt_cases.CHOICES},
 }
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPT, Init
+from lit_attn.config.models.language import GPTConfig, Init
 from lit_attn.models import gpt
 
 VOCABULARY, CONTEXT = 50, 16
@@ -44,8 +44,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def config(name: str, **changes: Any) -> GPT:
-    return GPT(
+def config(name: str, **changes: Any) -> GPTConfig:
+    return GPTConfig(
         **{"dim": 24, "depth": 3, "heads": 3, "ffn": FFN(width=32), **CHOICES[name], **changes}
     )
 

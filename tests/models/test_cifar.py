@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.images import Cifar10, Cifar100
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models.budget import count, describe, resolve
 from lit_attn.models.patches import ShiftedPatchEmbed
 from lit_attn.models.vit import build
@@ -17,9 +17,9 @@ from lit_attn.schema.errors import ConfigError
 CIFAR = (3, 32, 32)
 
 
-def belief2_vit(attention: AttentionSpec | str = "standard", width: int | None = 576) -> ViT:
+def belief2_vit(attention: AttentionSpec | str = "standard", width: int | None = 576) -> ViTConfig:
     spec = preset(attention) if isinstance(attention, str) else attention
-    return ViT(
+    return ViTConfig(
         dim=192,
         depth=9,
         heads=12,
@@ -32,8 +32,8 @@ def belief2_vit(attention: AttentionSpec | str = "standard", width: int | None =
     )
 
 
-def vit_small(attention: str = "standard", plain: bool = False) -> ViT:
-    return ViT(
+def vit_small(attention: str = "standard", plain: bool = False) -> ViTConfig:
+    return ViTConfig(
         dim=512,
         depth=6,
         heads=8,
@@ -65,7 +65,7 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViT:
         (vit_small("attentionx"), 10, 9_622_512),
     ],
 )
-def test_parameter_counts_to_the_integer(model: ViT, classes: int, parameters: int) -> None:
+def test_parameter_counts_to_the_integer(model: ViTConfig, classes: int, parameters: int) -> None:
     assert describe(model, Cifar10() if classes == 10 else Cifar100()).parameters == parameters
 
 

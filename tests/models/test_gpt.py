@@ -10,8 +10,8 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPT, Init, SequenceClassifier
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import gpt, sequence
 from lit_attn.models.quantise import E5M2Linear, e5m2
 from lit_attn.schema.errors import ConfigError
@@ -109,7 +109,9 @@ def test_adaptive_softmax_by_hand() -> None:
 def test_nanogpt_initialisation() -> None:
     """N(0, 0.02), and 0.02 / sqrt(2 L) for what goes onto the residual stream."""
     torch.manual_seed(0)
-    model = GPT(dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"])
+    model = GPTConfig(
+        dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"]
+    )
     block = gpt.build(model, 500, 64).trunk.blocks[0]
     projection = 0.02 / 8**0.5
     for linear, std in (
@@ -204,7 +206,9 @@ def test_more_tokens_than_learned_positions() -> None:
 )
 def test_bad_configuration(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        GPT.model_validate({"dim": 24, "depth": 1, "heads": 3, "ffn": {"width": 8}, **changes})
+        GPTConfig.model_validate(
+            {"dim": 24, "depth": 1, "heads": 3, "ffn": {"width": 8}, **changes}
+        )
 
 
 def test_cutoff_beyond_the_vocabulary() -> None:
@@ -214,12 +218,12 @@ def test_cutoff_beyond_the_vocabulary() -> None:
 
 def test_a_vit_has_no_swiglu() -> None:
     with pytest.raises(ValidationError, match="no 'swiglu' activation"):
-        ViT(dim=24, depth=1, heads=3, patch=2, ffn=FFN(width=8, activation="swiglu"))
+        ViTConfig(dim=24, depth=1, heads=3, patch=2, ffn=FFN(width=8, activation="swiglu"))
 
 
 def classifier(pool: str, pairs: bool = False) -> sequence.SequenceClassifier:
     torch.manual_seed(0)
-    model = SequenceClassifier(
+    model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, head_dim=4, ffn=FFN(width=32), norm="layernorm", pool=pool
     )
     return sequence.build(model, 50, 16, classes=10, pairs=pairs).double().eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import Init, SequenceClassifier
+from lit_attn.config.models.language import Init, SequenceClassifierConfig
 from lit_attn.models import sequence
 from lit_attn.models.gpt import GPT
 from lit_attn.models.sampling import Sampling, continuation, drawn
@@ -117,7 +117,7 @@ def test_beyond_the_trained_context_where_positions_are_computed() -> None:
 
 
 def test_a_bidirectional_model_is_refused() -> None:
-    model = SequenceClassifier(dim=8, depth=1, heads=2, ffn=FFN(width=8))
+    model = SequenceClassifierConfig(dim=8, depth=1, heads=2, ffn=FFN(width=8))
     classifier = sequence.build(model, VOCABULARY, CONTEXT, classes=2)
     with pytest.raises(ValueError, match="bidirectional model cannot be decoded"):
         classifier.trunk.new_caches()

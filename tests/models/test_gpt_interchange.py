@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPT
+from lit_attn.config.models.language import GPTConfig
 from lit_attn.models import gpt
 from lit_attn.models.interchange import load_gpt2, read_state
 from lit_attn.schema.errors import ConfigError
@@ -21,7 +21,7 @@ COPYING = AttentionSpec(residual=Split(activation="identity", init="copy"))
 
 
 def model(attention: AttentionSpec = PRESETS["standard"]) -> gpt.GPT:
-    chosen = GPT(
+    chosen = GPTConfig(
         dim=DIM,
         depth=DEPTH,
         heads=HEADS,

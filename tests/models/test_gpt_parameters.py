@@ -4,12 +4,12 @@ import pytest
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Mixture, Similarity
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import GPT, Init, SequenceClassifier
+from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.models import gpt, sequence
 from lit_attn.models.budget import count
 
-GPT2 = GPT(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
-CASTED = GPT(
+GPT2 = GPTConfig(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
+CASTED = GPTConfig(
     dim=768,
     depth=12,
     heads=12,
@@ -20,7 +20,7 @@ CASTED = GPT(
     weights="e5m2",
     init=Init(matrices="torch", embedding="torch", depth_scaled=False),
 )
-TRANSFORMER_PP = GPT(
+TRANSFORMER_PP = GPTConfig(
     dim=1024,
     depth=24,
     heads=16,
@@ -30,7 +30,7 @@ TRANSFORMER_PP = GPT(
     head="untied",
     windows=(256, None),
 )
-WIKITEXT = GPT(
+WIKITEXT = GPTConfig(
     dim=128,
     depth=16,
     heads=8,
@@ -45,7 +45,7 @@ WIKITEXT = GPT(
 )
 
 
-def parameters(model: GPT, vocabulary: int, context: int) -> int:
+def parameters(model: GPTConfig, vocabulary: int, context: int) -> int:
     return count(gpt.build(model, vocabulary, context, device="meta"))
 
 
@@ -118,7 +118,7 @@ def test_lra_retrieval(similarity: Similarity, totals: dict[int, int]) -> None:
 
 
 def retrieval(heads: int, similarity: Similarity) -> int:
-    model = SequenceClassifier(
+    model = SequenceClassifierConfig(
         dim=64,
         depth=2,
         heads=heads,
@@ -135,6 +135,6 @@ def retrieval(heads: int, similarity: Similarity) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits(name: str) -> None:
-    tiny = GPT(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
+    tiny = GPTConfig(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
     standard = tiny.model_copy(update={"attention": AttentionSpec()})
     assert parameters(tiny, 50, 16) >= parameters(standard, 50, 16)

@@ -10,7 +10,7 @@ from lit_attn.attention.rotary import rotate
 from lit_attn.attention.spec import AttentionSpec, Perpendicular, preset
 from lit_attn.config.data.images import Cifar10, Folder
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
+from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
 from lit_attn.models import imagenet_vit, jit, local_vit
 from lit_attn.models.budget import count, describe, resolve
 from lit_attn.models.factory import OF_IMAGES, build
@@ -25,24 +25,24 @@ IMAGENET = Folder(name="imagenet", path="imagenet", size=224, classes=1000)
 TINY = {"dim": 32, "depth": 2, "heads": 2}
 
 
-def vit_s(attention: str) -> ImageViT:
+def vit_s(attention: str) -> ImageViTConfig:
     """The ViT-S/16 of DCMHA's ImageNet experiment."""
-    return ImageViT(attention=preset(attention), pool="average", positions="sincos")
+    return ImageViTConfig(attention=preset(attention), pool="average", positions="sincos")
 
 
-def jit_b(attention: str, width: int) -> JiT:
-    return JiT(attention=preset(attention), ffn=FFN(width=width, activation="swiglu"))
+def jit_b(attention: str, width: int) -> JiTConfig:
+    return JiTConfig(attention=preset(attention), ffn=FFN(width=width, activation="swiglu"))
 
 
-def parameters(model: ImageViT | LocalViT | JiT) -> int:
+def parameters(model: ImageViTConfig | LocalViTConfig | JiTConfig) -> int:
     return count(build(model, IMAGENET, "meta"))
 
 
 def test_deit_small_has_its_published_count_and_is_timms() -> None:
-    assert parameters(ImageViT()) == 22_050_664
+    assert parameters(ImageViTConfig()) == 22_050_664
     torch.manual_seed(0)
     published = timm.create_model("deit_small_patch16_224", img_size=32, depth=2, num_classes=5)
-    ours = imagenet_vit.build(ImageViT(depth=2), (3, 32, 32), 5)
+    ours = imagenet_vit.build(ImageViTConfig(depth=2), (3, 32, 32), 5)
     ours.load_state_dict(published.state_dict())
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(ours(x), published(x), rtol=1e-5, atol=1e-5)
@@ -58,7 +58,7 @@ def test_deit_small_has_its_published_count_and_is_timms() -> None:
     ],
 )
 def test_local_vit_has_its_published_count(attention: AttentionSpec, published: int) -> None:
-    assert parameters(LocalViT(attention=attention)) + UNUSED == published
+    assert parameters(LocalViTConfig(attention=attention)) + UNUSED == published
 
 
 def test_dcmha_costs_what_it_should_in_every_layer() -> None:
@@ -67,7 +67,7 @@ def test_dcmha_costs_what_it_should_in_every_layer() -> None:
 
 def test_jit_b_as_a_classifier() -> None:
     """Blocks, adaLN, bottleneck, final norm and head; the condition adds nothing."""
-    assert parameters(JiT()) == 128_539_624
+    assert parameters(JiTConfig()) == 128_539_624
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_flops_by_hand() -> None:
     tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
     block = 2 * n * d * (4 * d + 3 * w) + 2 * (2 * n * n * d) + 2 * d * 6 * d
     ends = 2 * n * (3 * 64 * b + b * d) + 2 * d * 10
-    assert describe(JiT(**tiny), Cifar10()).flops == depth * block + ends
+    assert describe(JiTConfig(**tiny), Cifar10()).flops == depth * block + ends
     tiny["ffn"] = FFN(width=w, activation="hard-swish")
     block = 2 * (n + 1) * d * 4 * d + 2 * (2 * (n + 1) ** 2 * d) + 2 * n * w * (2 * d + 9)
     ends = 2 * n * 3 * 64 * d + 2 * d * 10
-    assert describe(LocalViT(**tiny), Cifar10()).flops == depth * block + ends
+    assert describe(LocalViTConfig(**tiny), Cifar10()).flops == depth * block + ends
 
 
 def test_local_ffn_against_a_plain_restatement() -> None:
@@ -115,7 +115,7 @@ def test_local_ffn_against_a_plain_restatement() -> None:
 
 def test_the_class_token_goes_around_the_local_ffn() -> None:
     torch.manual_seed(0)
-    block = local_vit.build(LocalViT(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
+    block = local_vit.build(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
     x = torch.randn(2, 17, 32)
     attended = x + block.attn(block.norm1(x))
     out = block(x)
@@ -125,7 +125,7 @@ def test_the_class_token_goes_around_the_local_ffn() -> None:
 
 def test_local_vit_starts_from_xavier() -> None:
     torch.manual_seed(0)
-    network = local_vit.build(LocalViT(depth=1), (3, 32, 32), 10)
+    network = local_vit.build(LocalViTConfig(depth=1), (3, 32, 32), 10)
     for linear in (network.blocks[0].attn.qkv, network.blocks[0].mlp.fc1, network.head):
         rows, columns = linear.weight.shape
         assert linear.weight.std().item() == pytest.approx((2 / (rows + columns)) ** 0.5, rel=0.05)
@@ -134,15 +134,17 @@ def test_local_vit_starts_from_xavier() -> None:
 
 
 def test_local_vit_refuses_images_that_are_not_square() -> None:
-    network = local_vit.build(LocalViT(**TINY, patch=4), (3, 16, 16), 3)
+    network = local_vit.build(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3)
     with pytest.raises(ValueError, match="8 patches are not a square"):
         network(torch.randn(1, 3, 8, 16))
 
 
-@pytest.mark.parametrize("model", [ImageViT(**TINY, patch=4), LocalViT(**TINY, patch=4)])
+@pytest.mark.parametrize(
+    "model", [ImageViTConfig(**TINY, patch=4), LocalViTConfig(**TINY, patch=4)]
+)
 @pytest.mark.parametrize("size", [8, 16, 24])
 def test_positions_go_on_learning_at_every_image_size(
-    model: ImageViT | LocalViT, size: int
+    model: ImageViTConfig | LocalViTConfig, size: int
 ) -> None:
     torch.manual_seed(0)
     network = OF_IMAGES[type(model)](model, (3, 16, 16), 3)
@@ -153,7 +155,7 @@ def test_positions_go_on_learning_at_every_image_size(
 
 def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
     torch.manual_seed(0)
-    model = ImageViT(**TINY, patch=4, pool="average", positions="sincos")
+    model = ImageViTConfig(**TINY, patch=4, pool="average", positions="sincos")
     network = imagenet_vit.build(model, (3, 16, 16), 3).eval()
     assert network.cls_token is None
     assert network.pos_embed.shape == (1, 16, 32)
@@ -170,8 +172,8 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
 
 def test_without_ffn_every_block_is_attention_alone() -> None:
     networks = [
-        imagenet_vit.build(ImageViT(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
-        jit.build(JiT(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+        imagenet_vit.build(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+        jit.build(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
     ]
     for network in networks:
         assert not any("mlp" in name or "ffn" in name for name, _ in network.named_parameters())
@@ -180,7 +182,7 @@ def test_without_ffn_every_block_is_attention_alone() -> None:
 
 def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
     torch.manual_seed(0)
-    network = jit.build(JiT(**TINY, patch=4), (3, 16, 16), 3)
+    network = jit.build(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     x = torch.randn(2, 16, 32)
     turned = jit.axial(4, 4, 16)
     torch.testing.assert_close(network.blocks[0](x, torch.randn(2, 32), turned), x)
@@ -212,7 +214,7 @@ def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
 
 
 def test_jit_normalises_and_turns_queries_and_keys() -> None:
-    network = jit.build(JiT(**TINY, patch=4), (3, 16, 16), 3)
+    network = jit.build(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     attention = network.blocks[0].attn
     assert isinstance(attention, Attention)
     assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (16,)
@@ -221,7 +223,7 @@ def test_jit_normalises_and_turns_queries_and_keys() -> None:
 
 
 def test_patches_must_tile_the_image() -> None:
-    for model in (ImageViT(), LocalViT(), JiT()):
+    for model in (ImageViTConfig(), LocalViTConfig(), JiTConfig()):
         with pytest.raises(ConfigError, match="patches of 16 do not tile images of 32 x 40"):
             OF_IMAGES[type(model)](model, (3, 32, 40), 10, "meta")
     with pytest.raises(ConfigError, match="heads of 4 k, not of 6"):

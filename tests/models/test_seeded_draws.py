@@ -9,10 +9,10 @@ from torch import nn
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.models.base import FFN, Model
-from lit_attn.config.models.imagenet import ImageViT, JiT, LocalViT
-from lit_attn.config.models.language import GPT, Init, SequenceClassifier
-from lit_attn.config.models.segmenter import Segmenter
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
+from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
+from lit_attn.config.models.segmenter import SegmenterConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import gpt, sequence
 from lit_attn.models.factory import OF_IMAGES
 from lit_attn.models.seeded_draws import by_name
@@ -27,22 +27,25 @@ def images(model: Model) -> nn.Module:
     return OF_IMAGES[type(model)](model, (3, 16, 16), 5)
 
 
-def classifier(model: SequenceClassifier) -> nn.Module:
+def classifier(model: SequenceClassifierConfig) -> nn.Module:
     return sequence.build(model, 11, 8, 3, pairs=False)
 
 
 FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
-    "vit-xavier": (ViT(**SMALL, patch=4, init="xavier"), images),
-    "vit-torch": (ViT(**SMALL, patch=4, init="torch", patchify="shifted"), images),
-    "vit-timm": (ViT(**SMALL, patch=4, init="timm"), images),
-    "imagenet-vit": (ImageViT(**SMALL, patch=4), images),
-    "local-vit": (LocalViT(**SWISH, patch=4), images),
-    "jit": (JiT(**SWIGLU, patch=4), images),
-    "gpt": (GPT(**SMALL), lambda model: gpt.build(model, 11, 8)),
-    "gpt-torch": (GPT(**SMALL, init=TORCH, head="untied"), lambda model: gpt.build(model, 11, 8)),
-    "sequence": (SequenceClassifier(**SMALL), classifier),
+    "vit-xavier": (ViTConfig(**SMALL, patch=4, init="xavier"), images),
+    "vit-torch": (ViTConfig(**SMALL, patch=4, init="torch", patchify="shifted"), images),
+    "vit-timm": (ViTConfig(**SMALL, patch=4, init="timm"), images),
+    "imagenet-vit": (ImageViTConfig(**SMALL, patch=4), images),
+    "local-vit": (LocalViTConfig(**SWISH, patch=4), images),
+    "jit": (JiTConfig(**SWIGLU, patch=4), images),
+    "gpt": (GPTConfig(**SMALL), lambda model: gpt.build(model, 11, 8)),
+    "gpt-torch": (
+        GPTConfig(**SMALL, init=TORCH, head="untied"),
+        lambda model: gpt.build(model, 11, 8),
+    ),
+    "sequence": (SequenceClassifierConfig(**SMALL), classifier),
 }
-ELSEWHERE = {"segmenter": (Segmenter(**SMALL, patch=4), images)}
+ELSEWHERE = {"segmenter": (SegmenterConfig(**SMALL, patch=4), images)}
 
 
 def started(family: str, preset: str = "standard", seed: int = 0, **changed: object) -> nn.Module:
@@ -109,7 +112,8 @@ def test_the_generator_of_torch_does_not_move() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [ViT(**SMALL | {"dim": 128}, patch=4), ImageViT(**SMALL | {"dim": 128}, patch=4)]
+    "model",
+    [ViTConfig(**SMALL | {"dim": 128}, patch=4), ImageViTConfig(**SMALL | {"dim": 128}, patch=4)],
 )
 def test_timms_initialisation_is_timms(model: Model) -> None:
     """Every matrix from a normal of deviation 0.02, biases zero; the patches' stays PyTorch's."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_attn.attention.spec import AttentionSpec, Split, preset
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.segmenter import Segmenter
+from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.extras import require_mmseg
 from lit_attn.models import segmenter
 from lit_attn.models.budget import count, describe
@@ -41,23 +41,23 @@ def split(**choices: object) -> AttentionSpec:
 
 def small(size: int = 32, classes: int = 5, **choices: object) -> nn.Module:
     torch.manual_seed(0)
-    model = Segmenter.model_validate({**SMALL, **choices})
+    model = SegmenterConfig.model_validate({**SMALL, **choices})
     return segmenter.build(model, (3, size, size), classes)
 
 
 @pytest.mark.parametrize(
     ("model", "more"),
     [
-        (Segmenter(), 0),
-        (Segmenter(attention=split(bias=False), decoder_attention="standard"), 442_368),
-        (Segmenter(attention=split(), decoder_attention="standard"), 444_672),
-        (Segmenter(attention=split(bias=False)), 516_096),
+        (SegmenterConfig(), 0),
+        (SegmenterConfig(attention=split(bias=False), decoder_attention="standard"), 442_368),
+        (SegmenterConfig(attention=split(), decoder_attention="standard"), 444_672),
+        (SegmenterConfig(attention=split(bias=False)), 516_096),
     ],
 )
-def test_parameter_counts_to_the_integer(model: Segmenter, more: int) -> None:
+def test_parameter_counts_to_the_integer(model: SegmenterConfig, more: int) -> None:
     network = segmenter.build(model, (3, 512, 512), 150, "meta")
     assert count(network) + CLASSIFIER == 6_906_388 + more
-    standard = segmenter.build(Segmenter(), (3, 512, 512), 150, "meta")
+    standard = segmenter.build(SegmenterConfig(), (3, 512, 512), 150, "meta")
     assert count(standard.decode_head) == 1_029_996
 
 
@@ -69,7 +69,7 @@ def test_masks_have_a_value_for_every_patch_and_class() -> None:
 
 
 def test_the_published_recipe_is_in_the_configuration() -> None:
-    network = segmenter.build(Segmenter(), (3, 512, 512), 150, "meta")
+    network = segmenter.build(SegmenterConfig(), (3, 512, 512), 150, "meta")
     vit, head = network.backbone.vit, network.decode_head
     assert vit.blocks[0].norm1.eps == head.layers[0].norm1.eps == 1e-5
     assert vit.blocks[-1].drop_path1.drop_prob == pytest.approx(0.1)
@@ -83,7 +83,7 @@ def test_the_published_recipe_is_in_the_configuration() -> None:
 
 def test_new_layers_start_as_published() -> None:
     torch.manual_seed(0)
-    head = segmenter.build(Segmenter(), (3, 32, 32), 150).decode_head
+    head = segmenter.build(SegmenterConfig(), (3, 32, 32), 150).decode_head
     assert head.patch_proj.weight.std().item() == pytest.approx(192**-0.5, rel=0.03)
     assert head.classes_proj.weight.std().item() == pytest.approx(192**-0.5, rel=0.03)
     assert head.cls_emb.std().item() == pytest.approx(0.02, rel=0.05)
@@ -201,7 +201,7 @@ def test_every_parameter_gets_a_gradient(attention: str) -> None:
 def test_flops_by_hand() -> None:
     """Every matrix product of one forward pass, multiply-add = 2; the masks are not upsampled."""
     n, d, w, k = 16, 32, 48, 13
-    model = Segmenter.model_validate(SMALL)
+    model = SegmenterConfig.model_validate(SMALL)
 
     def block(tokens: int) -> int:
         return 2 * tokens * d * (4 * d + 2 * w) + 2 * (2 * tokens**2 * d)
@@ -238,8 +238,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def pretrained(weights: Path, **choices: object) -> Segmenter:
-    return Segmenter.model_validate({"pretrained": PRETRAINED, "checkpoint": weights, **choices})
+def pretrained(weights: Path, **choices: object) -> SegmenterConfig:
+    return SegmenterConfig.model_validate(
+        {"pretrained": PRETRAINED, "checkpoint": weights, **choices}
+    )
 
 
 def test_pretrained_positions_are_resampled_to_the_grid(weights: Path) -> None:
@@ -297,7 +299,7 @@ def test_weights_that_cannot_be_had_are_named(
 
 def test_a_checkpoint_needs_the_name_of_its_weights() -> None:
     with pytest.raises(ValueError, match="checkpoint: needs `pretrained`"):
-        Segmenter(checkpoint=Path("weights.pth"))
+        SegmenterConfig(checkpoint=Path("weights.pth"))
 
 
 def test_without_mmsegmentation_one_line_says_how_to_get_it(

@@ -16,8 +16,8 @@ from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Linear, MixedKeys, Mixture
 from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import SequenceClassifier
-from lit_attn.config.models.vit import ViT
+from lit_attn.config.models.language import SequenceClassifierConfig
+from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import sequence, vit
 from lit_attn.models.trunk import sinusoids
 from lit_attn.training import layer_inputs
@@ -32,7 +32,7 @@ Found = dict[tuple[int, int | None, str], float]
 def vision(spec: AttentionSpec) -> nn.Module:
     """A float64 ViT whose parameters are all nonzero, and in which heads see 17 tokens."""
     torch.manual_seed(0)
-    model = ViT(dim=DIM, depth=2, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
+    model = ViTConfig(dim=DIM, depth=2, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10).double()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -178,7 +178,7 @@ def test_shared_heads_capture_more() -> None:
 )
 def test_mixtures(spec: AttentionSpec, expected: dict[int | None, list[float]]) -> None:
     torch.manual_seed(0)
-    model = ViT(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
+    model = ViTConfig(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10)
     found = values(look(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
     for head, of_keys in expected.items():
@@ -244,7 +244,9 @@ def test_language_models(choice: str) -> None:
 def test_padding_is_not_looked_at(name: str) -> None:
     """Two documents of six tokens show the same, however many empty places follow."""
     torch.manual_seed(0)
-    model = SequenceClassifier(dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name])
+    model = SequenceClassifierConfig(
+        dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name]
+    )
     network = sequence.build(model, 50, 16, classes=10, pairs=True).double()
     tokens = torch.randint(50, (3, 2, 9))
     present = torch.ones(3, 2, 9, dtype=torch.bool)

@@ -22,7 +22,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.cells.exceptions import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.models.imagenet import LocalViT
+from lit_attn.config.models.imagenet import LocalViTConfig
 from lit_attn.config.optimizers import AdamW
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
@@ -185,7 +185,7 @@ def test_the_cost_of_growing_images_is_that_of_grown_ones(
 
 
 def test_only_weights_decay() -> None:
-    model = LocalViT(dim=16, depth=1, heads=2, patch=4)
+    model = LocalViTConfig(dim=16, depth=1, heads=2, patch=4)
     network = local_vit.build(model, (3, 16, 16), 4)
     names = {id(p): name for name, p in network.named_parameters()}
     found = {}

@@ -21,7 +21,7 @@ FACTS = 3
 CONTEXT = 2 * FACTS + 3
 
 
-class HeadComposition(Data):
+class HeadCompositionConfig(Data):
     """Questions on three facts, one kind for each pattern and transformation of a grid.
 
     DCMHA asks trained language models 74 such tasks in words ("John has an apple. Mary has a dog.

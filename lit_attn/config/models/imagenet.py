@@ -24,7 +24,7 @@ class Transformer(Model):
         return self
 
 
-class ImageViT(Transformer):
+class ImageViTConfig(Transformer):
     """timm's VisionTransformer for images of any size: the positions are resampled to each.
 
     As it stands, DeiT-S/16 (Touvron et al. 2021). With `pool: average` (which leaves the class
@@ -37,7 +37,7 @@ class ImageViT(Transformer):
     norm_eps: PositiveFloat = 1e-6
 
 
-class LocalViT(Transformer):
+class LocalViTConfig(Transformer):
     """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token goes around.
 
     The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
@@ -54,7 +54,7 @@ class LocalViT(Transformer):
     drop_path: float = Field(0.1, ge=0, lt=1)
 
 
-class JiT(Transformer):
+class JiTConfig(Transformer):
     """JiT-B/16 (Li & He 2025) as a classifier: SwiGLU, RMSNorm, QK-norm, 2-D RoPE, adaLN-zero.
 
     Belief2 (section 4.2) says neither what conditions the adaLN nor how it pools; here both are the
@@ -70,7 +70,7 @@ class JiT(Transformer):
     bottleneck: PositiveInt = Field(128, description="width between the patch embedding's maps")
 
     @model_validator(mode="after")
-    def _heads_turn_by_row_and_column(self) -> "JiT":
+    def _heads_turn_by_row_and_column(self) -> "JiTConfig":
         if self.dim % 4:
             raise ValueError(f"dim: heads have to be a multiple of 4 wide, and {self.dim} is none")
         whole = self.dim // 4

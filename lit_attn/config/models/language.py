@@ -87,7 +87,7 @@ class TokenTransformer(Model):
         return self
 
 
-class GPT(TokenTransformer):
+class GPTConfig(TokenTransformer):
     """Causal language model.
 
     `head: tied` and `adaptive` use the embedding's weights; `adaptive` is the softmax by frequency
@@ -112,7 +112,7 @@ class GPT(TokenTransformer):
         return self
 
 
-class SequenceClassifier(TokenTransformer):
+class SequenceClassifierConfig(TokenTransformer):
     """Bidirectional encoder, mean pooling, and a classifier Linear, ReLU, Linear.
 
     The model of the Long Range Arena as MGK trains it. `pool: positions` takes the mean over all

@@ -6,11 +6,11 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViT, Transformer
+from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
 from lit_attn.schema.base import outside_identity
 
 
-class Segmenter(Transformer):
+class SegmenterConfig(Transformer):
     """Segmenter with a mask transformer (Strudel et al. 2021); as it stands, Seg-T-Mask/16.
 
     `ffn` is the FFN of encoder and decoder; `stride` is the step of the evaluation window, whose
@@ -36,15 +36,15 @@ class Segmenter(Transformer):
     )
 
     @model_validator(mode="after")
-    def _checkpoint_has_a_name(self) -> "Segmenter":
+    def _checkpoint_has_a_name(self) -> "SegmenterConfig":
         if self.checkpoint is not None and self.pretrained is None:
             raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
         return self
 
     @property
-    def encoder(self) -> ImageViT:
+    def encoder(self) -> ImageViTConfig:
         """The encoder's transformer, without a classifier to its name."""
-        return ImageViT(
+        return ImageViTConfig(
             attention=self.attention,
             ffn=self.ffn,
             dim=self.dim,

@@ -8,7 +8,7 @@ from lit_attn.attention.spec import Linear
 from lit_attn.config.models.base import Model, require_division, require_parts_for
 
 
-class ViT(Model):
+class ViTConfig(Model):
     """Pre-norm vision transformer with a class token, on images of the data set's size."""
 
     kind: Literal["vit"] = "vit"
@@ -30,7 +30,7 @@ class ViT(Model):
     init: Literal["xavier", "torch", "timm"] = "timm"
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "ViT":
+    def _heads_fit(self) -> "ViTConfig":
         require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
         require_parts_for(self.attention, self.heads)
         if self.local_self_attention and isinstance(self.attention.similarity, Linear):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_attn.config.data.composition import HeadComposition
+from lit_attn.config.data.composition import HeadCompositionConfig
 from lit_attn.config.data.labelled import Labelled
 from lit_attn.config.data.text import Tokens
 from lit_attn.schema.errors import ConfigError
@@ -23,7 +23,7 @@ class SteppedData(L.LightningDataModule, ABC):
     steps_per_epoch: int
 
     def __init__(
-        self, data: Tokens | Labelled | HeadComposition, seed: int, device: torch.device
+        self, data: Tokens | Labelled | HeadCompositionConfig, seed: int, device: torch.device
     ) -> None:
         super().__init__()
         self.seed = seed
