@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lit_attn.cells.exceptions import Diverged, Preempted
+from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.records import Result, Timing
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -32,9 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help=smoke)
     options = parser.parse_args(arguments)
 
-    from lit_attn.cells.folder import result
-    from lit_attn.cells.lock import Held, hold, holder
-    from lit_attn.cells.ranks import ranks
+    from lit_attn.cells.folder import read_result
+    from lit_attn.cells.lock import CellLocked, hold_lock, read_holder
+    from lit_attn.cells.ranks import fork_ranks
     from lit_attn.cells.worker import BUSY
 
     folder: Path = options.cell
@@ -43,20 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
         if options.smoke:
             folder = folder / "smoke"
             cell.write(folder / "config.yaml")
-        elif result(folder, cell.fingerprint) is not None:
+        elif read_result(folder, cell.fingerprint) is not None:
             print(f"{folder}: has a result already")
             return 0
         devices = cell.experiment.training.devices
         if devices == 1:
-            with hold(folder):
+            with hold_lock(folder):
                 return _answered(folder, options.smoke)
         with (
-            ranks(devices, lambda: sys.exit(_answered(folder, options.smoke))) as processes,
-            hold(folder),
+            fork_ranks(devices, lambda: sys.exit(_answered(folder, options.smoke))) as processes,
+            hold_lock(folder),
         ):
             return processes.run(None)
-    except Held:
-        by = holder(folder)
+    except CellLocked:
+        by = read_holder(folder)
         who = "another process" if by is None else f"process {by.pid} on {by.host}"
         print(f"{folder}: {who} runs this cell", file=sys.stderr)
         return BUSY

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from lit_attn.ablate import status
 from lit_attn.cells import folder
-from lit_attn.cells.lock import holder
+from lit_attn.cells.lock import read_holder
 from lit_attn.schema.errors import ConfigError, suggest
 
 COMMANDS = ("status", "logs")
@@ -70,7 +70,7 @@ def _seconds(text: str) -> float:
 
 def _logs(options: argparse.Namespace, stream: TextIO) -> int:
     cell = _cell(options.cell, options.runs)
-    begun = {path.name: path for path in folder.attempts(cell)}
+    begun = {path.name: path for path in folder.list_attempts(cell)}
     if not begun:
         raise ConfigError(f"{cell}: has no log: it was not begun")
     number = str(options.attempt or list(begun)[-1])
@@ -83,7 +83,7 @@ def _logs(options: argparse.Namespace, stream: TextIO) -> int:
     with path.open(encoding="utf-8", errors="replace") as log:
         while True:
             # Asked before reading: what a cell wrote before its end is still to be read.
-            ended = holder(cell) is None
+            ended = read_holder(cell) is None
             stream.write(log.read())
             stream.flush()
             if ended or not options.watch:

@@ -35,7 +35,7 @@ class Running:
         self.slot = slot
         self.process = process
         self.started = self.stepped = time.monotonic()
-        self.said = folder.progress_time(job.folder)
+        self.said = folder.progress_mtime(job.folder)
         self.kill_at: float | None = None
         self.overdue = ""
 
@@ -49,7 +49,7 @@ class Running:
 
         By this machine's clock: a network disk's may differ.
         """
-        if (said := folder.progress_time(self.job.folder)) != self.said:
+        if (said := folder.progress_mtime(self.job.folder)) != self.said:
             self.said, self.stepped = said, time.monotonic()
         return time.monotonic() - self.stepped
 
@@ -124,7 +124,7 @@ class Launcher:
                 slot.gpus,
                 len(slot.devices),
                 known,
-                lock.this_process(),
+                lock.current_process(),
             ),
             name=job.name,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_attn.ablate import trial
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.cells.folder import State, state
+from lit_attn.cells.folder import State, read_state
 from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.source import Mapping
@@ -31,7 +31,7 @@ class Job:
         return self.cell.fingerprint
 
     def state(self) -> State:
-        return state(self.folder, self.identity)
+        return read_state(self.folder, self.identity)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Runs cells, several at once, until each has a result or has failed; no cell ends another."""
 
+import contextlib
 import datetime
 import math
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,7 +18,6 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.records import Exit, FailureClass
-from lit_attn.cells.signals import answered
 from lit_attn.cells.worker import BUSY
 
 TICK = 0.25
@@ -30,6 +30,22 @@ BACKOFF = 10.0
 """Seconds before a cell's first retry; each further one waits twice as long."""
 STOP = 2
 """The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
+
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a run."""
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` for the signals that end a run, except for signals that nohup ignores."""
+    handled = [n for n in ENDING_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
 
 
 @dataclass(frozen=True)
@@ -94,9 +110,9 @@ class Runner:
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Run `jobs` in order; cells that another runner holds are waited for at the end."""
         self.queue = deque(jobs)
-        self.before = {job.folder: len(folder.attempts(job.folder)) for job in self.queue}
+        self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
-        with answered(self._interrupt):
+        with handle_signals(self._interrupt):
             self.display.open()
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
@@ -133,7 +149,7 @@ class Runner:
                     self.summary.outcomes.append(Outcome(job, 0.0))
                 case "running":
                     self.queue.append(job)
-                case _ if ended := folder.failed_since(job.folder, self.before[job.folder]):
+                case _ if ended := folder.final_failure_since(job.folder, self.before[job.folder]):
                     self._finish(Outcome(job, 0.0, ended.failure, ended.message))
                 case _:
                     self._launch(job, slot)
@@ -145,7 +161,7 @@ class Runner:
             job.cell.write(job.folder / "config.yaml")
         except OSError as error:
             message = f"{type(error).__name__}: {error}"
-            self._finish(Outcome(job, 0.0, failure.classify(1, message), message))
+            self._finish(Outcome(job, 0.0, failure.classify_failure(1, message), message))
             self.slots.give_back(slot, job.cell)
             return
         try:
@@ -168,7 +184,7 @@ class Runner:
             shared = self.slots.is_shared(cell.slot)
             self.slots.give_back(cell.slot, cell.job.cell)
             outcome = None if code == BUSY else self._outcome(cell, code)
-            lock.release(cell.job.folder)
+            lock.release_lock(cell.job.folder)
             if outcome is None:
                 self.queue.append(cell.job)
                 continue
@@ -192,25 +208,25 @@ class Runner:
     def _outcome(self, cell: Running, code: int) -> Outcome:
         """The cell's end, recorded in its last attempt where there is no result."""
         job, seconds = cell.job, cell.seconds
-        if folder.result(job.folder, job.identity) is not None:
+        if folder.read_result(job.folder, job.identity) is not None:
             return Outcome(job, seconds)
-        begun = folder.attempts(job.folder)
+        begun = folder.list_attempts(job.folder)
         # A process that died before it began an attempt of its own leaves the last one's record.
-        attempt = begun[-1] if begun and folder.last_exit(begun[-1]) is None else None
-        log = "" if attempt is None else folder.tail(attempt)
+        attempt = begun[-1] if begun and folder.read_exit(begun[-1]) is None else None
+        log = "" if attempt is None else folder.read_log_tail(attempt)
         ended = Exit(
-            failure="timed-out" if cell.overdue else failure.classify(code, log),
+            failure="timed-out" if cell.overdue else failure.classify_failure(code, log),
             returncode=code,
-            message=cell.overdue or failure.reason(code, log),
-            rank=failure.rank_of(log),
+            message=cell.overdue or failure.describe_failure(code, log),
+            rank=failure.first_failed_rank(log),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         try:
-            ended.write((attempt or folder.new_attempt(job.folder)) / "exit.json")
+            ended.write((attempt or folder.create_attempt(job.folder)) / "exit.json")
         except OSError as error:
             # What keeps this record from being written has kept the log from saying so.
             reason = f"{type(error).__name__}: {error}"
-            return Outcome(job, seconds, failure.classify(code, reason), reason)
+            return Outcome(job, seconds, failure.classify_failure(code, reason), reason)
         stopped = self.urgency >= STOP and ended.failure == "killed"
         return Outcome(job, seconds, ended.failure, ended.message, stopped)
 
@@ -226,7 +242,7 @@ class Runner:
         elif outcome.stopped:
             self.display.say(f"stopped  {name}")
         else:
-            alone = folder.alone(outcome.job.folder, self.launcher.smoke)
+            alone = folder.rerun_command(outcome.job.folder, self.launcher.smoke)
             self.display.say(f"FAILED   {name}  {why}\n         alone: {alone}")
 
     def _rest(self, outcome: Outcome) -> float | None:
@@ -261,7 +277,7 @@ class Runner:
     def _snapshot(self) -> Snapshot:
         cells = []
         for cell in self.running.values():
-            steps = folder.progress(cell.job.folder)
+            steps = folder.read_progress(cell.job.folder)
             cells.append((cell.job.name, cell.seconds, steps))
             if steps is not None and steps.memory is not None:
                 self.slots.learn(cell.job.cell, steps.memory)

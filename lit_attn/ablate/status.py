@@ -56,8 +56,8 @@ class Seen:
 
     def last_end(self) -> tuple[Path, Exit] | None:
         """The last attempt and how it ended, where it has failed."""
-        begun = folder.attempts(self.folder)
-        ended = folder.last_exit(begun[-1]) if begun else None
+        begun = folder.list_attempts(self.folder)
+        ended = folder.read_exit(begun[-1]) if begun else None
         return None if ended is None else (begun[-1], ended)
 
 
@@ -157,18 +157,18 @@ def _failed(cell: Seen, study: str, runs: Path) -> Iterator[str]:
     attempt, ended = found
     rank = f" on rank {ended.rank}" if ended.rank else ""
     yield f"  FAILED   {cell.name}  {ended.failure}{rank}: {ended.message}"
-    said = [line for line in folder.tail(attempt).splitlines() if line.strip()]
+    said = [line for line in folder.read_log_tail(attempt).splitlines() if line.strip()]
     yield from (f"      | {line}" for line in said[-LINES:])
     below = "" if runs == Path("runs") else f" --runs {runs}"
     yield f"      to do: {ADVICE[ended.failure]}"
     yield f"      log:   python -m lit_attn.ablate logs {study}/{cell.name}{below}"
-    yield f"      alone: {folder.alone(cell.folder)}"
+    yield f"      alone: {folder.rerun_command(cell.folder)}"
 
 
 def _look(planned: PlannedCell, place: Path) -> Seen:
-    result = folder.result(place, planned.identity)
-    state = "done" if result is not None else folder.state(place, planned.identity)
-    progress = None if result is not None or state == "missing" else folder.progress(place)
+    result = folder.read_result(place, planned.identity)
+    state = "done" if result is not None else folder.read_state(place, planned.identity)
+    progress = None if result is not None or state == "missing" else folder.read_progress(place)
     return Seen(planned, place, state, result, progress)
 
 

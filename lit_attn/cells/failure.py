@@ -38,21 +38,29 @@ TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, sign
 OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
 LOST = 255
 """What multiprocessing reports of a process whose fork server is gone, and the process with it."""
-FULL = 74
+DISK_FULL = 74
 """Exit code of a cell that found no room on a disk, maybe not even for its log (EX_IOERR of
 sysexits.h)."""
 
 
-def classify(returncode: int, tail: str) -> FailureClass:
+class Diverged(RuntimeError):
+    """Non-finite loss. The optimiser step that would have used it was not made."""
+
+
+class Preempted(RuntimeError):
+    """Stop after SIGTERM. The cell has written a checkpoint."""
+
+
+def classify_failure(returncode: int, tail: str) -> FailureClass:
     """The class of a failure: `returncode` as a process has it (-9 for SIGKILL, or a shell's 137),
     `tail` the last lines of its log."""
     tail = _of_the_first(tail)
-    received = signal_of(returncode)
+    received = signal_of_code(returncode)
     if received in OUT_OF_TIME:
         return "timed-out"
     if received in TOLD_TO_GO:
         return "killed"
-    if returncode == FULL:
+    if returncode == DISK_FULL:
         # Whatever stands in the log, which may have had room for half of the line that says so.
         return "no-space"
     line = _exception(tail)
@@ -76,24 +84,24 @@ def classify(returncode: int, tail: str) -> FailureClass:
     return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"
 
 
-def reason(returncode: int, tail: str) -> str:
+def describe_failure(returncode: int, tail: str) -> str:
     """The one line that says why."""
     tail = _of_the_first(tail)
-    received = signal_of(returncode)
+    received = signal_of_code(returncode)
     if line := _exception(tail):
         return OURS.sub(r"\1", line)
     if received is not None:
         return f"ended by {received.name}"
     if returncode == LOST:
         return "ended with the server that it was forked from"
-    if returncode == FULL:
+    if returncode == DISK_FULL:
         return "no space left on device"
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     said = f"; its log ends: {last}" if last else ""
     return f"exit code {returncode} without a result{said}"
 
 
-def rank_of(tail: str) -> int:
+def first_failed_rank(tail: str) -> int:
     """The rank that failed first, as the log of a cell on several devices says."""
     found = QUOTED.findall(tail)
     return int(found[-1][0]) if found else 0
@@ -105,13 +113,13 @@ def is_echo(returncode: int, tail: str) -> bool:
     return returncode > 0 and line is not None and ECHO.search(line) is not None
 
 
-def quoted(rank: int, returncode: int, tail: str) -> str:
+def quote_rank_log(rank: int, returncode: int, tail: str) -> str:
     """What stands in the cell's log of the rank that failed first."""
     lines = [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
-    return "\n".join([FIRST.format(rank) + reason(returncode, tail), *lines])
+    return "\n".join([FIRST.format(rank) + describe_failure(returncode, tail), *lines])
 
 
-def signal_of(returncode: int) -> signal.Signals | None:
+def signal_of_code(returncode: int) -> signal.Signals | None:
     """The signal that a return code speaks of, or None."""
     number = -returncode if returncode < 0 else returncode - 128
     return signal.Signals(number) if number in signal.valid_signals() else None

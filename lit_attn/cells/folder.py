@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from lit_attn.cells.lock import holder
+from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Result
 
-FINAL: set[FailureClass] = {"diverged", "bad-configuration", "error"}
+FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """What another runner that shares the matrix has found so while this one ran is not run again."""
 
 State = Literal["done", "running", "missing", "interrupted"] | FailureClass
@@ -25,20 +25,20 @@ class Progress(NamedTuple):
     memory: int | None = None
 
 
-def state(folder: Path, identity: str) -> State:
+def read_state(folder: Path, identity: str) -> State:
     """Its result, a live holder, the last attempt's failure, or that it was never begun, or begun
     and cut off without a word."""
-    if result(folder, identity) is not None:
+    if read_result(folder, identity) is not None:
         return "done"
-    if holder(folder) is not None:
+    if read_holder(folder) is not None:
         return "running"
-    if not (begun := attempts(folder)):
+    if not (begun := list_attempts(folder)):
         return "missing"
-    ended = last_exit(begun[-1])
+    ended = read_exit(begun[-1])
     return "interrupted" if ended is None else ended.failure
 
 
-def result(folder: Path, identity: str) -> Result | None:
+def read_result(folder: Path, identity: str) -> Result | None:
     """The cell's result, where there is a whole one of this very cell."""
     try:
         found = Result.model_validate_json((folder / "result.json").read_bytes())
@@ -47,21 +47,21 @@ def result(folder: Path, identity: str) -> Result | None:
     return found if found.identity == identity else None
 
 
-def attempts(folder: Path) -> list[Path]:
+def list_attempts(folder: Path) -> list[Path]:
     """The folders of a cell's attempts, oldest first."""
     found = (path for path in (folder / "attempts").glob("*") if path.name.isdecimal())
     return sorted(found, key=lambda path: int(path.name))
 
 
-def new_attempt(folder: Path) -> Path:
+def create_attempt(folder: Path) -> Path:
     """A folder for one more attempt."""
-    before = attempts(folder)
+    before = list_attempts(folder)
     path = folder / "attempts" / str(int(before[-1].name) + 1 if before else 1)
     path.mkdir(parents=True)
     return path
 
 
-def last_exit(attempt: Path) -> Exit | None:
+def read_exit(attempt: Path) -> Exit | None:
     """How an attempt ended, where that was recorded."""
     try:
         return Exit.model_validate_json((attempt / "exit.json").read_bytes())
@@ -69,11 +69,11 @@ def last_exit(attempt: Path) -> Exit | None:
         return None
 
 
-def failed_since(folder: Path, known: int) -> Exit | None:
+def final_failure_since(folder: Path, known: int) -> Exit | None:
     """How the last attempt has failed, where it would again and is not one of the `known` first."""
-    begun = attempts(folder)[known:]
-    ended = last_exit(begun[-1]) if begun else None
-    return ended if ended is not None and ended.failure in FINAL else None
+    begun = list_attempts(folder)[known:]
+    ended = read_exit(begun[-1]) if begun else None
+    return ended if ended is not None and ended.failure in FINAL_FAILURES else None
 
 
 def log_name(rank: int) -> str:
@@ -81,7 +81,7 @@ def log_name(rank: int) -> str:
     return f"log.rank{rank}.txt" if rank else "log.txt"
 
 
-def tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
+def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
     """The end of a rank's log, whatever bytes are in it."""
     try:
         with (attempt / log_name(rank)).open("rb") as log:
@@ -92,7 +92,7 @@ def tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
         return ""
 
 
-def progress(folder: Path) -> Progress | None:
+def read_progress(folder: Path) -> Progress | None:
     """How far a running cell is, where it has said so."""
     try:
         said = json.loads((folder / "progress.json").read_bytes())
@@ -107,7 +107,7 @@ def progress(folder: Path) -> Progress | None:
         return None
 
 
-def progress_time(folder: Path) -> int:
+def progress_mtime(folder: Path) -> int:
     """When a cell last told of its progress, by its disk's clock in nanoseconds; 0 if never."""
     try:
         return (folder / "progress.json").stat().st_mtime_ns
@@ -115,6 +115,6 @@ def progress_time(folder: Path) -> int:
         return 0
 
 
-def alone(folder: Path, smoke: bool = False) -> str:
+def rerun_command(folder: Path, smoke: bool = False) -> str:
     """The command that runs a cell by itself, where it can be watched."""
     return f"python -m lit_attn.train {shlex.quote(str(folder))}{' --smoke' if smoke else ''}"

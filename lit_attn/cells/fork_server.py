@@ -23,7 +23,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def answer_signals() -> None:
+def restore_signals() -> None:
     """Let a cell hear what the server does not, also what has come since it was forked, but for
     interrupts; only SIGUSR2 stays the runner's."""
     for number in HELD_BACK:

@@ -23,15 +23,15 @@ from pydantic import BaseModel, ValidationError
 
 HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
-SILENCE = 600.0
+STALE_AFTER = 600.0
 """Seconds without a heartbeat after which a holder on another host is taken for dead."""
 
 
-class Held(Exception):
+class CellLocked(Exception):
     """Another live process holds the cell."""
 
 
-class Process(BaseModel):
+class ProcessIdentity(BaseModel):
     """A process. A pid alone could be another one's by now; its start time tells."""
 
     host: str
@@ -42,14 +42,14 @@ class Process(BaseModel):
     def is_alive(self, heartbeat: float) -> bool:
         """Whether it still runs; `heartbeat` is the time of its last sign of life."""
         if self.host != socket.gethostname():
-            return time.time() - heartbeat < SILENCE
+            return time.time() - heartbeat < STALE_AFTER
         return self.boot == _boot() and self.started == _started(self.pid)
 
 
-class Holder(Process):
+class LockHolder(ProcessIdentity):
     """The process that holds a lock, and the one that will release it in its place."""
 
-    keeper: Process | None = None
+    keeper: ProcessIdentity | None = None
 
     def is_alive(self, heartbeat: float) -> bool:
         """Whether either of the two still runs."""
@@ -57,13 +57,13 @@ class Holder(Process):
         return kept or super().is_alive(heartbeat)
 
 
-def this_process() -> Process:
+def current_process() -> ProcessIdentity:
     """The one that asks."""
     pid = os.getpid()
-    return Process(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid))
+    return ProcessIdentity(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid))
 
 
-def holder(folder: Path) -> Holder | None:
+def read_holder(folder: Path) -> LockHolder | None:
     """The live holder of a cell's lock, or None."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY)
@@ -76,17 +76,17 @@ def holder(folder: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def hold(folder: Path, keeper: Process | None = None) -> Iterator[None]:
+def hold_lock(folder: Path, keeper: ProcessIdentity | None = None) -> Iterator[None]:
     """Hold the cell's lock; raises Held where another live process does.
 
     With a `keeper` the lock stays, and is that one's to `release`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
-    me = Holder(**this_process().model_dump(), keeper=keeper)
+    me = LockHolder(**current_process().model_dump(), keeper=keeper)
     while not _create(path, me.model_dump_json()):
-        if holder(folder):
-            raise Held(str(path))
+        if read_holder(folder):
+            raise CellLocked(str(path))
         _remove_stale(path)
     mine = path.stat().st_ino
     done = threading.Event()
@@ -103,10 +103,10 @@ def hold(folder: Path, keeper: Process | None = None) -> Iterator[None]:
                     path.unlink()
 
 
-def release(folder: Path) -> None:
+def release_lock(folder: Path) -> None:
     """Remove the lock of a cell that has ended, where this process is its keeper."""
-    found = holder(folder)
-    if found is not None and found.keeper == this_process():
+    found = read_holder(folder)
+    if found is not None and found.keeper == current_process():
         # A disk that is away keeps it until this process ends, and ends nothing itself.
         with contextlib.suppress(OSError):
             (folder / "lock").unlink()
@@ -145,10 +145,10 @@ def _remove_stale(path: Path) -> None:
         os.close(descriptor)
 
 
-def _live(descriptor: int) -> Holder | None:
+def _live(descriptor: int) -> LockHolder | None:
     """The holder that an open lock file names, where it is alive."""
     try:
-        found = Holder.model_validate_json(os.pread(descriptor, 4096, 0))
+        found = LockHolder.model_validate_json(os.pread(descriptor, 4096, 0))
     except ValidationError:
         return None
     return found if found.is_alive(os.fstat(descriptor).st_mtime) else None

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from lit_attn.cells import failure
-from lit_attn.cells.folder import log_name, tail
+from lit_attn.cells.folder import log_name, read_log_tail
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """In a rank's environment, beside LOCAL_RANK and WORLD_SIZE: the file where they meet."""
@@ -32,7 +32,7 @@ SETTLE = 3.0
 """Seconds that the others have to end, once one has failed."""
 
 
-class Go(NamedTuple):
+class StartMessage(NamedTuple):
     """What the ranks wait for: where they meet, and where their logs go."""
 
     rendezvous: str
@@ -77,7 +77,7 @@ def place() -> Place:
     return Place(rank, world, f"file://{os.environ[RENDEZVOUS]}")
 
 
-class Ranks:
+class RankProcesses:
     """Processes that wait for `run`, to call what they were made for."""
 
     def __init__(self, processes: list[ForkProcess], pipes: list[Connection]) -> None:
@@ -98,20 +98,22 @@ class Ranks:
                 for pipe in self.pipes:
                     # One that was told to stop before this has ended already, and failed so.
                     with contextlib.suppress(BrokenPipeError):
-                        pipe.send(Go(f"{store}/rendezvous", attempt))
+                        pipe.send(StartMessage(f"{store}/rendezvous", attempt))
                 ended = self._wait()
             finally:
                 signal.signal(signal.SIGTERM, before)
         failed = [(rank, code) for rank, code in ended if code]
         if not failed:
             return 0
-        tails = {rank: "" if attempt is None else tail(attempt, rank) for rank, _ in failed}
+        tails = {
+            rank: "" if attempt is None else read_log_tail(attempt, rank) for rank, _ in failed
+        }
         first, code = next(
             ((rank, code) for rank, code in failed if not failure.is_echo(code, tails[rank])),
             failed[0],
         )
         if attempt is not None and first:
-            print(failure.quoted(first, code, tails[first]), file=sys.stderr, flush=True)
+            print(failure.quote_rank_log(first, code, tails[first]), file=sys.stderr, flush=True)
         return 128 - code if code < 0 else code
 
     def end(self) -> None:
@@ -149,14 +151,14 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(count: int, body: Callable[[], object]) -> Iterator[Ranks]:
+def fork_ranks(count: int, body: Callable[[], object]) -> Iterator[RankProcesses]:
     """`count` processes that will call `body` with LOCAL_RANK, WORLD_SIZE and RENDEZVOUS set.
 
     Enter this before the cell's lock: that has a thread, and a process with threads does not fork
     well. When it is left, whichever way, none of them lives.
     """
     context = multiprocessing.get_context("fork")
-    made = Ranks([], [])
+    made = RankProcesses([], [])
     try:
         for rank in range(count):
             ours, theirs = context.Pipe()
@@ -170,7 +172,7 @@ def ranks(count: int, body: Callable[[], object]) -> Iterator[Ranks]:
         made.end()
 
 
-def redirect(log: Path) -> None:
+def redirect_output(log: Path) -> None:
     """Standard output and error to `log`, for this process and all that it starts."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -182,17 +184,17 @@ def redirect(log: Path) -> None:
 
 def _rank(rank: int, count: int, parent: int, pipe: Connection, body: Callable[[], object]) -> None:
     # Not at the top: importing it would tie whoever imports this module to its parent.
-    from lit_attn.cells.fork_server import answer_signals, die_with_parent
+    from lit_attn.cells.fork_server import die_with_parent, restore_signals
 
     die_with_parent()
-    answer_signals()
+    restore_signals()
     if os.getppid() != parent:
         # It ended before it could take this process with it.
         os._exit(1)
-    go: Go = pipe.recv()
+    go: StartMessage = pipe.recv()
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), RENDEZVOUS: go.rendezvous}
     if go.attempt is not None:
-        redirect(go.attempt / log_name(rank))
+        redirect_output(go.attempt / log_name(rank))
     faulthandler.enable()
     body()
 

@@ -13,10 +13,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from lit_attn.cells.failure import FULL
-from lit_attn.cells.folder import failed_since, new_attempt, result
-from lit_attn.cells.lock import Held, Process, hold
-from lit_attn.cells.ranks import ranks, redirect
+from lit_attn.cells.failure import DISK_FULL
+from lit_attn.cells.folder import create_attempt, final_failure_since, read_result
+from lit_attn.cells.lock import CellLocked, ProcessIdentity, hold_lock
+from lit_attn.cells.ranks import fork_ranks, redirect_output
 
 BUSY = 75
 """Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h)."""
@@ -30,7 +30,7 @@ def run(
     gpus: tuple[str, ...] | None,
     devices: int,
     known: int,
-    runner: Process,
+    runner: ProcessIdentity,
 ) -> None:
     """Run `target` (`module:function`, called with the folder and `smoke`) in this process.
 
@@ -41,10 +41,10 @@ def run(
     # Ctrl-C goes to the terminal's group, and a cell finishes when the runner drains.
     os.setsid()
     # Not at the top: importing it would tie whoever imports this module to its parent.
-    from lit_attn.cells.fork_server import answer_signals, die_with_parent
+    from lit_attn.cells.fork_server import die_with_parent, restore_signals
 
     die_with_parent()
-    answer_signals()
+    restore_signals()
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
@@ -52,22 +52,22 @@ def run(
         module, _, function = target.partition(":")
         getattr(importlib.import_module(module), function)(folder, smoke=smoke)
 
-    several = ranks(devices, train) if devices > 1 else contextlib.nullcontext()
+    several = fork_ranks(devices, train) if devices > 1 else contextlib.nullcontext()
     try:
-        with several as processes, hold(folder, runner):
-            if result(folder, identity) is not None:
+        with several as processes, hold_lock(folder, runner):
+            if read_result(folder, identity) is not None:
                 return
-            if failed_since(folder, known) is not None:
+            if final_failure_since(folder, known) is not None:
                 sys.exit(BUSY)
-            attempt = new_attempt(folder)
-            redirect(attempt / "log.txt")
+            attempt = create_attempt(folder)
+            redirect_output(attempt / "log.txt")
             # A crash in native code, and a runner that gives up a hang, leave every thread's stack.
             faulthandler.enable()
             if processes is None:
                 train()
             elif code := processes.run(attempt):
                 sys.exit(code)
-    except Held:
+    except CellLocked:
         sys.exit(BUSY)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -75,4 +75,4 @@ def run(
         # There may be no room for a log that says so.
         with contextlib.suppress(OSError):
             traceback.print_exc()
-        sys.exit(FULL)
+        sys.exit(DISK_FULL)

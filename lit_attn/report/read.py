@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lit_attn.cells.folder import attempts, last_exit, result
+from lit_attn.cells.folder import list_attempts, read_exit, read_result
 from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
 from lit_attn.schema.errors import ConfigError, suggest
 
@@ -90,14 +90,14 @@ def _some_have_the_metric(path: Path, record: StudyRecord) -> None:
     lacking = [cell for cell in record.cells if cell.status == f"without {name}"]
     if not lacking or record.results():
         return
-    found = result(lacking[0].folder, lacking[0].planned.identity)
+    found = read_result(lacking[0].folder, lacking[0].planned.identity)
     known = [] if found is None else sorted(found.metrics)
     raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, known)}")
 
 
 def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
     folder = study / planned.path
-    found = result(folder, planned.identity)
+    found = read_result(folder, planned.identity)
     if found is None:
         return CellRecord(planned, folder, _unsuccessful(folder))
     if metric.name not in found.metrics:
@@ -109,7 +109,7 @@ def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
 def _unsuccessful(folder: Path) -> str:
     if (folder / "result.json").exists():
         return "unreadable"
-    if not (begun := attempts(folder)):
+    if not (begun := list_attempts(folder)):
         return "missing"
-    ended = last_exit(begun[-1])
+    ended = read_exit(begun[-1])
     return "unfinished" if ended is None else ended.failure

@@ -14,7 +14,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from lit_attn.cells.exceptions import Diverged
+from lit_attn.cells.failure import Diverged
 from lit_attn.cells.records import Legend
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.optim.optimizers import build_optimizer

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.files import write_atomic
 from lit_attn.training.process_group import Group
 

@@ -20,7 +20,7 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
-from lit_attn.cells.failure import FULL, classify
+from lit_attn.cells.failure import DISK_FULL, classify_failure
 from lit_attn.cells.records import FailureClass
 
 
@@ -57,7 +57,7 @@ class Recorder(Lines):
 
 def failures(cell: Job) -> list[FailureClass]:
     """The class of every attempt, as recorded."""
-    ends = [folder.last_exit(attempt) for attempt in folder.attempts(cell.folder)]
+    ends = [folder.read_exit(attempt) for attempt in folder.list_attempts(cell.folder)]
     return [end.failure for end in ends if end is not None]
 
 
@@ -69,7 +69,7 @@ def test_a_hang_is_ended_with_the_stack_in_the_log_and_tried_once_more(tmp_path:
     assert failures(once) == ["timed-out"]
     assert once.state() == "done"
     assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in said
-    log = folder.tail(folder.attempts(stuck.folder)[0])
+    log = folder.read_log_tail(folder.list_attempts(stuck.folder)[0])
     assert "in _stuck" in log, log
     until(lambda: not alive(int((stuck.folder / "child.pid").read_text())))
 
@@ -103,9 +103,11 @@ def test_a_cell_that_takes_too_long_is_told_to_save_and_not_tried_again(tmp_path
     assert [o.failure for o in summary.failed] == ["timed-out"]
     assert summary.failed[0].message == "took longer than 2 s"
     # It obeyed SIGTERM, as training does after a last checkpoint.
-    assert "Preempted: stopped by SIGTERM" in folder.tail(folder.attempts(hang.folder)[0])
+    assert "Preempted: stopped by SIGTERM" in folder.read_log_tail(
+        folder.list_attempts(hang.folder)[0]
+    )
     assert "retry" not in said
-    assert len(folder.attempts(hang.folder)) == 1
+    assert len(folder.list_attempts(hang.folder)) == 1
 
 
 def test_a_killed_cell_is_tried_again_within_bounds(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_no_memory_left_on_the_host(tmp_path: Path) -> None:
     (job, *_) = jobs(tmp_path, "memory")
     summary, _ = run([job])
     assert [(o.failure, o.message) for o in summary.failed] == [("out-of-memory", "MemoryError")]
-    assert len(folder.attempts(job.folder)) == 1
+    assert len(folder.list_attempts(job.folder)) == 1
 
 
 def test_no_memory_left_on_the_device() -> None:
@@ -168,8 +170,8 @@ def test_no_memory_left_on_the_device() -> None:
 
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     printed = "".join(traceback.format_exception_only(error))
-    assert classify(1, f"Traceback (most recent call last):\n{printed}") == "out-of-memory"
-    assert classify(1, printed.replace("CUDA out of memory", "HIP")) == "out-of-memory"
+    assert classify_failure(1, f"Traceback (most recent call last):\n{printed}") == "out-of-memory"
+    assert classify_failure(1, printed.replace("CUDA out of memory", "HIP")) == "out-of-memory"
 
 
 def test_a_full_disk(small_disk: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> 
     slot = make_slots(1).take(job.cell)
     assert slot is not None
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
-    assert cell.end() == FULL
+    assert cell.end() == DISK_FULL
     ballast.unlink()
     summary, _ = run([job])
     assert summary.failed == []

@@ -16,7 +16,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
-from lit_attn.cells.lock import hold, holder
+from lit_attn.cells.lock import hold_lock, read_holder
 from lit_attn.cells.worker import BUSY
 
 
@@ -48,11 +48,11 @@ def test_no_cell_ends_another(tmp_path: Path) -> None:
         f"         alone: python -m lit_attn.train {crash.folder}"
     ) in said
     attempt = crash.folder / "attempts" / "1"
-    ended = folder.last_exit(attempt)
+    ended = folder.read_exit(attempt)
     assert ended is not None
     assert (ended.failure, ended.returncode) == ("error", 1)
     assert "Traceback" in (attempt / "log.txt").read_text()
-    assert holder(crash.folder) is None
+    assert read_holder(crash.folder) is None
 
 
 def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
     assert second.failed == []
     once = {"ok/0": 1, "ok/1": 1, "crashonce/0": 2, "crashonce/1": 2}
     assert ran(tmp_path) == once
-    assert [path.name for path in folder.attempts(cells[1].folder)] == ["1", "2"]
+    assert [path.name for path in folder.list_attempts(cells[1].folder)] == ["1", "2"]
     # A third time there is nothing to do, and a new variant runs alone.
     run(jobs(tmp_path, "ok", "crashonce", "ok-new"))
     assert ran(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
@@ -125,9 +125,9 @@ def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:
 def test_states(tmp_path: Path) -> None:
     job = jobs(tmp_path, "ok")[0]
     assert job.state() == "missing"
-    folder.new_attempt(job.folder)
+    folder.create_attempt(job.folder)
     assert job.state() == "interrupted"
-    with hold(job.folder):
+    with hold_lock(job.folder):
         assert job.state() == "running"
 
 
@@ -197,7 +197,7 @@ def test_a_second_interrupt_stops_and_a_third_kills(tmp_path: Path, stubborn: bo
             until(lambda word=answer: word in process.stdout.readline())
         assert process.wait(TIMEOUT) == 130
     assert not any(alive(pid) for pid in pids)
-    ended = folder.last_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
+    ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
     assert ended is not None
     assert ended.failure == "killed"
     assert ended.message == ("ended by SIGKILL" if stubborn else "stopped by SIGTERM")
@@ -229,7 +229,7 @@ def test_a_signal_to_the_whole_group_lets_cells_save(
         until(lambda: hanging(tmp_path))
         os.killpg(process.pid, number)
         assert process.wait(TIMEOUT) == 128 + number
-    ended = folder.last_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
+    ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
     assert ended is not None
     assert ended.message == "stopped by SIGTERM"
 
@@ -297,7 +297,7 @@ def test_a_cell_is_held_until_its_failure_is_recorded(tmp_path: Path) -> None:
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == 1
     assert job.state() == "running"
-    lock.release(job.folder)
+    lock.release_lock(job.folder)
     assert job.state() == "interrupted"
     run([job])
     assert job.state() == "error"
@@ -313,6 +313,6 @@ def test_a_failure_recorded_while_a_cell_starts_is_seen(tmp_path: Path) -> None:
     launcher = Launcher(fake_cells.TARGET)
     assert launcher.start(job, slot, 0).end() == BUSY
     assert ran(tmp_path) == {"crash/0": 1}
-    lock.release(job.folder)
+    lock.release_lock(job.folder)
     assert launcher.start(job, slot, 1).end() == 1
     assert ran(tmp_path) == {"crash/0": 2}

@@ -16,8 +16,8 @@ from helpers.runs import TIMEOUT, cli, names, run, running, until
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.cells.folder import new_attempt
-from lit_attn.cells.lock import hold
+from lit_attn.cells.folder import create_attempt
+from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Exit, FailureClass, Metric, PlannedCell
 
 
@@ -42,7 +42,7 @@ def test_every_state_and_what_to_do(
     cells = write(tmp_path)
     going = next(job for job in cells if job.name == "tiny/running/0")
     monkeypatch.chdir(tmp_path)
-    with hold(going.folder):
+    with hold_lock(going.folder):
         progress = '{"step": 25, "total": 100, "step_time": 0.5, "memory": 1}'
         (going.folder / "progress.json").write_text(progress)
         assert main(["status"]) == 0
@@ -140,7 +140,7 @@ def test_logs(
     for name in ("tiny/crash/1", str(crash.folder)):
         assert main(["logs", name]) == 0
         assert "RuntimeError: the reactor is on fire" in capsys.readouterr().out
-    (new_attempt(crash.folder) / "log.txt").write_text("the second\n")
+    (create_attempt(crash.folder) / "log.txt").write_text("the second\n")
     assert main(["logs", "tiny/crash/1"]) == 0
     assert capsys.readouterr().out == "the second\n"
     assert main(["logs", "tiny/crash/1", "--attempt", "1"]) == 0
@@ -172,11 +172,11 @@ def test_no_such_log(
 def test_a_log_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job, *_) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
-    log = new_attempt(job.folder) / "log.txt"
+    log = create_attempt(job.folder) / "log.txt"
     log.write_text("first\n")
 
     def cell() -> None:
-        with hold(job.folder):
+        with hold_lock(job.folder):
             held.set()
             time.sleep(0.3)
             with log.open("a") as stream:

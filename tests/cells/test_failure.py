@@ -2,13 +2,13 @@
 
 import pytest
 
-from lit_attn.cells.failure import classify, reason
+from lit_attn.cells.failure import classify_failure, describe_failure
 from lit_attn.cells.records import FailureClass
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 FULL = "OSError: [Errno 28] No space left on device: 'runs/x/tmp/a'"
 TABLE: list[tuple[int, str, FailureClass, str]] = [
-    (1, "Traceback\nlit_attn.cells.exceptions.Diverged: loss is nan", "diverged", "loss is nan"),
+    (1, "Traceback\nlit_attn.cells.failure.Diverged: loss is nan", "diverged", "loss is nan"),
     (1, f"Traceback (most recent call last):\n{CUDA}", "out-of-memory", CUDA),
     (1, f"[rank1]: {CUDA}\nW elastic teardown", "out-of-memory", f"[rank1]: {CUDA}"),
     (1, "MemoryError", "out-of-memory", "MemoryError"),
@@ -20,12 +20,12 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (1, "lit_attn.schema.errors.ConfigError: a.yaml: no", "bad-configuration", "a.yaml: no"),
     (
         1,
-        "[rank1]: lit_attn.cells.exceptions.Diverged: loss is inf",
+        "[rank1]: lit_attn.cells.failure.Diverged: loss is inf",
         "diverged",
         "[rank1]: loss is inf",
     ),
     (1, "ValueError: as lit_attn.spec: says", "error", "ValueError: as lit_attn.spec: says"),
-    (1, "lit_attn.cells.exceptions.Preempted: at step 7", "killed", "at step 7"),
+    (1, "lit_attn.cells.failure.Preempted: at step 7", "killed", "at step 7"),
     (1, "RuntimeError: shapes do not match", "error", "RuntimeError: shapes"),
     # A caught and logged failure is not what ended the cell.
     (1, f"{CUDA}\nretrying\nTraceback\nValueError: other", "error", "ValueError: other"),
@@ -59,6 +59,6 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
 
 @pytest.mark.parametrize(("returncode", "tail", "expected", "says"), TABLE)
 def test_table(returncode: int, tail: str, expected: FailureClass, says: str) -> None:
-    assert classify(returncode, tail) == expected
-    assert reason(returncode, tail).startswith(says)
-    assert "\n" not in reason(returncode, tail)
+    assert classify_failure(returncode, tail) == expected
+    assert describe_failure(returncode, tail).startswith(says)
+    assert "\n" not in describe_failure(returncode, tail)

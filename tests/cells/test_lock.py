@@ -12,73 +12,81 @@ from pathlib import Path
 import pytest
 
 from lit_attn.cells import lock
-from lit_attn.cells.lock import SILENCE, Held, Holder, hold, holder, release, this_process
+from lit_attn.cells.lock import (
+    STALE_AFTER,
+    CellLocked,
+    LockHolder,
+    current_process,
+    hold_lock,
+    read_holder,
+    release_lock,
+)
 
 
 def other(path: Path, **changes: object) -> None:
     """Write a lock that names this very process, save for `changes`."""
     path.mkdir(parents=True, exist_ok=True)
-    with hold(path):
-        me = holder(path)
+    with hold_lock(path):
+        me = read_holder(path)
     assert me is not None
     (path / "lock").write_text(me.model_copy(update=changes).model_dump_json())
 
 
 def test_held_once_and_let_go(tmp_path: Path) -> None:
-    with hold(tmp_path):
-        found = holder(tmp_path)
+    with hold_lock(tmp_path):
+        found = read_holder(tmp_path)
         assert found is not None
         assert (found.pid, found.host) == (os.getpid(), socket.gethostname())
-        with pytest.raises(Held), hold(tmp_path):
+        with pytest.raises(CellLocked), hold_lock(tmp_path):
             pass
-        assert holder(tmp_path) == found
-    assert holder(tmp_path) is None
+        assert read_holder(tmp_path) == found
+    assert read_holder(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from lit_attn.cells.lock import hold\n"
-        "with hold(Path(sys.argv[1])): print('held', flush=True); time.sleep(1000)"
+        "import sys, time; from pathlib import Path; from lit_attn.cells.lock import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(1000)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(Held), hold(tmp_path):
+    with pytest.raises(CellLocked), hold_lock(tmp_path):
         pass
     process.kill()
     # Also while it is a zombie that nobody has collected.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with hold(tmp_path):
-        assert holder(tmp_path) is not None
+    with hold_lock(tmp_path):
+        assert read_holder(tmp_path) is not None
     process.wait()
     process.stdout.close()
 
 
 def test_a_kept_lock_outlasts_its_holder(tmp_path: Path) -> None:
-    keeper = this_process()
-    with hold(tmp_path, keeper):
+    keeper = current_process()
+    with hold_lock(tmp_path, keeper):
         pass
-    with pytest.raises(Held), hold(tmp_path):
+    with pytest.raises(CellLocked), hold_lock(tmp_path):
         pass
-    release(tmp_path)
+    release_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []
     # Another's is left alone.
-    with hold(tmp_path, keeper.model_copy(update={"started": "1"})):
+    with hold_lock(tmp_path, keeper.model_copy(update={"started": "1"})):
         pass
-    release(tmp_path)
-    assert holder(tmp_path) is not None
+    release_lock(tmp_path)
+    assert read_holder(tmp_path) is not None
 
 
 def test_the_lock_of_a_dead_process_is_its_living_keepers(tmp_path: Path) -> None:
-    other(tmp_path, started="1", keeper=this_process())
-    with pytest.raises(Held), hold(tmp_path):
+    other(tmp_path, started="1", keeper=current_process())
+    with pytest.raises(CellLocked), hold_lock(tmp_path):
         pass
-    dead = this_process().model_copy(update={"started": "1"})
+    dead = current_process().model_copy(update={"started": "1"})
     other(tmp_path / "both", started="1", keeper=dead)
-    assert holder(tmp_path / "both") is None
+    assert read_holder(tmp_path / "both") is None
 
 
 @pytest.mark.parametrize(
@@ -91,34 +99,34 @@ def test_the_lock_of_a_dead_process_is_its_living_keepers(tmp_path: Path) -> Non
 )
 def test_stale(tmp_path: Path, changes: dict[str, object]) -> None:
     other(tmp_path, **changes)
-    assert holder(tmp_path) is None
-    with hold(tmp_path):
-        found = holder(tmp_path)
+    assert read_holder(tmp_path) is None
+    with hold_lock(tmp_path):
+        found = read_holder(tmp_path)
         assert found is not None
         assert found.pid == os.getpid()
 
 
 def test_garbage_is_stale(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("{")
-    with hold(tmp_path):
-        assert holder(tmp_path) is not None
+    with hold_lock(tmp_path):
+        assert read_holder(tmp_path) is not None
 
 
 def test_another_host_lives_while_its_heart_beats(tmp_path: Path) -> None:
     other(tmp_path, host="elsewhere", pid=1)
-    with pytest.raises(Held), hold(tmp_path):
+    with pytest.raises(CellLocked), hold_lock(tmp_path):
         pass
-    old = time.time() - SILENCE - 1
+    old = time.time() - STALE_AFTER - 1
     os.utime(tmp_path / "lock", (old, old))
-    with hold(tmp_path):
-        found = holder(tmp_path)
+    with hold_lock(tmp_path):
+        found = read_holder(tmp_path)
         assert found is not None
         assert found.host == socket.gethostname()
 
 
 def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT", 0.01)
-    with hold(tmp_path):
+    with hold_lock(tmp_path):
         path = tmp_path / "lock"
         os.utime(path, (0, 0))
         for _ in range(1000):
@@ -136,7 +144,7 @@ def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
 
     def take(folder: Path) -> None:
         start.wait()
-        with contextlib.suppress(Held), hold(folder):
+        with contextlib.suppress(CellLocked), hold_lock(folder):
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.001)
@@ -157,4 +165,4 @@ def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
 def test_a_lock_replaced_between_look_and_removal_stays(tmp_path: Path) -> None:
     other(tmp_path)
     lock._remove_stale(tmp_path / "lock")
-    assert isinstance(holder(tmp_path), Holder)
+    assert isinstance(read_holder(tmp_path), LockHolder)

@@ -17,7 +17,13 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
-from lit_attn.cells.failure import classify, is_echo, quoted, rank_of, reason
+from lit_attn.cells.failure import (
+    classify_failure,
+    describe_failure,
+    first_failed_rank,
+    is_echo,
+    quote_rank_log,
+)
 from lit_attn.cells.records import Exit
 
 SET = "set: {training.devices: 2}\n"
@@ -34,7 +40,7 @@ def jobs(path: Path, *variants: str) -> list[Job]:
 
 
 def last_exit(job: Job) -> Exit:
-    found = folder.last_exit(folder.attempts(job.folder)[-1])
+    found = folder.read_exit(folder.list_attempts(job.folder)[-1])
     assert found is not None
     return found
 
@@ -48,7 +54,7 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
     summary, _ = run(cells)
     assert summary.failed == []
     assert ran(tmp_path) == {"ok/0": 1, "ok-2/0": 1}
-    logs = [folder.tail(folder.attempts(cell.folder)[-1], 1) for cell in cells]
+    logs = [folder.read_log_tail(folder.list_attempts(cell.folder)[-1], 1) for cell in cells]
     assert all(log.startswith("rank 1 of 2 in ") for log in logs)
     # A meeting place of its own, so that no two cells can meet; nothing of it is left.
     places = [Path(log.split(" in ")[1].strip()) for log in logs]
@@ -77,7 +83,7 @@ def test_the_rank_that_failed_first_is_named(
     )
     if variant != "rankpreempted":
         assert ended.rank == 1
-        log = folder.tail(folder.attempts(job.folder)[-1])
+        log = folder.read_log_tail(folder.list_attempts(job.folder)[-1])
         assert "rank 1 was the first to fail" in log
         assert ("Traceback" in log.split("first to fail")[1]) == (variant == "rankcrash")
     assert not alive(int((job.folder / "rank1").read_text()))
@@ -115,9 +121,9 @@ def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
         Launcher(fake_cells.TARGET), make_slots(None), Lines(io.StringIO()), limits
     ).run([job])
     assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
-    first, *_ = folder.attempts(job.folder)
+    first, *_ = folder.list_attempts(job.folder)
     for rank in (0, 1):
-        assert "in _hang" in folder.tail(first, rank)
+        assert "in _hang" in folder.read_log_tail(first, rank)
     assert not alive(int((job.folder / "rank1").read_text()))
 
 
@@ -161,8 +167,8 @@ def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
     """Also before they were let go, as where another process holds the cell's lock."""
     code = (
         "import os, signal, sys, time\n"
-        "from lit_attn.cells.ranks import ranks\n"
-        "with ranks(2, lambda: None) as made:\n"
+        "from lit_attn.cells.ranks import fork_ranks\n"
+        "with fork_ranks(2, lambda: None) as made:\n"
         "    print(*[process.pid for process in made.processes], flush=True)\n"
         "    if sys.argv[1] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -179,8 +185,8 @@ def test_ranks_that_were_stopped_before_they_were_let_go() -> None:
     """A signal to the whole group may come between: that is no failure of the one who lets go."""
     code = (
         "import sys\n"
-        "from lit_attn.ablate import ranks\n"
-        "with ranks.ranks(2, lambda: None) as made:\n"
+        "from lit_attn.cells import ranks\n"
+        "with ranks.fork_ranks(2, lambda: None) as made:\n"
         "    for process in made.processes: process.terminate(), process.join()\n"
         "    sys.exit(made.run(None))\n"
     )
@@ -193,13 +199,13 @@ def test_a_cell_that_is_told_to_go_while_it_starts_goes(number: signal.Signals) 
     """It is forked from a server that such a signal leaves alone."""
     code = (
         "import os, sys\n"
-        "from lit_attn.ablate import tether\n"
+        "from lit_attn.cells import fork_server\n"
         "number = int(sys.argv[1])\n"
         "os.kill(os.getpid(), number)\n"
         "cell = os.fork()\n"
         "if not cell:\n"
         "    os.kill(os.getpid(), number)\n"
-        "    tether.answer_signals()\n"
+        "    fork_server.restore_signals()\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(cell, 0)\n"
         "print(os.waitstatus_to_exitcode(status))\n"
@@ -215,16 +221,16 @@ def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from lit_attn.ablate import ranks\n"
+        "from lit_attn.cells import ranks\n"
         "def body():\n"
         "    if os.environ['LOCAL_RANK'] == '0': raise RuntimeError('Connection closed by peer')\n"
         "    time.sleep(1000)\n"
         "ranks.SETTLE = 0.1\n"
-        "with ranks.ranks(2, body) as made: sys.exit(made.run(Path(sys.argv[1])))\n"
+        "with ranks.fork_ranks(2, body) as made: sys.exit(made.run(Path(sys.argv[1])))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert done.returncode == 1
-    assert "Connection closed by peer" in folder.tail(tmp_path)
+    assert "Connection closed by peer" in folder.read_log_tail(tmp_path)
 
 
 def test_words_of_failures() -> None:
@@ -232,9 +238,12 @@ def test_words_of_failures() -> None:
     assert is_echo(1, f"Traceback\n{echo}")
     assert not is_echo(1, "ValueError: mine")
     assert not is_echo(-9, "")
-    log = f"{echo}\n{quoted(2, -9, 'all is well')}\n"
-    assert (rank_of(log), rank_of(echo)) == (2, 0)
-    assert (classify(137, log), reason(137, log)) == ("killed", "ended by SIGKILL")
-    log = f"{echo}\n{quoted(1, 1, 'torch.OutOfMemoryError: CUDA out of memory')}\n"
-    assert classify(1, log) == "out-of-memory"
-    assert reason(1, log) == "[rank1]: torch.OutOfMemoryError: CUDA out of memory"
+    log = f"{echo}\n{quote_rank_log(2, -9, 'all is well')}\n"
+    assert (first_failed_rank(log), first_failed_rank(echo)) == (2, 0)
+    assert (classify_failure(137, log), describe_failure(137, log)) == (
+        "killed",
+        "ended by SIGKILL",
+    )
+    log = f"{echo}\n{quote_rank_log(1, 1, 'torch.OutOfMemoryError: CUDA out of memory')}\n"
+    assert classify_failure(1, log) == "out-of-memory"
+    assert describe_failure(1, log) == "[rank1]: torch.OutOfMemoryError: CUDA out of memory"

@@ -17,7 +17,7 @@ from helpers.training_cells import composition_cell, digits_cell, folder_of, sce
 from torch import nn
 
 from lit_attn.bench.__main__ import main
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.optim.optimizers import build_optimizer

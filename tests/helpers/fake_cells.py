@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from lit_attn.cells.exceptions import Diverged, Preempted
+from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.records import Result, Spread
 from lit_attn.config.cell import Cell
 

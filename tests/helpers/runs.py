@@ -17,7 +17,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
 from lit_attn.ablate.slots import make_slots
-from lit_attn.cells.lock import holder
+from lit_attn.cells.lock import read_holder
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 120.0
@@ -85,7 +85,7 @@ def cli(
 def running(path: Path) -> list[int]:
     """The pids of the cells that hold their locks, without those whose runner still has to say
     how they ended."""
-    found = [holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
+    found = [read_holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
     return [one.pid for one in found if one is not None and alive(one.pid)]
 
 

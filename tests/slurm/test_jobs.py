@@ -53,7 +53,7 @@ def told(cluster: dict[str, str], *command: str) -> None:
 def messages(path: Path) -> list[str]:
     """The recorded ends of all attempts."""
     attempts = sorted((path / "runs").glob("*/*/*/attempts/*"))
-    ends = [folder.last_exit(attempt) for attempt in attempts]
+    ends = [folder.read_exit(attempt) for attempt in attempts]
     return [end.message for end in ends if end is not None]
 
 

@@ -12,7 +12,7 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slurm import follow, queue
 from lit_attn.ablate.slurm.queue import NAME, Batch, Place, find
 from lit_attn.ablate.slurm.submit import resources
-from lit_attn.cells.folder import last_exit, new_attempt
+from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, minutes
 from lit_attn.config.source import Mapping, Where
@@ -161,15 +161,15 @@ def test_an_attempt_without_an_end_has_the_one_that_slurm_tells(
     asked = matrix(tmp_path)
     job = asked.jobs[0]
     before = Exit(failure="error", returncode=1, message="long ago", finished="")
-    before.write(new_attempt(job.folder) / "exit.json")
-    begun = new_attempt(job.folder)
+    before.write(create_attempt(job.folder) / "exit.json")
+    begun = create_attempt(job.folder)
     batch(asked, "aaaa", attempts=1)
     answer(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
     follower = follow.Follower([asked], Saying([]))
     follower.left = [job]
     follower._look()
     follower._look()
-    ended = last_exit(begun)
+    ended = read_exit(begun)
     assert ended is not None
     assert (ended.failure, ended.message) == (failure, f"its job ended: {state}")
 

@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch import nn
 
-from lit_attn.cells.exceptions import Diverged, Preempted
-from lit_attn.cells.lock import hold
+from lit_attn.cells.failure import Diverged, Preempted
+from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.models import budget
 from lit_attn.train import main, run_cell
@@ -316,7 +316,7 @@ def test_exit_codes(
     impossible = folder_of(digits_cell(data=missing), tmp_path)
     assert main([str(impossible)]) == 2
     assert "n.npz: cannot be read" in capsys.readouterr().err
-    with hold(impossible):
+    with hold_lock(impossible):
         assert main([str(impossible)]) == 75
         assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 

@@ -40,7 +40,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(path: Path) -> Result:
-    logs = "\n".join(folder.tail(attempt) for attempt in folder.attempts(path))
+    logs = "\n".join(folder.read_log_tail(attempt) for attempt in folder.list_attempts(path))
     assert (path / "result.json").exists(), logs
     return Result.model_validate_json((path / "result.json").read_text())
 
@@ -50,7 +50,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def last_exit(path: Path) -> Exit:
-    found = folder.last_exit(folder.attempts(path)[-1])
+    found = folder.read_exit(folder.list_attempts(path)[-1])
     assert found is not None
     return found
 
@@ -85,12 +85,12 @@ def test_two_devices_find_what_one_finds(name: str, cells: Path) -> None:
 def test_stopped_devices_go_on_exactly(cells: Path) -> None:
     """SIGTERM to one of them stops both before the same step; nothing is lost."""
     whole, stopped = cells / "whole", cells / "stopped"
-    first, second = folder.attempts(stopped)
-    ended = folder.last_exit(first)
+    first, second = folder.list_attempts(stopped)
+    ended = folder.read_exit(first)
     assert ended is not None
     assert ended.failure == "killed"
     assert ended.message.endswith(f"saved at step {device_cells.STOPPED_AT}")
-    assert folder.last_exit(second) is None
+    assert folder.read_exit(second) is None
     assert result(stopped).attempts == 2
     for record in ("diagnostics.csv", "attention.npz"):
         assert (whole / record).read_bytes() == (stopped / record).read_bytes()
@@ -122,7 +122,7 @@ def test_alone_from_the_command_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lit_attn.train", str(path)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as first:
-        until(lambda: folder.progress(path) is not None)
+        until(lambda: folder.read_progress(path) is not None)
         assert main([str(path)]) == BUSY
         first.terminate()
         _, said = first.communicate(timeout=TIMEOUT)

@@ -11,7 +11,7 @@ from helpers.training_cells import digits_cell, folder_of, text_cell
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result, Timing, read_diagnostics, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training

@@ -19,7 +19,7 @@ from helpers.training_cells import folder_of
 
 from lit_attn.ablate.plan import expand
 from lit_attn.cells import folder
-from lit_attn.cells.lock import holder
+from lit_attn.cells.lock import read_holder
 from lit_attn.config.study import StudySource, read_studies
 from lit_attn.train import run_cell
 
@@ -152,14 +152,16 @@ def test_what_a_cell_can_run_into(tmp_path: Path, small_disk: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(fixed)], check=True)
         with command(tmp_path, "--seeds", "0,") as process:
             until(lambda: cells["a"].folder.joinpath("progress.json").exists())
-            found = holder(cells["a"].folder)
+            found = read_holder(cells["a"].folder)
             assert found is not None
             os.kill(found.pid, signal.SIGTERM)
             output, _ = process.communicate(timeout=240)
     finally:
         subprocess.run(["umount", str(fixed)], check=True)
     ends = {
-        name: [end.failure for end in map(folder.last_exit, folder.attempts(job.folder)) if end]
+        name: [
+            end.failure for end in map(folder.read_exit, folder.list_attempts(job.folder)) if end
+        ]
         for name, job in cells.items()
     }
     assert ends == {"a": ["killed"], "nan": ["diverged"], "fixed": ["error"]}, output

@@ -19,7 +19,7 @@ from helpers.paths import ROOT
 from helpers.training_cells import folder_of
 
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.models.imagenet import LocalViTConfig

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchmetrics.utilities import dim_zero_sum
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.batches import TextMeasure

@@ -16,7 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 
-from lit_attn.cells.exceptions import Preempted
+from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Legend, Result, Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment

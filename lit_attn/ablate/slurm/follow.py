@@ -14,11 +14,10 @@ from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import TICK, Outcome, Summary
+from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
 from lit_attn.ablate.slurm.queue import ENDS, Task, find
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import Exit
-from lit_attn.cells.signals import answered
 
 POLL = 10.0
 """Seconds between two questions to SLURM."""
@@ -43,7 +42,7 @@ class Follower:
     def run(self, jobs: Iterable[Job]) -> Summary:
         """Follow the jobs of `jobs`, which were submitted by whomever."""
         self.left = list(jobs)
-        with answered(self._interrupt):
+        with handle_signals(self._interrupt):
             self.display.open()
             try:
                 while self.left and self.summary.stopped_by is None:
@@ -97,7 +96,7 @@ class Follower:
         if outcome.failure is None:
             self.display.say(f"done     {name}")
         else:
-            alone = folder.alone(outcome.job.folder)
+            alone = folder.rerun_command(outcome.job.folder)
             self.display.say(f"FAILED   {name}  {why}\n         alone: {alone}")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -110,7 +109,7 @@ class Follower:
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()
         running = [
-            (job.name, now - self.began.get(job.folder, now), folder.progress(job.folder))
+            (job.name, now - self.began.get(job.folder, now), folder.read_progress(job.folder))
             for job in self.left
             if (task := self.tasks.get(job.folder)) is not None and task.runs
         ]
@@ -128,9 +127,9 @@ class Follower:
 
 def _ended(job: Job, task: Task | None) -> Exit:
     """How a cell without a result ended: as its job recorded it, or else as SLURM says."""
-    attempts = folder.attempts(job.folder)
+    attempts = folder.list_attempts(job.folder)
     begun = [] if task is None else attempts[task.place.attempts :]
-    if begun and (said := folder.last_exit(begun[-1])) is not None:
+    if begun and (said := folder.read_exit(begun[-1])) is not None:
         return said
     if task is None:
         kind, message = "killed", "SLURM knows its job no more"
@@ -139,7 +138,7 @@ def _ended(job: Job, task: Task | None) -> Exit:
         kind, message = ENDS.get(task.state, "killed"), f"its job ended: {task.state}"
     else:
         words = task.last_words()
-        kind = failure.classify(1, words)
+        kind = failure.classify_failure(1, words)
         message = f"its job ended before the cell began: {task.state}; it says: {words}"
     ended = Exit(
         failure=kind,
@@ -149,5 +148,5 @@ def _ended(job: Job, task: Task | None) -> Exit:
     )
     with contextlib.suppress(OSError):
         # Where the disk is full the record is lost, and the others are followed all the same.
-        ended.write((begun[-1] if begun else folder.new_attempt(job.folder)) / "exit.json")
+        ended.write((begun[-1] if begun else folder.create_attempt(job.folder)) / "exit.json")
     return ended

@@ -72,8 +72,8 @@ class SlurmCell:
 
     def _say_timed_out(self) -> None:
         """The runner knows only that it was told to go."""
-        begun = folder.attempts(self.folder)
-        if begun and (said := folder.last_exit(begun[-1])) is not None:
+        begun = folder.list_attempts(self.folder)
+        if begun and (said := folder.read_exit(begun[-1])) is not None:
             changed = {"failure": "timed-out", "message": "the time of its job was up"}
             said.model_copy(update=changed).write(begun[-1] / "exit.json")
 

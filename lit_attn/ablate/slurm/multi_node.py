@@ -15,9 +15,9 @@ from types import FrameType
 
 from lit_attn.ablate.plan import Job
 from lit_attn.cells import failure, folder
-from lit_attn.cells.exceptions import Preempted
-from lit_attn.cells.lock import HEARTBEAT, hold
-from lit_attn.cells.ranks import ACROSS_NODES, redirect
+from lit_attn.cells.failure import Preempted
+from lit_attn.cells.lock import HEARTBEAT, hold_lock
+from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
 from lit_attn.cells.records import Exit
 
 
@@ -46,9 +46,9 @@ def run(job: Job, target: str, smoke: bool) -> None:
     # A job that was here before and died on another node holds it for some minutes more.
     while job.state() == "running":
         time.sleep(HEARTBEAT)
-    with hold(job.folder):
-        attempt = folder.new_attempt(job.folder)
-        redirect(attempt / folder.log_name(0))
+    with hold_lock(job.folder):
+        attempt = folder.create_attempt(job.folder)
+        redirect_output(attempt / folder.log_name(0))
         faulthandler.enable()
         try:
             train(job.folder, smoke=smoke)
@@ -56,9 +56,9 @@ def run(job: Job, target: str, smoke: bool) -> None:
             said = traceback.format_exc()
             print(said, flush=True)
             Exit(
-                failure=failure.classify(1, said),
+                failure=failure.classify_failure(1, said),
                 returncode=1,
-                message=failure.reason(1, said),
+                message=failure.describe_failure(1, said),
                 finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             ).write(attempt / "exit.json")
             if not (isinstance(error, Preempted) and out_of_time):

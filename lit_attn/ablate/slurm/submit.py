@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.slurm.job import SlurmCell
 from lit_attn.ablate.slurm.queue import NAME, Batch, Place, find
-from lit_attn.cells.folder import attempts
+from lit_attn.cells.folder import list_attempts
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping
 from lit_attn.schema.errors import ConfigError, explain
@@ -90,7 +90,9 @@ def _submit(
     for job in jobs:
         job.cell.write(job.folder / "config.yaml")
     # Before the jobs are there: whoever is killed in between must find them again.
-    places = [Place(folder=job.cell.folder, attempts=len(attempts(job.folder))) for job in jobs]
+    places = [
+        Place(folder=job.cell.folder, attempts=len(list_attempts(job.folder))) for job in jobs
+    ]
     Batch(cells=places).write(folder / "batch.json")
     try:
         executor = SlurmExecutor(folder, max_num_timeout=slurm.timeouts)
