@@ -40,18 +40,18 @@ class Maps(NamedTuple):
 class Composer(nn.Module):
     """The composition at one place, before or after the softmax."""
 
-    def __init__(self, part: spec.Static | spec.Dynamic, shape: Shape) -> None:
+    def __init__(self, part: spec.StaticConfig | spec.DynamicConfig, shape: Shape) -> None:
         """Raise ValueError where the groups do not divide the heads."""
         super().__init__()
         self.part = part
         self.heads = shape.heads
-        fixed = isinstance(part, spec.Static) or part.static
+        fixed = isinstance(part, spec.StaticConfig) or part.static
         self.matrix = None
         if fixed:
             self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.factory))
         self.sides = nn.ModuleDict()
         self.skip = True
-        if isinstance(part, spec.Static):
+        if isinstance(part, spec.StaticConfig):
             self.skip = part.skip
         else:
             self.sides.update({side: TokenMaps(part, shape) for side in part.kind.split("+")})
@@ -71,7 +71,7 @@ class Composer(nn.Module):
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         """a (B, H, c, m) composed; the maps are those of its c queries and m keys."""
-        one_group = isinstance(self.part, spec.Static) or self.part.groups == 1
+        one_group = isinstance(self.part, spec.StaticConfig) or self.part.groups == 1
         if torch.compiler.is_compiling() and one_group and self.heads <= UNROLLED_UP_TO:
             return self._unrolled(a, query, key)
         terms = [a] if self.skip else []
@@ -91,7 +91,7 @@ class Composer(nn.Module):
         """
         if maps.down is None and maps.gate is not None:
             return a * maps.gate.to(a.dtype).transpose(1, 2).unsqueeze(-1 if token == "c" else -2)
-        assert isinstance(self.part, spec.Dynamic)
+        assert isinstance(self.part, spec.DynamicConfig)
         if token == "m" and a.shape[-2] == 1:
             return self._of_keys_alone(a, maps)
         matrices = _matrices(maps, self.part.groups).to(a.dtype)
@@ -109,7 +109,7 @@ class Composer(nn.Module):
         Each key's matrix would be used once, so forming it costs more than its low rank: on a CPU
         three times as much at 6 heads, six times at 32.
         """
-        assert isinstance(self.part, spec.Dynamic)
+        assert isinstance(self.part, spec.DynamicConfig)
         assert maps.down is not None
         assert maps.up is not None
         groups = a.unflatten(1, (self.part.groups, -1)).permute(0, 4, 1, 3, 2)
@@ -166,7 +166,7 @@ class _GradientInOrder(torch.autograd.Function):
 class TokenMaps(nn.Module):
     """A token's maps: w = GELU(x W_1) W_2, its w1 normalised over heads; gate = tanh(x W_g)."""
 
-    def __init__(self, part: spec.Dynamic, shape: Shape) -> None:
+    def __init__(self, part: spec.DynamicConfig, shape: Shape) -> None:
         super().__init__()
         if shape.heads % part.groups:
             raise ValueError(f"{part.groups} groups do not divide {shape.heads} heads")
@@ -231,6 +231,6 @@ def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Maps]]:
 
 def make_composers(part: Any, shape: Shape) -> nn.ModuleDict:
     """The composers that `part` asks for, by place: "pre", "post", both or none."""
-    if isinstance(part, spec.NoCompose):
+    if isinstance(part, spec.NoComposeConfig):
         return nn.ModuleDict()
     return nn.ModuleDict({place: Composer(part, shape) for place in part.place.split("+")})

@@ -25,7 +25,7 @@ from lit_attn.attention.masks import Masks
 from lit_attn.attention.residual import RESIDUALS
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import SIMILARITIES, Dot, Shape, as_multiplied
-from lit_attn.attention.spec import AttentionSpec, Split
+from lit_attn.attention.spec import AttentionSpec, SplitConfig
 
 # Children that hold what a layer has beyond the standard one.
 EXTRA = ("composers", "residual", "similarity", "z")
@@ -279,7 +279,7 @@ class Attention(nn.Module):
     @property
     def copies_projection(self) -> bool:
         """Whether the split part starts W_p as W."""
-        return isinstance(self.spec.residual, Split) and self.spec.residual.init == "copy"
+        return isinstance(self.spec.residual, SplitConfig) and self.spec.residual.init == "copy"
 
     def _copied(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
         """The split part's parameters that make W_p compute what W does, W's bias left out."""

@@ -107,4 +107,4 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
     return torch.autocast(device.type, enabled=False)
 
 
-SIMILARITIES[spec.Linear] = Linear
+SIMILARITIES[spec.LinearConfig] = Linear

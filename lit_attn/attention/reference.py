@@ -35,7 +35,7 @@ def attention(
     seen = may_attend(n, chosen.window, layer.local_self_attention, is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         seen = seen & attn_mask
-    if isinstance(chosen.similarity, spec.Linear):
+    if isinstance(chosen.similarity, spec.LinearConfig):
         h = linear(layer.similarity, q, keys, v, seen, is_causal)
         return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
 
@@ -78,9 +78,9 @@ def project(
     part = layer.spec.similarity
     form: Any = layer.similarity
     keys = [k]
-    if isinstance(part, spec.MixedKeys) and part.source == "shifted":
+    if isinstance(part, spec.MixedKeysConfig) and part.source == "shifted":
         keys = [k + form.shift[r].flatten() for r in range(part.keys)]
-    elif isinstance(part, spec.MixedKeys) and part.keys > 1:
+    elif isinstance(part, spec.MixedKeysConfig) and part.keys > 1:
         keys += list(form.more(x).chunk(part.keys - 1, dim=-1))
 
     def head_of_group(t: Tensor) -> Tensor:
@@ -277,16 +277,16 @@ def split(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
 
 
 SIMILARITIES: dict[type[spec.Similarity], Callable[..., Tensor]] = {
-    spec.Dot: dot,
-    spec.Gaussian: gaussian,
-    spec.Mixture: mixture,
+    spec.DotConfig: dot,
+    spec.GaussianConfig: gaussian,
+    spec.MixtureConfig: mixture,
 }
 
 RESIDUALS: dict[type[spec.Residual], Callable[..., Tensor]] = {
-    spec.Full: full,
-    spec.Perpendicular: perpendicular,
-    spec.Projected: projected,
-    spec.Value: value,
-    spec.Discrepancy: discrepancy,
-    spec.Split: split,
+    spec.FullConfig: full,
+    spec.PerpendicularConfig: perpendicular,
+    spec.ProjectedConfig: projected,
+    spec.ValueConfig: value,
+    spec.DiscrepancyConfig: discrepancy,
+    spec.SplitConfig: split,
 }

@@ -68,7 +68,7 @@ class Full(Epilogue):
 class Perpendicular(Epilogue):
     """(MH - alpha V) W, and with scope both + (H_m - beta_m v_m) W^l."""
 
-    def __init__(self, part: spec.Perpendicular, project: nn.Linear) -> None:
+    def __init__(self, part: spec.PerpendicularConfig, project: nn.Linear) -> None:
         super().__init__(part, project)
         self.local = like(project, part.bias) if part.scope == "both" else None
 
@@ -104,7 +104,7 @@ class Discrepancy(Epilogue):
 class Split(Epilogue):
     """(MH - alpha V) W + phi(alpha V) W_p."""
 
-    def __init__(self, part: spec.Split, project: nn.Linear) -> None:
+    def __init__(self, part: spec.SplitConfig, project: nn.Linear) -> None:
         super().__init__(part, project)
         self.activation = ACTIVATIONS[part.activation]
         self.projected = like(project, part.bias)
@@ -135,10 +135,10 @@ def like(project: nn.Linear, bias: bool) -> nn.Linear:
 
 
 RESIDUALS: dict[type[spec.Residual], type[Epilogue]] = {
-    spec.Full: Full,
-    spec.Perpendicular: Perpendicular,
-    spec.Projected: Projected,
-    spec.Value: Value,
-    spec.Discrepancy: Discrepancy,
-    spec.Split: Split,
+    spec.FullConfig: Full,
+    spec.PerpendicularConfig: Perpendicular,
+    spec.ProjectedConfig: Projected,
+    spec.ValueConfig: Value,
+    spec.DiscrepancyConfig: Discrepancy,
+    spec.SplitConfig: Split,
 }

@@ -73,9 +73,9 @@ class Gaussian(Dot):
 class MixedKeys(Dot):
     """M keys for every token: projected or shifted, with weights pi_r."""
 
-    def __init__(self, part: spec.MixedKeys, shape: Shape, composed: bool) -> None:
+    def __init__(self, part: spec.MixedKeysConfig, shape: Shape, composed: bool) -> None:
         super().__init__(part, shape, composed)
-        self.hard = isinstance(part, spec.Mixture) and part.assignment == "hard"
+        self.hard = isinstance(part, spec.MixtureConfig) and part.assignment == "hard"
         m, heads, width, factory = part.keys, shape.key_heads, shape.head_dim, shape.factory
         if part.source == "projected" and m > 1:
             self.more = nn.Linear(shape.dim, (m - 1) * heads * width, bias=shape.bias, **factory)
@@ -135,7 +135,7 @@ class Mixture(MixedKeys):
 
     variance: Tensor
 
-    def __init__(self, part: spec.Mixture, shape: Shape, composed: bool) -> None:
+    def __init__(self, part: spec.MixtureConfig, shape: Shape, composed: bool) -> None:
         super().__init__(part, shape, composed)
         self.unit = math.sqrt(shape.head_dim)
         variance = part.variance or (1.0,) * part.keys
@@ -216,7 +216,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 SIMILARITIES: dict[type[spec.Similarity], type[Dot]] = {
-    spec.Dot: Dot,
-    spec.Gaussian: Gaussian,
-    spec.Mixture: Mixture,
+    spec.DotConfig: Dot,
+    spec.GaussianConfig: Gaussian,
+    spec.MixtureConfig: Mixture,
 }

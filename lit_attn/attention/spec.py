@@ -22,19 +22,19 @@ class Similarity(Kind):
     """The logits s_ij of a head."""
 
 
-class Dot(Similarity):
+class DotConfig(Similarity):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     kind: Literal["dot"] = "dot"
 
 
-class Gaussian(Similarity):
+class GaussianConfig(Similarity):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
 
     kind: Literal["gaussian"] = "gaussian"
 
 
-class MixedKeys(Similarity):
+class MixedKeysConfig(Similarity):
     """Several keys for every token (MGK section 2).
 
     `source`: each key has its own projection (projected, option A), or is the one key plus a
@@ -60,7 +60,7 @@ class MixedKeys(Similarity):
     shift_init: Literal["normal", "released"] = "normal"
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> "MixedKeys":
+    def _nothing_idle(self) -> "MixedKeysConfig":
         """A choice without effect would make two cells of one computation."""
         if self.source == "projected" and self.shift_init != "normal":
             raise ValueError("shift_init: projected keys have no offsets")
@@ -73,7 +73,7 @@ class MixedKeys(Similarity):
         return self
 
 
-class Mixture(MixedKeys):
+class MixtureConfig(MixedKeysConfig):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E).
 
     `variance` gives sigma_r^2 of the Gaussian kernel in units of sqrt(D), one per key: the paper's
@@ -86,7 +86,7 @@ class Mixture(MixedKeys):
     variance: tuple[PositiveFloat, ...] | None = None
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> "Mixture":
+    def _makes_sense(self) -> "MixtureConfig":
         if self.variance is not None and len(self.variance) != self.keys:
             raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
@@ -98,7 +98,7 @@ class Mixture(MixedKeys):
         return self
 
 
-class Linear(MixedKeys):
+class LinearConfig(MixedKeysConfig):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4).
 
     `mixing`: keys are mixed after phi (the paper) or before it (the released LRA code).
@@ -115,7 +115,7 @@ class Linear(MixedKeys):
     divide_by: Literal["sum", "scaled-sum", "root-length"] = "sum"
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> "Linear":
+    def _makes_sense(self) -> "LinearConfig":
         if self.prior == "m-step":
             raise ValueError("prior: responsibilities need the logits that linear keys never form")
         return self
@@ -125,13 +125,13 @@ class Compose(Kind):
     """What mixes the heads at each pair of tokens (i, j), before and after the softmax."""
 
 
-class NoCompose(Compose):
+class NoComposeConfig(Compose):
     """Heads stay apart."""
 
     kind: Literal["none"] = "none"
 
 
-class Static(Compose):
+class StaticConfig(Compose):
     """A learned H x H matrix (talking heads, Shazeer et al. 2020); with `skip` it is added to the
     heads as they are, as in DCMHA's ablation (static proj.)."""
 
@@ -140,7 +140,7 @@ class Static(Compose):
     skip: bool = False
 
 
-class Dynamic(Compose):
+class DynamicConfig(Compose):
     """a + sum_r w2_r (w1_r.a) + a * gate, the weights computed from tokens (DCMHA eq. 5-8).
 
     The kinds `query`, `key` and `query+key` say from which token. `projection` is the low-rank term
@@ -160,25 +160,25 @@ class Dynamic(Compose):
     gelu: Literal["exact", "tanh"] = "exact"
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> "Dynamic":
+    def _makes_sense(self) -> "DynamicConfig":
         if not (self.projection or self.gate):
             raise ValueError("without projection and gate nothing is dynamic")
         return self
 
 
-class QueryCompose(Dynamic):
+class QueryComposeConfig(DynamicConfig):
     """Weights from the query's token."""
 
     kind: Literal["query"] = "query"
 
 
-class KeyCompose(Dynamic):
+class KeyComposeConfig(DynamicConfig):
     """Weights from the key's token."""
 
     kind: Literal["key"] = "key"
 
 
-class QueryKeyCompose(Dynamic):
+class QueryKeyComposeConfig(DynamicConfig):
     """Weights from both tokens, added."""
 
     kind: Literal["query+key"] = "query+key"
@@ -192,13 +192,13 @@ class Residual(Kind):
     """
 
 
-class Full(Residual):
+class FullConfig(Residual):
     """MH W: the standard layer."""
 
     kind: Literal["full"] = "full"
 
 
-class Perpendicular(Residual):
+class PerpendicularConfig(Residual):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15).
 
     `bias: false` leaves W^l without the bias that W may have.
@@ -209,27 +209,27 @@ class Perpendicular(Residual):
     bias: bool = True
 
 
-class Projected(Residual):
+class ProjectedConfig(Residual):
     """alpha V W (Belief2 Fig. 3)."""
 
     kind: Literal["projected"] = "projected"
     scope: Literal["global", "head"] = "global"
 
 
-class Value(Residual):
+class ValueConfig(Residual):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
     kind: Literal["value"] = "value"
 
 
-class Discrepancy(Residual):
+class DiscrepancyConfig(Residual):
     """(gamma V - MH) W (AttentionX eq. 9); gamma = 1 for its ViT, 0.5 for its GPT-2."""
 
     kind: Literal["discrepancy"] = "discrepancy"
     gamma: float = Field(1.0, gt=0, le=1)
 
 
-class Split(Residual):
+class SplitConfig(Residual):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15).
 
     `init: copy` starts W_p as a copy of W: with phi = identity a pretrained layer then computes
@@ -251,12 +251,12 @@ class AttentionSpec(Config):
     the parts that differ from the preset.
     """
 
-    similarity: Similarity = Dot()
+    similarity: Similarity = DotConfig()
     zz: bool = Field(
         False, description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11)"
     )
-    compose: Compose = NoCompose()
-    residual: Residual = Full()
+    compose: Compose = NoComposeConfig()
+    residual: Residual = FullConfig()
     window: PositiveInt | None = Field(
         None, description="keys a token sees, itself included; also ahead where not causal"
     )
@@ -266,9 +266,9 @@ class AttentionSpec(Config):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "AttentionSpec":
-        if isinstance(self.similarity, Linear):
+        if isinstance(self.similarity, LinearConfig):
             reason = "linear keys never form the logits"
-            if not isinstance(self.compose, NoCompose):
+            if not isinstance(self.compose, NoComposeConfig):
                 raise ValueError(f"compose: {reason} that heads would be composed from")
             if self.zz:
                 raise ValueError(f"zz: {reason} that z_i.z_j would be added to")
@@ -285,39 +285,39 @@ class AttentionSpec(Config):
 
 
 def _dcmha(**choices: Any) -> AttentionSpec:
-    return AttentionSpec(compose=QueryKeyCompose(**choices))
+    return AttentionSpec(compose=QueryKeyComposeConfig(**choices))
 
 
 PRESETS: dict[str, AttentionSpec] = {
     "standard": AttentionSpec(),
     # BeliefFormer, XSA, AttentionX, Belief2
-    "belief": AttentionSpec(residual=Perpendicular()),
-    "belief-star": AttentionSpec(residual=Perpendicular(scope="both")),
-    "xsa": AttentionSpec(residual=Perpendicular(scope="head")),
-    "attentionx": AttentionSpec(residual=Discrepancy()),
-    "belief2": AttentionSpec(zz=True, residual=Split()),
+    "belief": AttentionSpec(residual=PerpendicularConfig()),
+    "belief-star": AttentionSpec(residual=PerpendicularConfig(scope="both")),
+    "xsa": AttentionSpec(residual=PerpendicularConfig(scope="head")),
+    "attentionx": AttentionSpec(residual=DiscrepancyConfig()),
+    "belief2": AttentionSpec(zz=True, residual=SplitConfig()),
     # MGK, Tables 5 and 6
-    "gaussian": AttentionSpec(similarity=Gaussian()),
-    "mgk": AttentionSpec(similarity=Mixture()),
-    "smgk": AttentionSpec(similarity=Mixture(source="shifted")),
-    "mgk-hard": AttentionSpec(similarity=Mixture(assignment="hard")),
-    "smgk-hard": AttentionSpec(similarity=Mixture(source="shifted", assignment="hard")),
-    "mgk-soft-e": AttentionSpec(similarity=Mixture(prior="m-step")),
-    "smgk-soft-e": AttentionSpec(similarity=Mixture(source="shifted", prior="m-step")),
-    "softmax-mgk": AttentionSpec(similarity=Mixture(kernel="dot")),
-    "softmax-smgk": AttentionSpec(similarity=Mixture(kernel="dot", source="shifted")),
-    "linear": AttentionSpec(similarity=Linear()),
-    "mlk": AttentionSpec(similarity=Linear(keys=2)),
-    "smlk": AttentionSpec(similarity=Linear(keys=2, source="shifted")),
+    "gaussian": AttentionSpec(similarity=GaussianConfig()),
+    "mgk": AttentionSpec(similarity=MixtureConfig()),
+    "smgk": AttentionSpec(similarity=MixtureConfig(source="shifted")),
+    "mgk-hard": AttentionSpec(similarity=MixtureConfig(assignment="hard")),
+    "smgk-hard": AttentionSpec(similarity=MixtureConfig(source="shifted", assignment="hard")),
+    "mgk-soft-e": AttentionSpec(similarity=MixtureConfig(prior="m-step")),
+    "smgk-soft-e": AttentionSpec(similarity=MixtureConfig(source="shifted", prior="m-step")),
+    "softmax-mgk": AttentionSpec(similarity=MixtureConfig(kernel="dot")),
+    "softmax-smgk": AttentionSpec(similarity=MixtureConfig(kernel="dot", source="shifted")),
+    "linear": AttentionSpec(similarity=LinearConfig()),
+    "mlk": AttentionSpec(similarity=LinearConfig(keys=2)),
+    "smlk": AttentionSpec(similarity=LinearConfig(keys=2, source="shifted")),
     # DCMHA and its Table 9
-    "talking-heads": AttentionSpec(compose=Static()),
-    "static-projection": AttentionSpec(compose=Static(skip=True)),
+    "talking-heads": AttentionSpec(compose=StaticConfig()),
+    "static-projection": AttentionSpec(compose=StaticConfig(skip=True)),
     "dcmha": _dcmha(),
     "dcmha-projection": _dcmha(gate=False),
     "dcmha-gate": _dcmha(projection=False),
     "dcmha-all": _dcmha(static=True),
-    "dcmha-query": AttentionSpec(compose=QueryCompose()),
-    "dcmha-key": AttentionSpec(compose=KeyCompose()),
+    "dcmha-query": AttentionSpec(compose=QueryComposeConfig()),
+    "dcmha-key": AttentionSpec(compose=KeyComposeConfig()),
     "dcmha-pre": _dcmha(place="pre"),
     "dcmha-post": _dcmha(place="post"),
     "dcmha-rank-1": _dcmha(rank=1),

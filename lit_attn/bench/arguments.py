@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lit_attn.attention.spec import PRESETS, Linear
+from lit_attn.attention.spec import PRESETS, LinearConfig
 from lit_attn.schema.errors import suggest
 
 MODES = ["eager", "compiled"]
@@ -69,7 +69,7 @@ def problem(options: argparse.Namespace) -> str | None:
             return f"--presets: {options.heads} heads have no half for '{name}'"
         if name.endswith(WINDOWS):
             part = PRESETS[name.removesuffix(WINDOWS)].similarity
-            if isinstance(part, Linear):
+            if isinstance(part, LinearConfig):
                 return f"--presets: '{name}': linear keys have no windows"
     for mode in getattr(options, "modes", []):
         if mode not in MODES:

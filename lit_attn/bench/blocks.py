@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS, Dot, NoCompose
+from lit_attn.attention.spec import PRESETS, DotConfig, NoComposeConfig
 from lit_attn.bench.arguments import HALF_HEADS
 from lit_attn.bench.materialised import Materialised
 
@@ -39,7 +39,9 @@ def with_materialised(names: Iterable[str]) -> list[str]:
     for name in names:
         chosen = PRESETS[name.removesuffix(HALF_HEADS)]
         found.append(name)
-        if not isinstance(chosen.similarity, Dot) or not isinstance(chosen.compose, NoCompose):
+        if not isinstance(chosen.similarity, DotConfig) or not isinstance(
+            chosen.compose, NoComposeConfig
+        ):
             found.append(name + MATERIALISED)
     return found
 

@@ -39,7 +39,7 @@ class Materialised(Attention):
         q, keys, v = self.project(x, rotary)
         n = x.shape[1]
         future = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1) if is_causal else None
-        if isinstance(self.spec.similarity, spec.Linear):
+        if isinstance(self.spec.similarity, spec.LinearConfig):
             weights = linear_weights(self.similarity, q, keys, future)
         else:
             logits = softmax_logits(self.similarity, q, keys, future)
@@ -60,13 +60,13 @@ def softmax_logits(form: torch.nn.Module, q: Tensor, keys: Tensor, future: Tenso
     """(B, H, n, n) from q (B, H, n, D) and keys (B, H, M, n, D)."""
     part, unit = form.part, math.sqrt(q.shape[-1])
     logits = q.unsqueeze(2) @ keys.transpose(-1, -2)
-    if isinstance(part, spec.Gaussian) or (
-        isinstance(part, spec.Mixture) and part.kernel == "gaussian"
+    if isinstance(part, spec.GaussianConfig) or (
+        isinstance(part, spec.MixtureConfig) and part.kernel == "gaussian"
     ):
         squares = q.square().sum(-1).unsqueeze(2).unsqueeze(-1), keys.square().sum(-1).unsqueeze(-2)
         logits = logits - (squares[0] + squares[1]) / 2
     logits = logits / unit
-    if not isinstance(part, spec.Mixture):
+    if not isinstance(part, spec.MixtureConfig):
         return logits.squeeze(2)
     assert isinstance(form, MixedKeys)
     if part.assignment == "hard":

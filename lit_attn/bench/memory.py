@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from lit_attn.attention.spec import PRESETS, Linear
+from lit_attn.attention.spec import PRESETS, LinearConfig
 from lit_attn.bench.blocks import Shape, Step, layer
 from lit_attn.bench.footprint import footprint
 from lit_attn.bench.report import mebibytes
@@ -61,7 +61,7 @@ def run(
     torch.manual_seed(0)
     rows: list[Row] = []
     for name in names:
-        linear = isinstance(PRESETS[name].similarity, Linear)
+        linear = isinstance(PRESETS[name].similarity, LinearConfig)
         for causal in (False, True):
             before = None
             for n in lengths or (LINEAR_LENGTHS if linear else LENGTHS):

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationInfo, field_validator
 
-from lit_attn.attention.spec import MixedKeys
+from lit_attn.attention.spec import MixedKeysConfig
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.config.data.composition import HeadCompositionConfig
@@ -128,7 +128,7 @@ class Experiment(Config):
     @classmethod
     def _a_weight_for_every_key(cls, model: Model, info: ValidationInfo) -> Model:
         data, keys = info.data.get("data"), model.attention.similarity
-        if not isinstance(keys, MixedKeys) or keys.prior_scope != "position":
+        if not isinstance(keys, MixedKeysConfig) or keys.prior_scope != "position":
             return model
         if isinstance(data, Tokens | Labelled) and keys.positions < data.context:
             raise ValueError(

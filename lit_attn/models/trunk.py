@@ -145,7 +145,7 @@ class Trunk(nn.Module):
         """The most tokens that the model has learned positions for; None where it learned none."""
         limits = [] if self.positions is None else [self.context]
         part = self.model.attention.similarity
-        if isinstance(part, spec.MixedKeys) and part.prior_scope == "position":
+        if isinstance(part, spec.MixedKeysConfig) and part.prior_scope == "position":
             limits.append(part.positions)
         return min(limits, default=None)
 

@@ -6,10 +6,10 @@ from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention import reference
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig
 
 SPECS = attention_cases.all_specs()
-LINEAR = [spec for spec in SPECS if isinstance(spec.similarity, Linear)]
+LINEAR = [spec for spec in SPECS if isinstance(spec.similarity, LinearConfig)]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 every_linear = pytest.mark.parametrize("spec", LINEAR, ids=attention_cases.label)
 every_softmax = pytest.mark.parametrize(

@@ -12,13 +12,19 @@ from torch import Tensor
 from lit_attn.attention import chunked
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import rotary
-from lit_attn.attention.spec import PRESETS, AttentionSpec, KeyCompose, Linear, Mixture
+from lit_attn.attention.spec import (
+    PRESETS,
+    AttentionSpec,
+    KeyComposeConfig,
+    LinearConfig,
+    MixtureConfig,
+)
 
 SPECS = attention_cases.all_specs()
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
 every_softmax = pytest.mark.parametrize(
     "spec",
-    [spec for spec in SPECS if not isinstance(spec.similarity, Linear)],
+    [spec for spec in SPECS if not isinstance(spec.similarity, LinearConfig)],
     ids=attention_cases.label,
 )
 
@@ -78,7 +84,7 @@ def test_pieces_of_any_length(spec: AttentionSpec, seed: int) -> None:
 @every_spec
 def test_with_a_window_and_shared_keys(spec: AttentionSpec) -> None:
     """Where a part allows it: linear keys have no window."""
-    window = None if isinstance(spec.similarity, Linear) else 4
+    window = None if isinstance(spec.similarity, LinearConfig) else 4
     for kv_heads in (1, None):
         layer = make(spec.model_copy(update={"window": window, "kv_heads": kv_heads}))
         assert_decodes(layer, tokens(N), random_cuts(N, 3), turned=True)
@@ -107,16 +113,16 @@ def test_chunks_of_queries(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 2)
     monkeypatch.setattr(chunked, "CHUNK", 3)
     assert_decodes(make(spec), tokens(N), [4])
-    if not isinstance(spec.similarity, Linear):
+    if not isinstance(spec.similarity, LinearConfig):
         assert_decodes(make(spec.model_copy(update={"window": 4})), tokens(N), [5])
 
 
 @pytest.mark.parametrize("scope", ["head", "layer", "position"])
-@pytest.mark.parametrize("part", [Mixture, Linear])
-def test_weights_of_keys_by_position(part: type[Mixture | Linear], scope: str) -> None:
+@pytest.mark.parametrize("part", [MixtureConfig, LinearConfig])
+def test_weights_of_keys_by_position(part: type[MixtureConfig | LinearConfig], scope: str) -> None:
     """A key keeps the weight of its own position, behind a window too."""
     similarity = part(keys=2, prior_scope=scope, **{"positions": N} if scope == "position" else {})
-    for window in (None, 3) if part is Mixture else (None,):
+    for window in (None, 3) if part is MixtureConfig else (None,):
         layer = make(AttentionSpec(similarity=similarity, window=window))
         assert_decodes(layer, tokens(N), list(range(1, N)))
         assert_decodes(layer, tokens(N), [2, 7])
@@ -131,7 +137,7 @@ def test_weights_of_keys_by_position(part: type[Mixture | Linear], scope: str) -
 def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
     """Of cached keys, whose maps are of low rank, H x H numbers each would be used once."""
     heads, n, rank = 12, 64, 2
-    spec = AttentionSpec(compose=KeyCompose(groups=groups, rank=rank))
+    spec = AttentionSpec(compose=KeyComposeConfig(groups=groups, rank=rank))
     composer = attn_layer(spec)(24, heads).composers["pre"]
     maps, a = composer.maps(torch.randn(1, n, 24))["key"], torch.randn(1, heads, 2, n)
     whole = composer(a, None, maps)

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Split, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig, preset
 from lit_attn.schema.errors import ConfigError
 
 IDENTITY = {"residual": {"kind": "split", "activation": "identity", "init": "copy"}}
@@ -38,7 +38,9 @@ def test_the_readme_calls_work() -> None:
     names: dict[str, Any] = {}
     exec(code.replace("pretrained=True, ", ""), names)
     assert names["model"].blocks[0].attn.spec == preset("belief2")
-    assert names["layer"].spec == AttentionSpec(residual=Split(activation="identity", init="copy"))
+    assert names["layer"].spec == AttentionSpec(
+        residual=SplitConfig(activation="identity", init="copy")
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,13 +48,13 @@ def test_the_readme_calls_work() -> None:
     [
         (
             {"residual": {"kind": "split", "activation": "silu"}},
-            {"residual": Split(activation="silu")},
+            {"residual": SplitConfig(activation="silu")},
         ),
         ({"zz": "with", "kv_heads": 1}, {"zz": True, "kv_heads": 1}),
         ({"preset": "belief2"}, dict(preset("belief2"))),
         (
             {"preset": "belief2", "residual": {"activation": "silu"}},
-            {"zz": True, "residual": Split(activation="silu")},
+            {"zz": True, "residual": SplitConfig(activation="silu")},
         ),
         ({"similarity": {"kind": "mixture", "variance": [1, 3]}, "compose": "query"}, None),
         ({}, {}),

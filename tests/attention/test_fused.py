@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from lit_attn.attention import chunked, fused, kernels
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Gaussian, Split
+from lit_attn.attention.spec import PRESETS, AttentionSpec, DotConfig, GaussianConfig, SplitConfig
 from lit_attn.bench import blocks
 from lit_attn.bench.footprint import footprint
 
@@ -154,9 +154,9 @@ def test_presets_of_many_tokens(
     assert_same(layer, tokens(9), is_causal=is_causal)
 
 
-@pytest.mark.parametrize("similarity", [Dot(), Gaussian()])
+@pytest.mark.parametrize("similarity", [DotConfig(), GaussianConfig()])
 @causal
-def test_z_beside_every_single_key(similarity: Dot | Gaussian, is_causal: bool) -> None:
+def test_z_beside_every_single_key(similarity: DotConfig | GaussianConfig, is_causal: bool) -> None:
     layer = make(AttentionSpec(similarity=similarity, zz=True))
     assert_same(layer, tokens(9), is_causal=is_causal)
 
@@ -264,7 +264,7 @@ def test_what_is_kept_on_a_gpu() -> None:
 @torch_reads_grad
 def test_split_is_computed_again_where_it_is_compiled() -> None:
     """Value and gradient of the recomputed parts are those of the kept ones."""
-    layer = make(AttentionSpec(residual=Split(activation="gelu")))
+    layer = make(AttentionSpec(residual=SplitConfig(activation="gelu")))
     x = tokens(9).requires_grad_()
     results = []
     for call in (layer, torch.compile(layer, backend="aot_eager")):

@@ -6,7 +6,7 @@ import torch
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.residual import projected
-from lit_attn.attention.spec import AttentionSpec, Perpendicular, Projected, Split
+from lit_attn.attention.spec import AttentionSpec, PerpendicularConfig, ProjectedConfig, SplitConfig
 
 DIM, HEADS = 24, 3
 
@@ -24,7 +24,7 @@ def heads_and_values() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_proposition_1_split_with_copied_weights_is_the_standard_layer() -> None:
-    split = layer_of(AttentionSpec(residual=Split(activation="identity", init="copy")))
+    split = layer_of(AttentionSpec(residual=SplitConfig(activation="identity", init="copy")))
     standard = layer_of("standard", seed=9)
     standard.load_state_dict(
         {k: v for k, v in split.state_dict().items() if not k.startswith("residual")}
@@ -49,8 +49,8 @@ def test_perpendicular_is_orthogonal_shorter_and_complements_projected(scope: st
 def test_perpendicular_plus_projected_is_full(scope: str) -> None:
     x = torch.randn(2, 7, DIM, dtype=torch.double)
     parts = [
-        layer_of(AttentionSpec(residual=Perpendicular(scope=scope))),
-        layer_of(AttentionSpec(residual=Projected(scope=scope))),
+        layer_of(AttentionSpec(residual=PerpendicularConfig(scope=scope))),
+        layer_of(AttentionSpec(residual=ProjectedConfig(scope=scope))),
         layer_of("standard"),
     ]
     for part in parts[1:]:
@@ -97,7 +97,7 @@ def test_timm_models_take_the_layer_and_standard_weights(name: str) -> None:
 
 def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs() -> None:
     torch.manual_seed(0)
-    chosen = AttentionSpec(residual=Split(activation="identity", init="copy"))
+    chosen = AttentionSpec(residual=SplitConfig(activation="identity", init="copy"))
     arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
     pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
     with torch.no_grad():

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lit_attn.attention import linear
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec, Linear, preset
+from lit_attn.attention.spec import AttentionSpec, LinearConfig, preset
 
 
 def layer_of(**choices: Any) -> Attention:
-    return make(AttentionSpec(similarity=Linear(**choices)))
+    return make(AttentionSpec(similarity=LinearConfig(**choices)))
 
 
 def elu_features(x: Tensor) -> Tensor:

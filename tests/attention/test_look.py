@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig
 
 every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 
@@ -31,7 +31,7 @@ def expected(
 def test_the_reference_and_the_forward_pass(spec: AttentionSpec, is_causal: bool) -> None:
     layer, x = make(spec), tokens(9)
     found = layer.look(x, is_causal=is_causal)
-    if isinstance(spec.similarity, Linear):
+    if isinstance(spec.similarity, LinearConfig):
         assert found.weights is None
     else:
         weights = expected(layer, x, is_causal=is_causal)

@@ -13,10 +13,10 @@ from lit_attn.attention.chunked import WHOLE_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import (
     AttentionSpec,
-    Linear,
-    Mixture,
-    QueryKeyCompose,
-    Static,
+    LinearConfig,
+    MixtureConfig,
+    QueryKeyComposeConfig,
+    StaticConfig,
     preset,
 )
 
@@ -64,7 +64,9 @@ def test_mixtures_have_a_key_projection_or_offsets_and_weights() -> None:
         preset("mgk-hard"),
         preset("dcmha"),
         preset("talking-heads"),
-        AttentionSpec(similarity=Mixture(variance=(1, 3)), compose=QueryKeyCompose(), window=50),
+        AttentionSpec(
+            similarity=MixtureConfig(variance=(1, 3)), compose=QueryKeyComposeConfig(), window=50
+        ),
     ],
     ids=["mgk-hard", "dcmha", "talking-heads", "mixture-composed-window"],
 )
@@ -136,7 +138,7 @@ def test_a_window_counts_the_token_itself(window: int) -> None:
 
 def test_the_m_step_takes_the_mean_responsibility() -> None:
     """By brute force over every pair that may attend; the step itself uses the weights before."""
-    layer = make(AttentionSpec(similarity=Mixture(keys=3, prior="m-step"))).train()
+    layer = make(AttentionSpec(similarity=MixtureConfig(keys=3, prior="m-step"))).train()
     x = torch.randn(2, 5, DIM, dtype=torch.double)
     q, keys, _ = reference.project(layer, x, None)
     before = layer.similarity.prior.clone()
@@ -159,7 +161,7 @@ def test_the_m_step_takes_the_mean_responsibility() -> None:
 
 
 def test_weights_per_position_have_an_end() -> None:
-    layer = make(AttentionSpec(similarity=Mixture(prior_scope="position", positions=6)))
+    layer = make(AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=6)))
     layer(torch.randn(1, 6, DIM, dtype=torch.double))
     with pytest.raises(ValueError, match="7 tokens, but the mixture's weights are for 6 positions"):
         layer(torch.randn(1, 7, DIM, dtype=torch.double))
@@ -190,7 +192,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(
 
 def test_groups_compose_among_themselves() -> None:
     """With as many groups as heads, every head's composition is a number of its own."""
-    spec = AttentionSpec(compose=QueryKeyCompose(groups=2, gate=False))
+    spec = AttentionSpec(compose=QueryKeyComposeConfig(groups=2, gate=False))
     layer = make(spec, 16, 4)
     a = torch.randn(1, 4, 5, 5, dtype=torch.double)
     maps = layer.composers["pre"].maps(torch.randn(1, 5, 16, dtype=torch.double))
@@ -200,7 +202,7 @@ def test_groups_compose_among_themselves() -> None:
     torch.testing.assert_close(one[:, :2], two[:, :2])
     assert not torch.allclose(one[:, 2:], two[:, 2:])
     with pytest.raises(ValueError, match="3 groups do not divide 4 heads"):
-        make(AttentionSpec(compose=QueryKeyCompose(groups=3)), 16, 4)
+        make(AttentionSpec(compose=QueryKeyComposeConfig(groups=3)), 16, 4)
 
 
 @pytest.mark.parametrize("name", ["standard", "belief"])
@@ -243,7 +245,7 @@ def test_composition_starts_near_the_heads_as_they_are() -> None:
 
 
 def test_static_with_skip_is_beside_the_identity() -> None:
-    layer = make(AttentionSpec(compose=Static(skip=True, place="post")))
+    layer = make(AttentionSpec(compose=StaticConfig(skip=True, place="post")))
     with torch.no_grad():
         layer.composers["post"].matrix.zero_()
     plain = make("standard")
@@ -254,7 +256,7 @@ def test_static_with_skip_is_beside_the_identity() -> None:
 
 def test_linear_keys_remember_in_one_sum() -> None:
     """A prefix does not depend on what follows, over several chunks."""
-    layer = make(AttentionSpec(similarity=Linear(keys=2)))
+    layer = make(AttentionSpec(similarity=LinearConfig(keys=2)))
     x = torch.randn(1, 150, DIM, dtype=torch.double)
     whole = layer(x, is_causal=True)
     for n in (1, 63, 64, 65, 129):

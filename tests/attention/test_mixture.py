@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from lit_attn.attention import chunked, reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec, Gaussian, Mixture, preset
+from lit_attn.attention.spec import AttentionSpec, GaussianConfig, MixtureConfig, preset
 
 WIDTH = DIM // HEADS
 
 MIXTURES = [
     spec
     for spec in attention_cases.all_specs()
-    if isinstance(spec.similarity, Mixture) and spec.compose.kind == "none"
+    if isinstance(spec.similarity, MixtureConfig) and spec.compose.kind == "none"
 ]
 
 
@@ -31,7 +31,7 @@ class Unit(nn.Module):
 
 
 def mixture(seed: int = 0, **choices: Any) -> Attention:
-    return make(AttentionSpec(similarity=Mixture(**choices)), seed)
+    return make(AttentionSpec(similarity=MixtureConfig(**choices)), seed)
 
 
 @pytest.mark.parametrize("spec", MIXTURES, ids=attention_cases.label)
@@ -56,7 +56,7 @@ def test_the_form_for_many_tokens(
 @pytest.mark.parametrize("assignment", ["soft", "hard"])
 def test_equal_keys_are_one_gaussian_key(assignment: str) -> None:
     mixed = mixture(source="shifted", assignment=assignment)
-    one = make(AttentionSpec(similarity=Gaussian()))
+    one = make(AttentionSpec(similarity=GaussianConfig()))
     with torch.no_grad():
         mixed.similarity.shift.zero_()
     one.load_state_dict({k: v for k, v in mixed.state_dict().items() if "similarity" not in k})
@@ -65,7 +65,7 @@ def test_equal_keys_are_one_gaussian_key(assignment: str) -> None:
 
 def test_keys_of_equal_length_make_the_gaussian_kernel_the_dot_product() -> None:
     """MGK (3), (4): what differs is |k_j|^2, and nothing where that is the same."""
-    gaussian = make(AttentionSpec(similarity=Gaussian()))
+    gaussian = make(AttentionSpec(similarity=GaussianConfig()))
     dot = make(preset("standard"))
     x = tokens(7)
     dot.load_state_dict(gaussian.state_dict())
@@ -85,7 +85,7 @@ def test_clamped_weights_need_not_sum_to_one_and_end_at_zero() -> None:
         layer.similarity.prior.fill_(0.2)
         torch.testing.assert_close(layer(x), out)
         layer.similarity.prior[1] = -0.3
-        one = make(AttentionSpec(similarity=Gaussian()))
+        one = make(AttentionSpec(similarity=GaussianConfig()))
         one.load_state_dict({k: v for k, v in layer.state_dict().items() if "similarity" not in k})
         torch.testing.assert_close(layer(x), one(x))
 
@@ -96,7 +96,7 @@ def test_weights_start_equal(prior: str, scope: str) -> None:
     """At pi_r = 1 / M, as published, every reading of pi is the fixed one."""
     torch.manual_seed(0)
     layer, fixed = (
-        attn_layer(AttentionSpec(similarity=Mixture(keys=3, **choices)))(DIM, HEADS).eval()
+        attn_layer(AttentionSpec(similarity=MixtureConfig(keys=3, **choices)))(DIM, HEADS).eval()
         for choices in ({"prior": prior, "prior_scope": scope}, {"prior": "fixed"})
     )
     state = {k: v for k, v in layer.state_dict().items() if k != "similarity.prior"}
@@ -110,7 +110,9 @@ def test_weights_start_equal(prior: str, scope: str) -> None:
 def test_offsets_start_as_published() -> None:
     torch.manual_seed(0)
     paper, released = (
-        attn_layer(AttentionSpec(similarity=Mixture(source="shifted", shift_init=init)))(1024, 2)
+        attn_layer(AttentionSpec(similarity=MixtureConfig(source="shifted", shift_init=init)))(
+            1024, 2
+        )
         for init in ("normal", "released")
     )
     assert paper.similarity.shift.std(dim=(1, 2)).tolist() == pytest.approx([1, 1], abs=0.1)
@@ -198,7 +200,7 @@ def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
     """W_K2 with and without a bias, offsets, pi; heads keep their width of 32 (docs/setups.md)."""
 
     def count(**choices: Any) -> int:
-        spec = AttentionSpec(similarity=Mixture(**choices)) if choices else AttentionSpec()
+        spec = AttentionSpec(similarity=MixtureConfig(**choices)) if choices else AttentionSpec()
         layer = attn_layer(spec)(64, heads, attn_head_dim=32, qkv_bias=bias)
         return sum(p.numel() for p in layer.parameters()) - plain
 
@@ -228,7 +230,7 @@ def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
 def test_a_choice_without_effect_is_refused(choices: dict[str, object], reason: str) -> None:
     """Two cells of one computation would look like a finding."""
     with pytest.raises(ValueError, match=reason):
-        Mixture(**choices)
+        MixtureConfig(**choices)
 
 
 def test_different_widths_prefer_the_wide_key_far_away() -> None:

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from lit_attn.attention.chunked import WHOLE_UP_TO
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture, NoCompose
+from lit_attn.attention.spec import (
+    PRESETS,
+    AttentionSpec,
+    LinearConfig,
+    MixtureConfig,
+    NoComposeConfig,
+)
 from lit_attn.bench import blocks, memory
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.footprint import Footprint, footprint
@@ -16,12 +22,12 @@ DIM, HEADS = 24, 3
 
 
 def forms_logits(spec: AttentionSpec) -> bool:
-    hard = isinstance(spec.similarity, Mixture) and spec.similarity.assignment == "hard"
-    return hard or not isinstance(spec.compose, NoCompose)
+    hard = isinstance(spec.similarity, MixtureConfig) and spec.similarity.assignment == "hard"
+    return hard or not isinstance(spec.compose, NoComposeConfig)
 
 
 CHUNKED = [name for name, spec in PRESETS.items() if forms_logits(spec)]
-LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, Linear)]
+LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, LinearConfig)]
 OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from lit_attn.ablate.axes import points
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
-from lit_attn.attention.spec import PRESETS, Perpendicular, Split
+from lit_attn.attention.spec import PRESETS, PerpendicularConfig, SplitConfig
 from lit_attn.config.optimizers import Adam, AdamW
 from lit_attn.config.schedules import Constant
 from lit_attn.config.source import Mapping, Where
@@ -29,19 +29,21 @@ def test_named_cells_and_presets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("{attention: {preset: belief2, zz: without}}", {"zz": False, "residual": Split()}),
+        ("{attention: {preset: belief2, zz: without}}", {"zz": False, "residual": SplitConfig()}),
         (
             "{attention: {preset: belief2, residual: {activation: silu}}}",
-            {"zz": True, "residual": Split(activation="silu")},
+            {"zz": True, "residual": SplitConfig(activation="silu")},
         ),
-        ("{attention: {preset: belief2, residual: perpendicular}}", {"residual": Perpendicular()}),
-        ("{residual: perpendicular, zz: with}", {"zz": True, "residual": Perpendicular()}),
+        ("{attention: {preset: belief2, residual: perpendicular}}",
+         {"residual": PerpendicularConfig()}),
+        ("{residual: perpendicular, zz: with}", {"zz": True, "residual": PerpendicularConfig()}),
         # The wider key goes first, wherever it stands.
-        ("{residual: perpendicular, attention: belief2}", {"residual": Perpendicular()}),
-        ("{residual.activation: tanh, attention: belief2}", {"residual": Split(activation="tanh")}),
+        ("{residual: perpendicular, attention: belief2}", {"residual": PerpendicularConfig()}),
+        ("{residual.activation: tanh, attention: belief2}",
+         {"residual": SplitConfig(activation="tanh")}),
         ("{attention.residual.scope: both, residual: perpendicular}",
-         {"residual": Perpendicular(scope="both")}),
-        ("{model: {attention: {residual: split}}}", {"residual": Split()}),
+         {"residual": PerpendicularConfig(scope="both")}),
+        ("{model: {attention: {residual: split}}}", {"residual": SplitConfig()}),
     ],
 )  # fmt: skip
 def test_attention(tmp_path: Path, override: str, expected: dict[str, object]) -> None:

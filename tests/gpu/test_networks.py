@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lit_attn.ablate.plan import expand
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear
+from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig
 from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
@@ -146,7 +146,7 @@ def test_every_preset_trains(kind: str, bf16: bool) -> None:
     """And no layer makes a step wait for the GPU."""
     specs = list(PRESETS.values())
     if kind == "windows":
-        bounded = (spec for spec in specs if not isinstance(spec.similarity, Linear))
+        bounded = (spec for spec in specs if not isinstance(spec.similarity, LinearConfig))
         specs = [AttentionSpec.model_validate({**dict(spec), "window": 5}) for spec in bounded]
     assert step(*made_of(specs, kind), bf16) == []
 

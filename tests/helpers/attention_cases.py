@@ -15,8 +15,8 @@ from lit_attn.attention.spec import (
     PRESETS,
     AttentionSpec,
     Compose,
-    Linear,
-    Mixture,
+    LinearConfig,
+    MixtureConfig,
     Residual,
     Similarity,
 )
@@ -95,15 +95,15 @@ def all_specs() -> list[AttentionSpec]:
     found += [AttentionSpec(residual=residual) for residual in members(Residual)]
     found += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
     found += [AttentionSpec(compose=compose) for compose in members(Compose)]
-    found.append(AttentionSpec(similarity=Mixture(keys=3, variance=(1, 3, 0.5))))
-    found.append(AttentionSpec(similarity=Linear(keys=3)))
+    found.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
+    found.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {
             "similarity": [
                 *(kind for kind in Similarity.family if kind != "mixture"),
-                Mixture(),
-                Mixture(source="shifted", assignment="hard"),
-                Mixture(variance=(1, 3)),
+                MixtureConfig(),
+                MixtureConfig(source="shifted", assignment="hard"),
+                MixtureConfig(variance=(1, 3)),
             ],
             "zz": [False, True],
             "compose": list(Compose.family),

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
+from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
@@ -141,7 +141,7 @@ def test_norms_start_around_one() -> None:
 
 
 def test_copied_projection_survives_initialisation() -> None:
-    spec = AttentionSpec(residual=Split(activation="identity", init="copy"))
+    spec = AttentionSpec(residual=SplitConfig(activation="identity", init="copy"))
     split = gpt_cases.network("nanogpt", attention=spec)
     standard = gpt_cases.network("nanogpt")
     standard.load_state_dict(

@@ -10,7 +10,7 @@ from helpers import gpt_cases
 from helpers.gpt_cases import CONTEXT, VOCABULARY
 from torch import Tensor
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Linear, Mixture
+from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig, MixtureConfig
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init, SequenceClassifierConfig
 from lit_attn.models import sequence
@@ -18,7 +18,7 @@ from lit_attn.models.gpt import GPT
 from lit_attn.models.sampling import Sampling, continuation, drawn
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
-BY_POSITION = AttentionSpec(similarity=Mixture(prior_scope="position", positions=8))
+BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))
 
 
 def decoded(network: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
@@ -96,7 +96,7 @@ def test_a_token_past_the_learned_positions() -> None:
         ({"positions": "sinusoidal"}, None),
         ({"positions": "sinusoidal", "attention": BY_POSITION}, 8),
         ({"attention": BY_POSITION}, 8),
-        ({"attention": AttentionSpec(similarity=Linear(keys=2))}, CONTEXT),
+        ({"attention": AttentionSpec(similarity=LinearConfig(keys=2))}, CONTEXT),
     ],
 )
 def test_the_longest_sequence(changes: dict[str, Any], longest: int | None) -> None:

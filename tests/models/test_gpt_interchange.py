@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Split
+from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.models import gpt
@@ -17,7 +17,7 @@ from lit_attn.schema.errors import ConfigError
 
 VOCABULARY, CONTEXT, DIM, DEPTH, HEADS = 40, 12, 16, 2, 2
 
-COPYING = AttentionSpec(residual=Split(activation="identity", init="copy"))
+COPYING = AttentionSpec(residual=SplitConfig(activation="identity", init="copy"))
 
 
 def model(attention: AttentionSpec = PRESETS["standard"]) -> gpt.GPT:

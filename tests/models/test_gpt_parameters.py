@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Mixture, Similarity
+from lit_attn.attention.spec import PRESETS, AttentionSpec, DotConfig, MixtureConfig, Similarity
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.models import gpt, sequence
@@ -94,20 +94,20 @@ def test_wikitext103_small(heads: int, total: int) -> None:
 )
 def test_wikitext103_small_with_mixtures_of_keys(source: str, heads: int, total: int) -> None:
     """MGK 44.35M, with 4 heads 43.66M; sMGK 44.09M: pi of every head and position, as released."""
-    keys = Mixture(source=source, prior="clamped", prior_scope="position", positions=256)
+    keys = MixtureConfig(source=source, prior="clamped", prior_scope="position", positions=256)
     attention = AttentionSpec(similarity=keys)
     model = WIKITEXT.model_copy(update={"heads": heads, "attention": attention})
     assert parameters(model, 267_735, 256) == total
 
 
-MGK = Mixture(prior="clamped", prior_scope="layer")
-SMGK = Mixture(prior="clamped", prior_scope="layer", source="shifted")
+MGK = MixtureConfig(prior="clamped", prior_scope="layer")
+SMGK = MixtureConfig(prior="clamped", prior_scope="layer", source="shifted")
 
 
 @pytest.mark.parametrize(
     ("similarity", "totals"),
     [
-        (Dot(), {1: 378_562, 2: 395_138, 4: 428_290, 8: 494_594}),
+        (DotConfig(), {1: 378_562, 2: 395_138, 4: 428_290, 8: 494_594}),
         (MGK, {1: 382_726, 2: 403_462, 4: 444_934}),
         (SMGK, {1: 378_694, 2: 395_398, 4: 428_806}),
     ],

@@ -7,7 +7,7 @@ from torch import nn
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.rotary import rotate
-from lit_attn.attention.spec import AttentionSpec, Perpendicular, preset
+from lit_attn.attention.spec import AttentionSpec, PerpendicularConfig, preset
 from lit_attn.config.data.images import Cifar10, Folder
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
@@ -53,7 +53,7 @@ def test_deit_small_has_its_published_count_and_is_timms() -> None:
     [
         (AttentionSpec(), 22_226_776),
         (preset("belief"), 22_226_776),
-        (AttentionSpec(residual=Perpendicular(scope="both", bias=False)), 23_996_248),
+        (AttentionSpec(residual=PerpendicularConfig(scope="both", bias=False)), 23_996_248),
         (preset("belief-star"), 24_000_856),
     ],
 )

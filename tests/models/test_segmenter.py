@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.spec import AttentionSpec, Split, preset
+from lit_attn.attention.spec import AttentionSpec, SplitConfig, preset
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.segmenter import SegmenterConfig
@@ -36,7 +36,7 @@ SMALL = {"dim": 32, "depth": 2, "heads": 2, "patch": 8, "ffn": FFN(width=48), "d
 
 
 def split(**choices: object) -> AttentionSpec:
-    return AttentionSpec(residual=Split.model_validate({"activation": "identity", **choices}))
+    return AttentionSpec(residual=SplitConfig.model_validate({"activation": "identity", **choices}))
 
 
 def small(size: int = 32, classes: int = 5, **choices: object) -> nn.Module:

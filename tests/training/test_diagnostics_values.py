@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.rotary import rotary
-from lit_attn.attention.spec import PRESETS, AttentionSpec, Dot, Linear, MixedKeys, Mixture
+from lit_attn.attention.spec import (
+    PRESETS,
+    AttentionSpec,
+    DotConfig,
+    LinearConfig,
+    MixedKeysConfig,
+    MixtureConfig,
+)
 from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
@@ -60,7 +67,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
     batch, n, _ = x.shape
     q, keys, v = reference.project(layer, x, None)
     all_see = reference.may_attend(n, None, False, False)
-    if isinstance(layer.spec.similarity, Linear):
+    if isinstance(layer.spec.similarity, LinearConfig):
         h = reference.linear(layer.similarity, q, keys, v, all_see, False)
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
@@ -104,7 +111,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
         yield None, f"captured-{name}", float(np.mean(shares))
 
     part = layer.spec.similarity
-    learns = isinstance(part, MixedKeys) and part.keys > 1 and part.prior != "fixed"
+    learns = isinstance(part, MixedKeysConfig) and part.keys > 1 and part.prior != "fixed"
     if learns and getattr(part, "assignment", "soft") == "soft":
         for r in range(part.keys):
             pi = reference.log_prior(layer.similarity, r, n).exp()
@@ -168,12 +175,15 @@ def test_shared_heads_capture_more() -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        (AttentionSpec(similarity=Mixture(prior_scope="layer")), {None: [0.5, 0.5]}),
-        (AttentionSpec(similarity=Mixture(prior_scope="position", positions=17)), {1: [0.5, 0.5]}),
-        (AttentionSpec(similarity=Mixture(prior="clamped", keys=3)), {4: [1 / 3] * 3}),
-        (AttentionSpec(similarity=Mixture(prior="fixed")), {}),
-        (AttentionSpec(similarity=Mixture(assignment="hard")), {}),
-        (AttentionSpec(similarity=Dot()), {}),
+        (AttentionSpec(similarity=MixtureConfig(prior_scope="layer")), {None: [0.5, 0.5]}),
+        (
+            AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=17)),
+            {1: [0.5, 0.5]},
+        ),
+        (AttentionSpec(similarity=MixtureConfig(prior="clamped", keys=3)), {4: [1 / 3] * 3}),
+        (AttentionSpec(similarity=MixtureConfig(prior="fixed")), {}),
+        (AttentionSpec(similarity=MixtureConfig(assignment="hard")), {}),
+        (AttentionSpec(similarity=DotConfig()), {}),
     ],
 )
 def test_mixtures(spec: AttentionSpec, expected: dict[int | None, list[float]]) -> None:

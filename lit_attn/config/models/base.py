@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from lit_attn.attention.spec import AttentionSpec, Dynamic
+from lit_attn.attention.spec import AttentionSpec, DynamicConfig
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import find_nearest_divisor, suggest
 
@@ -55,5 +55,5 @@ def require_parts_for(attention: AttentionSpec, heads: int) -> None:
     of = f"{heads} heads"
     if attention.kv_heads is not None:
         require_division("attention.kv_heads", "key heads", attention.kv_heads, heads, of)
-    if isinstance(attention.compose, Dynamic):
+    if isinstance(attention.compose, DynamicConfig):
         require_division("attention.compose.groups", "groups", attention.compose.groups, heads, of)
