@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lightning as L
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from lit_attn.config.augment import Augmentation, Flip
@@ -29,8 +29,8 @@ from lit_attn.config.data.segmentation import (
 from lit_attn.data import scenes
 from lit_attn.data.checks import require_scenery
 from lit_attn.data.loading import loader
+from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import SPLIT_SEED
-from lit_attn.data.text.steps import generator
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.errors import ConfigError
 
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     labelled: bool = True
 
 
-class SceneryData(L.LightningDataModule):
+class SceneryData(DataModule):
     """The splits of one data set.
 
     `splits` names the evaluation loaders in their order: "val" where images are held out, then
@@ -56,11 +56,10 @@ class SceneryData(L.LightningDataModule):
     Raises ConfigError where the images or mmsegmentation cannot be had.
     """
 
-    def __init__(self, data: Scenery, seed: int) -> None:
-        super().__init__()
+    def __init__(self, data: Scenery, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
         require_mmseg("data.kind")
         self.data = data
-        self.seed = seed
         self.root = scenes.prepare(data) if isinstance(data, Scenes) else data.root
         require_scenery(self.root)
         names = {folder: _names(self.root, folder) for folder in ("training", "validation")}
@@ -89,13 +88,17 @@ class SceneryData(L.LightningDataModule):
             digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
         return digest.hexdigest()[:12]
 
-    def train_dataloader(self) -> "TrainLoader":
-        """One pass over an epoch's batches, from wherever training stands."""
-        return TrainLoader(self)
+    def require_even_shares(self) -> None:
+        """Accept every number of processes: `samples` fills a step's shares up."""
 
-    def val_dataloader(self) -> "list[EvaluationLoader]":
-        """One loader for each of `splits`, each device's with its own share of the images."""
-        return [EvaluationLoader(self, dataset) for dataset in self._evaluated.values()]
+    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
+        return self.load(_Seeded(self.train), [self.samples(step) for step in range(start, stop)])
+
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of each image of `split` once over all processes, one at a time."""
+        dataset = self._evaluated[split]
+        batches = [[index] for index in self.share(range(len(dataset)))]
+        return EvaluationLoader(batches, lambda batches: self.load(dataset, list(batches)))
 
     def few(self, count: int) -> Iterator[Batch]:
         """At most `count` images, one at a time, from all over the last of `splits`."""
@@ -114,11 +117,6 @@ class SceneryData(L.LightningDataModule):
                 raise batch
             yield batch
 
-    def share(self) -> tuple[int, int]:
-        """This process's rank and the number of processes that train together."""
-        trainer = self.trainer
-        return (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
-
     def samples(self, step: int) -> list[Sample]:
         """This device's samples of training step `step`.
 
@@ -126,60 +124,17 @@ class SceneryData(L.LightningDataModule):
         again, without labels: every device needs as many, and none counts twice.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
-        order = generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
+        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
         size = self.data.batch_size
         chosen = order[index * size : (index + 1) * size]
-        rank, world = self.share()
-        more = -len(chosen) % world
+        more = -len(chosen) % self.world
         labelled = [True] * len(chosen) + [False] * more
         chosen += order[:more]
-        seeds = generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
-        return list(map(Sample, chosen, seeds, labelled))[rank::world]
-
-
-class TrainLoader:
-    """Iterates over the rest of an epoch; stateful in Lightning's sense, by the step alone."""
-
-    def __init__(self, data: SceneryData) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.steps_per_epoch
-
-    def __iter__(self) -> Iterator[Batch]:
-        trainer = self.data.trainer
-        start = 0 if trainer is None else trainer.global_step
-        stop = (start // len(self) + 1) * len(self)
-        batches = [self.data.samples(step) for step in range(start, stop)]
-        return self.data.load(_Seeded(self.data.train), batches)
-
-    def state_dict(self) -> dict[str, int]:
-        """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Nothing to take up."""
-
-
-class EvaluationLoader:
-    """Every image of a split once, over all devices together, one at a time: they differ in size.
-
-    Devices may have one image more or less than each other; none is counted twice.
-    """
-
-    def __init__(self, data: SceneryData, dataset: "BaseSegDataset") -> None:
-        self.data = data
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._batches())
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.data.load(self.dataset, self._batches())
-
-    def _batches(self) -> list[list[int]]:
-        rank, world = self.data.share()
-        return [[index] for index in range(rank, len(self.dataset), world)]
+        seeds = (
+            numpy_generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
+        )
+        samples: list[Sample] = self.share(list(map(Sample, chosen, seeds, labelled)))
+        return samples
 
 
 class _Seeded(Dataset[Any]):

@@ -15,8 +15,6 @@ Task t is pattern t // 5 and transformation t % 5.
 """
 
 import hashlib
-import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -31,7 +29,7 @@ from lit_attn.config.data.composition import (
     HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
-from lit_attn.data.text.steps import SteppedData, generator
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 
 Ids = NDArray[np.int64]
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -53,7 +51,7 @@ class Lexicon:
 
     def __init__(self, data: HeadCompositionConfig) -> None:
         count = data.entities
-        drawn = generator(FIXED, "lexicon", count)
+        drawn = numpy_generator(FIXED, "lexicon", count)
         self.entities = count
         self.classes = data.classes
         self.members = drawn.permutation(count).reshape(data.classes, -1)
@@ -112,11 +110,11 @@ class Lexicon:
         return np.concatenate([facts, np.stack(asked, 1)], 1), self.maps[transformations, sources]
 
 
-class CompositionData(SteppedData):
+class CompositionData(TokenDataModule):
     """Batches are tokens, answers, tasks; `splits` are "val" and "test"."""
 
     def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
-        super().__init__(data, seed, device)
+        super().__init__(data, seed, device, data.accumulate, data.context)
         self.data = data
         self.lexicon = Lexicon(data)
         self.splits = ["val", "test"]
@@ -125,7 +123,7 @@ class CompositionData(SteppedData):
         # Every task in turn, so that a few batches have all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
         self.questions = {
-            split: (*self.lexicon.ask(generator(FIXED, split, 0), tasks), tasks)
+            split: (*self.lexicon.ask(numpy_generator(FIXED, split, 0), tasks), tasks)
             for split in self.splits
         }
 
@@ -139,41 +137,26 @@ class CompositionData(SteppedData):
 
     def batch(self, step: int) -> Batch:
         """This rank's questions of training step `step`, the same whenever they are asked for."""
-        drawn = generator(self.seed, "batch", step)
+        drawn = numpy_generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
-        mine = slice(self.rank, None, self.world)
-        return self.tensors(*(part[mine] for part in (*self.lexicon.ask(drawn, tasks), tasks)))
+        return self.tensors(*map(self.share, (*self.lexicon.ask(drawn, tasks), tasks)))
 
     def tensors(self, *parts: Ids) -> Batch:
         """On the data's device."""
         tokens, answers, tasks = (torch.from_numpy(part).to(self.device) for part in parts)
         return tokens, answers, tasks
 
-    def val_dataloader(self) -> "list[EvaluationLoader]":
-        """One loader for each of `splits`."""
-        return [EvaluationLoader(self, split) for split in self.splits]
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of all questions of `split`; padding rows have the answer IGNORED."""
+        questions = self.questions[split]
 
-
-class EvaluationLoader:
-    """All questions of a split; ranks take batches in turn and have the same number of them, if
-    need be of rows whose answer is IGNORED.
-    """
-
-    def __init__(self, data: CompositionData, split: str) -> None:
-        self.data = data
-        self.questions = data.questions[split]
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.questions[1]) / (self.data.eval_batch_size * self.data.world))
-
-    def __iter__(self) -> Iterator[Batch]:
-        size = self.data.eval_batch_size
-        for number in range(len(self)):
-            start = (number * self.data.world + self.data.rank) * size
-            tokens, answers, tasks = (part[start : start + size] for part in self.questions)
-            missing = size - len(answers)
-            yield self.data.tensors(
+        def load(rows: range) -> Batch:
+            tokens, answers, tasks = (part[rows.start : rows.stop] for part in questions)
+            missing = len(rows) - len(answers)
+            return self.tensors(
                 np.pad(tokens, ((0, missing), (0, 0))),
                 np.pad(answers, (0, missing), constant_values=IGNORED),
                 np.pad(tasks, (0, missing)),
             )
+
+        return self.padded_loader(len(questions[1]), load)

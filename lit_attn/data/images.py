@@ -7,11 +7,9 @@ batch that a single one would train on; it builds the whole, since CutMix and Mi
 Shapes: images (N, C, H, W), uint8 on the device and float to the network; labels (N,).
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 
-import lightning as L
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,13 +18,14 @@ from torch import Tensor
 from lit_attn.config.data.images import Images
 from lit_attn.data import sets
 from lit_attn.data.augment.pipeline import Batch, Pipeline
+from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.schema.errors import ConfigError
 
 # Values augmented together: what fits a CPU's cache, what keeps a GPU busy.
 TOGETHER = {"cpu": 2**20, "cuda": 2**24}
 
 
-class ImageData(L.LightningDataModule):
+class ImageData(DataModule):
     """The splits of one data set on one device.
 
     `splits` names the evaluation loaders in their order: "val" where there is one, then "test".
@@ -34,10 +33,9 @@ class ImageData(L.LightningDataModule):
     """
 
     def __init__(self, data: Images, seed: int, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(data, seed, device)
         found = sets.load(data)
         self.data = data
-        self.seed = seed
         self.splits: list[str] = [name for name in ("val", "test") if name in found]
         self._fingerprint = sets.fingerprint(found)
         self.tensors = {
@@ -57,32 +55,28 @@ class ImageData(L.LightningDataModule):
         """Hash of the arrays trained and evaluated on."""
         return self._fingerprint
 
-    def train_dataloader(self) -> "TrainLoader":
-        """One pass over an epoch's batches, from wherever training stands.
-
-        Raises ConfigError where the batches cannot be shared out evenly.
-        """
-        _, devices = self.share()
-        if self.data.batch_size % devices:
+    def require_even_shares(self) -> None:
+        """Raise ConfigError also if an epoch's last, partial batch cannot be shared evenly."""
+        super().require_even_shares()
+        last = self.samples_per_epoch % self.batch_size
+        if not self.data.drop_last and last % self.world:
             raise ConfigError(
-                f"data.batch_size: {self.data.batch_size} cannot be shared by {devices} devices"
+                f"data.drop_last: {self.world} devices cannot share the epoch's last batch of "
+                f"{last} samples evenly; set data.drop_last: true"
             )
-        last = self.samples_per_epoch % self.data.batch_size
-        if not self.data.drop_last and last % devices:
-            raise ConfigError(
-                f"data.drop_last: {devices} devices cannot share an epoch's last batch of {last} "
-                "evenly"
-            )
-        return TrainLoader(self)
 
-    def val_dataloader(self) -> "list[EvaluationLoader]":
-        """One loader for each of `splits`."""
-        return [EvaluationLoader(self, split) for split in self.splits]
+    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
+        for images, targets in self.batches(start, stop):
+            yield self.share(images), self.share(targets)
 
-    def share(self) -> tuple[int, int]:
-        """Which device this is, and of how many."""
-        return (
-            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return the normalised images and labels of `split` in their own order."""
+        images, labels = map(self.share, self.tensors[split])
+        size = max(1, self.eval_batch_size // self.world)
+        batches = list(zip(images.split(size), labels.split(size), strict=True))
+        normalize = self.pipeline.normalize
+        return EvaluationLoader(
+            batches, lambda some: ((normalize.apply(images, ()), labels) for images, labels in some)
         )
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -94,7 +88,7 @@ class ImageData(L.LightningDataModule):
             steps = range(first, min(first + together, stop))
             chosen = [self._indices(step) for step in steps]
             drawn = [
-                self.pipeline.draw(len(indices), generator(self.seed, "batch", step))
+                self.pipeline.draw(len(indices), torch_generator(self.seed, "batch", step))
                 for step, indices in zip(steps, chosen, strict=True)
             ]
             indices = torch.cat(chosen).to(images.device)
@@ -114,63 +108,10 @@ class ImageData(L.LightningDataModule):
         first = epoch * passes
         return torch.cat(
             [
-                torch.randperm(count, generator=generator(self.seed, "order", number))
+                torch.randperm(count, generator=torch_generator(self.seed, "order", number))
                 for number in range(first, first + passes)
             ]
         )
-
-
-class TrainLoader:
-    """Iterates over the rest of an epoch; stateful in Lightning's sense, by the step alone."""
-
-    def __init__(self, data: ImageData) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.steps_per_epoch
-
-    def __iter__(self) -> Iterator[Batch]:
-        trainer = self.data.trainer
-        start = 0 if trainer is None else trainer.global_step
-        return self._from(start, (start // len(self) + 1) * len(self))
-
-    def _from(self, start: int, stop: int) -> Iterator[Batch]:
-        rank, devices = self.data.share()
-        for images, targets in self.data.batches(start, stop):
-            yield images[rank::devices], targets[rank::devices]
-
-    def state_dict(self) -> dict[str, int]:
-        """Nothing beyond the trainer's own step; having it tells Lightning we resume mid-epoch."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Nothing to take up."""
-
-
-class EvaluationLoader:
-    """A whole split in its own order, normalised and not augmented; every device has its share."""
-
-    def __init__(self, data: ImageData, split: str) -> None:
-        self.data = data
-        rank, devices = data.share()
-        self.images, self.labels = (whole[rank::devices] for whole in data.tensors[split])
-        self.batch_size = max(1, data.data.eval_batch_size // devices)
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.labels) / self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = zip(
-            self.images.split(self.batch_size), self.labels.split(self.batch_size), strict=True
-        )
-        for images, labels in batches:
-            yield self.data.pipeline.normalize.apply(images, ()), labels
-
-
-def generator(seed: int, purpose: str, number: int) -> torch.Generator:
-    """A CPU generator for one purpose and number: hashed, so that neighbours share nothing."""
-    digest = hashlib.sha256(f"{seed} {purpose} {number}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

@@ -19,9 +19,9 @@ from lit_attn.data import composition
 from lit_attn.data.ade20k import SceneryData
 from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.data.images import ImageData
+from lit_attn.data.module import TokenDataModule
 from lit_attn.data.text.batches import TextData
 from lit_attn.data.text.labelled import LabelledData
-from lit_attn.data.text.steps import SteppedData
 from lit_attn.models import budget
 from lit_attn.models.gpt import GPT
 from lit_attn.optim.schedules import learning_rate
@@ -65,7 +65,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     _measured(cell.metric, task)
     if experiment.training.compile:
         task.compile_network()
-    if isinstance(data, SteppedData):
+    if isinstance(data, TokenDataModule):
         return Parts(data, task, costs, data.accumulate, data.tokens_per_sample)
     return Parts(data, task, costs, accumulate=1, tokens=None)
 
@@ -98,9 +98,9 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
     if isinstance(data, HeadCompositionConfig):
         return composition.CompositionData(data, seed, device)
     if isinstance(data, ClassFolders):
-        return ImageFolderData(data, seed)
+        return ImageFolderData(data, seed, device)
     if isinstance(data, Scenery):
-        return SceneryData(data, seed)
+        return SceneryData(data, seed, device)
     assert isinstance(data, Images)
     return ImageData(data, seed, device)
 

@@ -1,10 +1,9 @@
 """Questions of head composition: their answers, the grid, a cell that trains."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from helpers.training_cells import folder_of
 from pydantic import ValidationError
 
@@ -119,7 +118,7 @@ def test_ranks_share_questions(world: int) -> None:
     asked = 0
     for rank in range(world):
         module = data(batch_size=66, eval_batch_size=32)
-        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        on_rank(module, rank, world)
         assert torch.equal(module.batch(2)[0], whole[rank::world])
         batches = list(module.val_dataloader()[0])
         assert len(batches) == len(module.val_dataloader()[0]) == -(-100 // (32 * world))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from helpers.digit_folders import CLASSES, write
 from PIL import Image
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from lit_attn.data.class_folders import Reader, _operations, find
 from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.schema.errors import ConfigError
 
+CPU = torch.device("cpu")
 AUGMENT = TimmAugmentation(policy="rand-m9-mstd0.5-inc1", erasing=0.5, mixup=0.8, cutmix=1.0)
 
 
@@ -34,14 +36,8 @@ def config(path: Path, **changes: Any) -> ImageFolder:
 
 
 def at(data: ImageFolder, rank: int = 0, world: int = 1, step: int = 0, seed: int = 0) -> Any:
-    """What device `rank` of `world` loads when training stands at `step`."""
-
-    class Trainer:
-        global_rank, world_size, global_step = rank, world, step
-
-    loaded: Any = ImageFolderData(data, seed)
-    loaded.trainer = Trainer()
-    return loaded
+    """Return the data as rank `rank` of `world` sees it after `step` training steps."""
+    return on_rank(ImageFolderData(data, seed, CPU), rank, world, step)
 
 
 def batches(data: Any) -> list[tuple[Tensor, Tensor]]:
@@ -215,47 +211,49 @@ def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
 
 def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
     data = at(config(broken, unreadable=3))
-    (loader,) = data.val_dataloader()
-    read = loader.images.together([loader.images[6, 0, 16]])
+    images = data.evaluated["test"]
+    read = images.together([images[6, 0, 16]])
     assert read.images.shape == (0, 3, 16, 16)
     assert read.labels.shape == (0,)
     assert len(read.failures) == 1
 
 
 def test_the_fingerprint_is_of_names_and_evaluated_sizes(broken: Path) -> None:
-    first = ImageFolderData(config(broken), 0).fingerprint()
-    assert ImageFolderData(config(broken, size=8), 1).fingerprint() == first
+    first = ImageFolderData(config(broken), 0, CPU).fingerprint()
+    assert ImageFolderData(config(broken, size=8), 1, CPU).fingerprint() == first
     (broken / "val/n2/0.JPEG").write_bytes(b"longer" * 100)
-    second = ImageFolderData(config(broken), 0).fingerprint()
+    second = ImageFolderData(config(broken), 0, CPU).fingerprint()
     (broken / "train/n3/0.JPEG").rename(broken / "train/n3/zero.JPEG")
-    assert len({first, second, ImageFolderData(config(broken), 0).fingerprint()}) == 3
+    assert len({first, second, ImageFolderData(config(broken), 0, CPU).fingerprint()}) == 3
 
 
 def test_folders_that_are_not_what_was_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train is not a folder"):
-        ImageFolderData(config(tmp_path), 0)
+        ImageFolderData(config(tmp_path), 0, CPU)
     (tmp_path / "train").mkdir()
     with pytest.raises(ConfigError, match="train has no class folders with images"):
-        ImageFolderData(config(tmp_path), 0)
+        ImageFolderData(config(tmp_path), 0, CPU)
     (tmp_path / "train").rmdir()
     write(tmp_path, train=3, val=1)
     (tmp_path / "val" / "n9").mkdir()
     with pytest.raises(ConfigError, match="n9: no such class in train"):
-        ImageFolderData(config(tmp_path), 0)
+        ImageFolderData(config(tmp_path), 0, CPU)
     (tmp_path / "val" / "n9").rmdir()
     seven = config(tmp_path).model_copy(update={"classes": 7})
     with pytest.raises(ConfigError, match=r"classes: 7, but .*train has images of 4"):
-        ImageFolderData(seven, 0)
+        ImageFolderData(seven, 0, CPU)
     with pytest.raises(ConfigError, match="batch_size: 16 is more than the 12 samples"):
-        ImageFolderData(config(tmp_path), 0)
+        ImageFolderData(config(tmp_path), 0, CPU)
     with pytest.raises(ConfigError, match="policy: timm does not know 'rand-x9'"):
-        ImageFolderData(config(tmp_path, augment={"policy": "rand-x9"}), 0)
+        ImageFolderData(config(tmp_path, augment={"policy": "rand-x9"}), 0, CPU)
 
 
 def test_batches_that_devices_cannot_share(folders: Path) -> None:
-    with pytest.raises(ConfigError, match=r"16 cannot be shared by 3 devices$"):
+    with pytest.raises(
+        ConfigError, match="3 devices cannot share a micro-batch of 16 samples evenly"
+    ):
         at(config(folders), 0, 3).train_dataloader()
-    with pytest.raises(ConfigError, match="18 cannot be shared by 2 devices in pairs to mix"):
+    with pytest.raises(ConfigError, match=r"18 samples evenly in pairs.*multiple of 4"):
         at(config(folders, batch_size=18, augment=AUGMENT), 0, 2).train_dataloader()
 
 

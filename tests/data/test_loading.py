@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +16,7 @@ from lit_attn.data import images as loading
 from lit_attn.data import sets
 from lit_attn.data.augment.pipeline import Batch
 from lit_attn.data.images import ImageData
+from lit_attn.data.module import torch_generator
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -36,14 +38,8 @@ def noise(tmp_path: Path) -> Npz:
 
 
 def on_device(data: Images, rank: int, devices: int, step: int = 0) -> ImageData:
-    """What device `rank` of `devices` loads when training stands at `step`."""
-
-    class Trainer:
-        global_rank, world_size, global_step = rank, devices, step
-
-    loaded: Any = ImageData(data, 0, CPU)
-    loaded.trainer = Trainer()
-    return loaded
+    """Return the data as rank `rank` of `devices` sees it after `step` training steps."""
+    return on_rank(ImageData(data, 0, CPU), rank, devices, step)
 
 
 def equal(one: Batch, other: Batch) -> bool:
@@ -120,10 +116,10 @@ def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "batch_size: 16 cannot be shared by 3 devices"),
+        ({}, "batch_size: 3 devices cannot share a micro-batch of 16 samples"),
         (
             {"batch_size": 39, "drop_last": False},
-            "3 devices cannot share an epoch's last batch of 1",
+            "3 devices cannot share the epoch's last batch of 1",
         ),
     ],
 )
@@ -159,7 +155,7 @@ def test_statistics_are_the_training_images_own() -> None:
 
 def test_generators_differ_by_purpose_seed_and_number() -> None:
     seeds = {
-        loading.generator(seed, purpose, number).initial_seed()
+        torch_generator(seed, purpose, number).initial_seed()
         for seed in range(3)
         for purpose in ("batch", "order")
         for number in range(50)

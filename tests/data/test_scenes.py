@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from helpers.paths import ADE20K
 from PIL import Image
 from pydantic import ValidationError
@@ -20,6 +21,8 @@ from lit_attn.schema.errors import ConfigError
 pytest.importorskip("mmseg")
 
 from lit_attn.data.annotations import CheckedAnnotations, CheckedImage
+
+CPU = torch.device("cpu")
 
 
 def few(root: Path, **choices: object) -> Scenes:
@@ -94,7 +97,7 @@ def test_training_and_evaluation_share_no_digit() -> None:
 
 
 def test_zero_becomes_no_class_and_images_are_windows(root: Path) -> None:
-    data = SceneryData(few(root), seed=0)
+    data = SceneryData(few(root), seed=0, device=CPU)
     assert data.splits == ["test"]
     assert len(data.classes) == len(data.palette) == 13
     batch = next(iter(data.train_dataloader()))
@@ -111,7 +114,7 @@ def test_zero_becomes_no_class_and_images_are_windows(root: Path) -> None:
 
 def test_a_batch_is_a_function_of_seed_and_step_alone(root: Path) -> None:
     def batches(seed: int, workers: int) -> list[torch.Tensor]:
-        data = SceneryData(few(root, workers=workers), seed)
+        data = SceneryData(few(root, workers=workers), seed, CPU)
         return [image for batch in data.train_dataloader() for image in batch["inputs"]]
 
     np.random.seed(5)
@@ -123,7 +126,7 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(root: Path) -> None:
 
 
 def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
-    data = SceneryData(few(root), seed=0)
+    data = SceneryData(few(root), seed=0, device=CPU)
     np.random.seed(5)
     random.seed(5)
     _Seeded(data.train)[Sample(0, 1)]
@@ -134,7 +137,7 @@ def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
 
 
 def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> None:
-    data = SceneryData(few(root), seed=0)
+    data = SceneryData(few(root), seed=0, device=CPU)
     assert data.steps_per_epoch == 2
     epochs = [
         [sample.image for step in steps for sample in data.samples(step)]
@@ -142,17 +145,17 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
     ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 2
     assert epochs[0] != epochs[1]
-    assert SceneryData(few(root, drop_last=True), seed=0).steps_per_epoch == 1
+    assert SceneryData(few(root, drop_last=True), seed=0, device=CPU).steps_per_epoch == 1
 
 
 def test_devices_share_a_batch_and_count_every_image_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = SceneryData(few(root, batch_size=3), seed=0)
+    data = SceneryData(few(root, batch_size=3), seed=0, device=CPU)
     whole = data.samples(0)
     shares = []
     for rank in range(2):
-        monkeypatch.setattr(data, "share", lambda rank=rank: (rank, 2))
+        on_rank(data, rank, 2)
         shares.append(data.samples(0))
         assert len(shares[-1]) == 2
     shared = [sample for share in shares for sample in share]
@@ -162,13 +165,13 @@ def test_devices_share_a_batch_and_count_every_image_once(
     assert (labels == 255).all()
     evaluated = []
     for rank in range(2):
-        monkeypatch.setattr(data, "share", lambda rank=rank: (rank, 2))
-        evaluated += data.val_dataloader()[0]._batches()
+        on_rank(data, rank, 2)
+        evaluated += data.val_dataloader()[0].batches
     assert sorted(evaluated) == [[0], [1], [2]]
 
 
 def test_held_out_images_leave_training(root: Path) -> None:
-    data = SceneryData(few(root, validation=2), seed=0)
+    data = SceneryData(few(root, validation=2), seed=0, device=CPU)
     assert data.splits == ["val", "test"]
     held = {data._evaluated["val"].get_data_info(i)["img_path"] for i in range(2)}
     kept = {data.train.get_data_info(i)["img_path"] for i in range(len(data.train))}
@@ -177,7 +180,7 @@ def test_held_out_images_leave_training(root: Path) -> None:
     with pytest.raises(ValidationError, match="validation: 6 of 6 images leave none"):
         few(root, validation=6)
     with pytest.raises(ConfigError, match=r"data\.validation: 6 of 6"):
-        SceneryData(Ade20k(root=data.root, validation=6), seed=0)
+        SceneryData(Ade20k(root=data.root, validation=6), seed=0, device=CPU)
 
 
 def test_the_pipeline_is_the_published_one() -> None:
@@ -212,23 +215,23 @@ def test_steps_without_a_meaning_are_refused(augment: list[object], message: str
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.root: .*training is not a folder.*kind: scenes"):
-        SceneryData(Ade20k(root=tmp_path), seed=0)
+        SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
     for kind, ending in (("images", "jpg"), ("annotations", "png")):
         for split in ("training", "validation"):
             (tmp_path / kind / split).mkdir(parents=True)
             Image.new("L", (8, 8)).save(tmp_path / kind / split / f"a.{ending}")
     (tmp_path / "annotations/validation/a.png").unlink()
     with pytest.raises(ConfigError, match=r"validation/a\.png is missing"):
-        SceneryData(Ade20k(root=tmp_path), seed=0)
+        SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
     (tmp_path / "images/validation/a.jpg").unlink()
     with pytest.raises(ConfigError, match=r"holds no \.jpg images"):
-        SceneryData(Ade20k(root=tmp_path), seed=0)
+        SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
 
 
 def test_the_folder_above_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "ADEChallengeData2016").mkdir()
     with pytest.raises(ConfigError, match=r"did you mean .*/ADEChallengeData2016\?$"):
-        SceneryData(Ade20k(root=tmp_path), seed=0)
+        SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
 
 
 def png(mode: str, size: tuple[int, int], label: int = 1) -> bytes:
@@ -262,7 +265,7 @@ def test_a_file_that_cannot_be_used_is_named(
             Image.new("L", (60, 40), 150).save(path)
             if kind == file:
                 path.write_bytes(content)
-    data = SceneryData(Ade20k(root=tmp_path, batch_size=1, workers=workers), seed=0)
+    data = SceneryData(Ade20k(root=tmp_path, batch_size=1, workers=workers), seed=0, device=CPU)
     for split, batches in (
         ("training", data.train_dataloader()),
         ("validation", data.val_dataloader()[0]),
@@ -284,15 +287,15 @@ def test_labels_are_read_as_they_are(tmp_path: Path) -> None:
                 labels.putpalette([0] * 768)
                 labels.save(tmp_path / kind / split / "a.png")
     chosen = Ade20k(root=tmp_path, short_side=2, long_side=3, batch_size=1, workers=0)
-    data = SceneryData(chosen, seed=0)
+    data = SceneryData(chosen, seed=0, device=CPU)
     (read,) = next(iter(data.val_dataloader()[0]))["data_samples"]
     assert read.gt_sem_seg.data.tolist() == [[[255, 149, 255]] * 2]
 
 
 def test_the_fingerprint_sees_a_file_change(tmp_path: Path) -> None:
-    data = SceneryData(few(tmp_path), seed=0)
+    data = SceneryData(few(tmp_path), seed=0, device=CPU)
     before = data.fingerprint()
-    assert before == SceneryData(few(tmp_path), seed=1).fingerprint()
+    assert before == SceneryData(few(tmp_path), seed=1, device=CPU).fingerprint()
     with (data.root / "images/training/scene_00001.jpg").open("ab") as file:
         file.write(b"x")
     assert data.fingerprint() != before
@@ -301,7 +304,7 @@ def test_the_fingerprint_sees_a_file_change(tmp_path: Path) -> None:
 @pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at hand")
 def test_real_ade20k_pairs_come_in_batches() -> None:
     chosen: Scenery = Ade20k(root=ADE20K, crop=128, batch_size=2, workers=0)
-    data = SceneryData(chosen, seed=0)
+    data = SceneryData(chosen, seed=0, device=CPU)
     assert (len(data.classes), data.steps_per_epoch) == (150, 4)
     batch = next(iter(data.train_dataloader()))
     labels = torch.stack([sample.gt_sem_seg.data for sample in batch["data_samples"]])

@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
 from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
@@ -33,11 +33,6 @@ def shards(folder: Path, **changes: object) -> Shards:
 
 def data(folder: Path, seed: int = 0, **changes: object) -> TextData:
     return TextData(shards(folder, **changes), seed, CPU)
-
-
-def on_rank(module: TextData, rank: int, world: int, step: int = 0) -> TextData:
-    module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=step)
-    return module
 
 
 def test_targets_are_the_next_tokens(folder: Path) -> None:
@@ -89,8 +84,8 @@ def test_ranks_share_the_batch(folder: Path) -> None:
 
 
 def test_ranks_that_do_not_divide_a_micro_batch(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="3 devices do not divide a micro-batch of 4"):
-        on_rank(data(folder), 0, 3).batch(0)
+    with pytest.raises(ConfigError, match="3 devices cannot share a micro-batch of 4 samples"):
+        on_rank(data(folder), 0, 3).train_dataloader()
 
 
 def test_micro_batches_make_up_the_batch_and_resume(folder: Path) -> None:

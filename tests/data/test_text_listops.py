@@ -3,10 +3,10 @@
 import statistics
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.data_ranks import on_rank
 from helpers.paths import SHARED
 from pydantic import ValidationError
 
@@ -128,7 +128,7 @@ def test_every_sample_is_evaluated_once(world: int) -> None:
     found, batches = [], set()
     for rank in range(world):
         module = data(eval_batch_size=2)
-        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        on_rank(module, rank, world)
         val, _ = module.val_dataloader()
         batches.add(len(list(val)))
         for tokens, present, labels in val:

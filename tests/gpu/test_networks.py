@@ -27,7 +27,7 @@ from lit_attn.config.models.vit import ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.pipeline import Pipeline
-from lit_attn.data.images import generator
+from lit_attn.data.module import torch_generator
 from lit_attn.models import gpt, imagenet_vit, jit, local_vit, sequence, vit
 from lit_attn.models.norms import HeadNorm
 from lit_attn.models.sampling import Sampling, continuation
@@ -217,7 +217,7 @@ def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
     for data in found.values():
         shape, classes = data.image_shape, data.num_classes
         pipeline = Pipeline(data, [0.5] * shape[0], [0.2] * shape[0])
-        drawn = [pipeline.draw(n, generator(0, "batch", n)) for n in (40, 23)]
+        drawn = [pipeline.draw(n, torch_generator(0, "batch", n)) for n in (40, 23)]
         with rehearsal() as reads:
             x = torch.zeros(63, *shape, dtype=torch.uint8, device=GPU)
             batches = pipeline.apply(x, torch.zeros(63, dtype=torch.long, device=GPU), drawn)

@@ -109,7 +109,7 @@ def test_a_cells_record_is_mmsegmentations_evaluation(
 ) -> None:
     """Its own evaluator, over its own inference in sliding windows, with the weights kept."""
     cell = scenes_cell(root)
-    data = SceneryData(cell.experiment.data, seed=0)
+    data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
     network = budget.build(cell.experiment.model, cell.experiment.data).eval()
     network.load_state_dict(weights(trained, file))
     areas = []
@@ -145,7 +145,7 @@ def test_the_record_of_a_cell(trained: Path) -> None:
 
 
 def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
-    data = SceneryData(scenes_cell(root).experiment.data, seed=0)
+    data = SceneryData(scenes_cell(root).experiment.data, seed=0, device=torch.device("cpu"))
     paths = sorted((trained / "pictures").glob("*.png"))
     assert [path.name for path in paths] == [f"{number}.png" for number in range(PICTURES)]
     colours = {tuple(colour) for colour in data.palette}
@@ -178,7 +178,7 @@ def test_pictures_are_of_the_weights_that_the_metric_is_of(trained: Path, root: 
     """Averaged weights that label everything as the last class, beside trained ones."""
     cell = scenes_cell(root, training={"ema": 0.9})
     _, task, *_ = build.build(cell, torch.device("cpu"))
-    data = SceneryData(cell.experiment.data, seed=0)
+    data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
     task.network.load_state_dict(weights(trained))
     assert task.average is not None
     norm = task.average.module.decode_head.mask_norm

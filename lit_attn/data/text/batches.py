@@ -4,7 +4,6 @@ Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one t
 """
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Bytes, Tokens, Words
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.text import corpus
-from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.data.text.stream import Stream
 from lit_attn.schema.errors import ConfigError
 
@@ -32,7 +31,7 @@ class TextMeasure(NamedTuple):
     words_per_token: float | None = None
 
 
-class TextData(SteppedData):
+class TextData(TokenDataModule):
     """The splits of one text.
 
     `splits` names the evaluation loaders in their order: "val", then "test" where there is one.
@@ -40,7 +39,7 @@ class TextData(SteppedData):
     """
 
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
-        super().__init__(data, seed, device)
+        super().__init__(data, seed, device, data.accumulate, data.context)
         self.data = data
         self.streams = corpus.load(data)
         self.splits = [name for name in ("val", "test") if name in self.streams]
@@ -64,9 +63,25 @@ class TextData(SteppedData):
         """Hash of the tokens trained and evaluated on."""
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
 
-    def val_dataloader(self) -> "list[EvaluationLoader]":
-        """One loader for each of `splits`."""
-        return [EvaluationLoader(self, split) for split in self.splits]
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of the windows of `split`, each token but the first the target of one.
+
+        Windows advance by the stride. If it is less than the context, a window predicts only the
+        tokens that no earlier window predicts.
+        """
+        stream = self.evaluated(split)
+        stride = self.data.eval_stride or self.data.context
+        count = 1 + math.ceil(max(0, len(stream) - 1 - self.data.context) / stride)
+
+        def load(numbers: range) -> Batch:
+            windows = [self._window(stream, stride, number, count) for number in numbers]
+            inputs, targets = (
+                torch.from_numpy(np.stack(parts)).to(self.device)
+                for parts in zip(*windows, strict=True)
+            )
+            return inputs, targets
+
+        return self.padded_loader(count, load)
 
     def evaluated(self, split: str) -> Stream:
         """The tokens of `split` that are evaluated on."""
@@ -88,14 +103,14 @@ class TextData(SteppedData):
 
     def batch(self, step: int) -> Batch:
         """This rank's sequences of training step `step`, the same whenever they are asked for."""
-        offsets = self.offsets(step)[self.rank :: self.world]
+        offsets = self.share(self.offsets(step))
         return _sequences(self.streams["train"], offsets, self.data.context, self.device)
 
     def offsets(self, step: int) -> NDArray[np.int64]:
         """Where the sequences of a step begin, over all ranks; (batch_size,)."""
         n, size = self.data.context, self.data.batch_size
         if self.data.order == "random":
-            drawn = generator(self.seed, "batch", step)
+            drawn = numpy_generator(self.seed, "batch", step)
             return drawn.integers(len(self.streams["train"]) - n, size=size)
         number, index = divmod(step, self.per_pass)
         places = np.arange(index * size, (index + 1) * size)
@@ -104,54 +119,27 @@ class TextData(SteppedData):
         first, order = self._permutation(number)
         return first + order[places] * n
 
-    def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
-        """The offset and the order of the sequences of pass `number`."""
-        drawn = generator(self.seed, "order", number)
-        count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
-        return int(drawn.integers(spare + 1)), drawn.permutation(count)
-
-
-class EvaluationLoader:
-    """A whole split in its own order; every token but the first is the target of one window.
-
-    Windows advance by the stride. Where that is less than the context, a window predicts only the
-    tokens that no earlier one did. Ranks take batches in turn; all have the same number of them,
-    if need be of nothing but IGNORED targets.
-    """
-
-    def __init__(self, data: TextData, split: str) -> None:
-        self.data = data
-        self.stream = data.evaluated(split)
-        self.stride = data.data.eval_stride or data.data.context
-        self.windows = 1 + math.ceil(max(0, len(self.stream) - 1 - data.data.context) / self.stride)
-
-    def __len__(self) -> int:
-        return math.ceil(self.windows / (self.data.data.eval_batch_size * self.data.world))
-
-    def __iter__(self) -> Iterator[Batch]:
-        size, world, rank = self.data.data.eval_batch_size, self.data.world, self.data.rank
-        for number in range(len(self)):
-            first = (number * world + rank) * size
-            rows = [self._window(i) for i in range(first, first + size)]
-            inputs, targets = zip(*rows, strict=True)
-            yield (
-                torch.from_numpy(np.stack(inputs)).to(self.data.device),
-                torch.from_numpy(np.stack(targets)).to(self.data.device),
-            )
-
-    def _window(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets of a window, filled up with zeros that are not to be predicted."""
-        n = self.data.data.context
+    def _window(
+        self, stream: Stream, stride: int, number: int, count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return inputs and targets (n,) of window `number` of `count`; padding is IGNORED."""
+        n = self.data.context
         inputs = np.zeros(n, dtype=np.int64)
         targets = np.full(n, IGNORED, dtype=np.int64)
-        if number >= self.windows:
+        if number >= count:
             return inputs, targets
-        start = number * self.stride
-        ids = self.stream.read(start, min(n + 1, len(self.stream) - start))
+        start = number * stride
+        ids = stream.read(start, min(n + 1, len(stream) - start))
         inputs[: len(ids) - 1] = ids[:-1]
-        new = n - self.stride if number else 0
+        new = n - stride if number else 0
         targets[new : len(ids) - 1] = ids[1 + new :]
         return inputs, targets
+
+    def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
+        """The offset and the order of the sequences of pass `number`."""
+        drawn = numpy_generator(self.seed, "order", number)
+        count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
+        return int(drawn.integers(spare + 1)), drawn.permutation(count)
 
 
 def _sequences(stream: Stream, offsets: NDArray[np.int64], n: int, device: torch.device) -> Batch:

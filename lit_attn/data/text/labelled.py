@@ -5,8 +5,6 @@ labels: (B,). `present` is False where a token is padding.
 """
 
 import hashlib
-import math
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -19,9 +17,9 @@ from torch import Tensor
 
 from lit_attn.config.data.labelled import Labelled, LabelledText, ListOps
 from lit_attn.config.data.text import IGNORED
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.text import listops
 from lit_attn.data.text.corpus import read_text
-from lit_attn.data.text.steps import SteppedData, generator
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
@@ -40,7 +38,7 @@ class Sample(NamedTuple):
     label: int
 
 
-class LabelledData(SteppedData):
+class LabelledData(TokenDataModule):
     """Labelled sequences: each once a pass over train, in an order of the pass's own.
 
     `splits` names the evaluation loaders: "val", "test". Raises ConfigError where the data cannot
@@ -48,7 +46,8 @@ class LabelledData(SteppedData):
     """
 
     def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
-        super().__init__(data, seed, device)
+        documents = 2 if data.pairs else 1
+        super().__init__(data, seed, device, data.accumulate, documents * data.context)
         self.data = data
         self.samples = load(data)
         self.splits = ["val", "test"]
@@ -71,15 +70,18 @@ class LabelledData(SteppedData):
                 digest.update(label.to_bytes(8, "big"))
         return digest.hexdigest()[:12]
 
-    def val_dataloader(self) -> "list[EvaluationLoader]":
-        """One loader for each of `splits`."""
-        return [EvaluationLoader(self, split) for split in self.splits]
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of all samples of `split`; padding rows have no label."""
+        samples = self.samples[split]
+        return self.padded_loader(
+            len(samples), lambda rows: self.collate(samples[rows.start : rows.stop], len(rows))
+        )
 
     def batch(self, step: int) -> Batch:
         """This rank's samples of training step `step`, the same whenever they are asked for."""
         number, index = divmod(step, self.per_pass)
         size = self.batch_size
-        chosen = self._order(number)[index * size : (index + 1) * size][self.rank :: self.world]
+        chosen = self.share(self._order(number)[index * size : (index + 1) * size])
         return self.collate([self.samples["train"][i] for i in chosen], len(chosen))
 
     def collate(self, samples: list[Sample], rows: int) -> Batch:
@@ -104,26 +106,7 @@ class LabelledData(SteppedData):
         )
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
-        return generator(self.seed, "order", number).permutation(len(self.samples["train"]))
-
-
-class EvaluationLoader:
-    """A whole split in its own order; ranks take batches in turn and have the same number of them,
-    if need be of rows without a label.
-    """
-
-    def __init__(self, data: LabelledData, split: str) -> None:
-        self.data = data
-        self.samples = data.samples[split]
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.samples) / (self.data.eval_batch_size * self.data.world))
-
-    def __iter__(self) -> Iterator[Batch]:
-        size = self.data.eval_batch_size
-        for number in range(len(self)):
-            start = (number * self.data.world + self.data.rank) * size
-            yield self.data.collate(self.samples[start : start + size], size)
+        return numpy_generator(self.seed, "order", number).permutation(len(self.samples["train"]))
 
 
 def write_listops(folder: Path, data: ListOps) -> None:

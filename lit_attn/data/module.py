@@ -1,0 +1,176 @@
+"""Base of the data modules: the loaders, and the one rule that says which process reads what.
+
+The batch of training step s is a pure function of (seed, s), so a cell that resumes from a
+checkpoint trains on exactly the batches that it would have trained on. With R processes, the
+process of rank r reads the samples r, r + R, r + 2 R, ... of each batch and of each split.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+
+from lit_attn.config.data.base import Data
+from lit_attn.schema.errors import ConfigError
+
+
+class DataModule(L.LightningDataModule, ABC):
+    """Training batches and evaluation splits of one data set.
+
+    A subclass sets `splits`, the names of the evaluated splits in the order of their loaders
+    ("val" where there is one, then "test"), and `steps_per_epoch`, in optimiser steps.
+    """
+
+    splits: list[str]
+    steps_per_epoch: int
+
+    accumulate = 1
+    """Micro-batches of a training step."""
+
+    tokens_per_sample: int | None = None
+    """Tokens of a sample; None for data that are not made of tokens."""
+
+    inseparable = 1
+    """Samples that one process must have together: 2 if a batch is mixed in pairs."""
+
+    def __init__(self, data: Data, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.batch_size = data.batch_size
+        self.eval_batch_size = data.eval_batch_size
+        self.seed = seed
+        self.device = device
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hash of the data that the cell trains and evaluates on."""
+
+    @abstractmethod
+    def train_batches(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield this process's micro-batches of the training steps from `start` up to `stop`."""
+
+    @abstractmethod
+    def evaluation_loader(self, split: str) -> "EvaluationLoader":
+        """Return the loader of this process's share of `split`."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among the `world` processes that share a batch."""
+        return 0 if self.trainer is None else self.trainer.global_rank
+
+    @property
+    def world(self) -> int:
+        """Number of processes that share a batch."""
+        return 1 if self.trainer is None else self.trainer.world_size
+
+    def share(self, samples: Any) -> Any:
+        """Return every `world`-th of `samples` (a sequence, array or tensor) from `rank` on."""
+        return samples[self.rank :: self.world]
+
+    def require_even_shares(self) -> None:
+        """Raise ConfigError if the processes cannot have equal shares of every micro-batch."""
+        micro_batch = self.batch_size // self.accumulate
+        unit = self.world * self.inseparable
+        if micro_batch % unit:
+            pairs = " in pairs, which MixUp and CutMix need" if self.inseparable > 1 else ""
+            raise ConfigError(
+                f"data.batch_size: {self.world} devices cannot share a micro-batch of "
+                f"{micro_batch} samples evenly{pairs}; make it a multiple of {unit}"
+            )
+
+    def train_dataloader(self) -> "TrainLoader":
+        """Return the loader of the training batches; raise as `require_even_shares`."""
+        self.require_even_shares()
+        return TrainLoader(self)
+
+    def val_dataloader(self) -> "list[EvaluationLoader]":
+        """Return one loader for each of `splits`."""
+        return [self.evaluation_loader(split) for split in self.splits]
+
+    def padded_loader(self, count: int, load: Callable[[range], Any]) -> "EvaluationLoader":
+        """Return a loader of `load(indices)` for ranges of `eval_batch_size` of `count` samples.
+
+        Processes take ranges in turn and have the same number of them; indices from `count` on
+        stand for padding, which `load` must mark as not to be counted.
+        """
+        size = self.eval_batch_size
+        rounds = math.ceil(count / (size * self.world))
+        starts = [(number * self.world + self.rank) * size for number in range(rounds)]
+        ranges = [range(start, start + size) for start in starts]
+        return EvaluationLoader(ranges, lambda ranges: map(load, ranges))
+
+
+class TrainLoader:
+    """Micro-batches from the trainer's current step to the end of its epoch.
+
+    The step is the loader's only state. Lightning resumes within an epoch only if the loader has
+    the methods `state_dict` and `load_state_dict`, so it has them.
+    """
+
+    def __init__(self, data: DataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.steps_per_epoch * self.data.accumulate
+
+    def __iter__(self) -> Iterator[Any]:
+        steps = self.data.steps_per_epoch
+        start = 0 if self.data.trainer is None else self.data.trainer.global_step
+        return self.data.train_batches(start, (start // steps + 1) * steps)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Do nothing: the trainer's step says where to resume."""
+
+
+class EvaluationLoader:
+    """Batches of one split for one process: `load(batches)`, and their number."""
+
+    def __init__(self, batches: Sequence[Any], load: Callable[[Sequence[Any]], Iterator[Any]]):
+        self.batches = batches
+        self.load = load
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.load(self.batches)
+
+
+class TokenDataModule(DataModule):
+    """Data module whose batches are tensors of token ids, cut into `accumulate` micro-batches."""
+
+    def __init__(
+        self, data: Data, seed: int, device: torch.device, accumulate: int, tokens_per_sample: int
+    ) -> None:
+        super().__init__(data, seed, device)
+        self.accumulate = accumulate
+        self.tokens_per_sample = tokens_per_sample
+
+    @abstractmethod
+    def batch(self, step: int) -> tuple[torch.Tensor, ...]:
+        """Return this process's samples of training step `step`, on the data's device."""
+
+    def train_batches(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        for step in range(start, stop):
+            yield from zip(
+                *(tensor.chunk(self.accumulate) for tensor in self.batch(step)), strict=True
+            )
+
+
+def numpy_generator(seed: int, purpose: str, number: int) -> np.random.Generator:
+    """Return a NumPy generator for one purpose and number, independent of all others."""
+    return np.random.default_rng([seed, *purpose.encode(), number])
+
+
+def torch_generator(seed: int, purpose: str, number: int) -> torch.Generator:
+    """Return a CPU generator for one purpose and number, independent of all others."""
+    digest = hashlib.sha256(f"{seed} {purpose} {number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
