@@ -1,10 +1,11 @@
-"""What the documentation prints to be run runs."""
+"""Tests of the documentation: examples run, links and paths exist, commands have their options."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,47 +44,184 @@ turned = heads - 2 * residual.projected(heads, values, "head")
 torch.testing.assert_close(turned.norm(dim=-1), heads.norm(dim=-1))
 """
 
+MARKDOWN = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "reports/evidence/README.md", ".github/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+SOURCES = sorted(
+    path
+    for pattern in ("lit_attn/**/*.py", "tests/**/*.py", "experiments/*.yaml", "ablations.yaml")
+    for path in ROOT.glob(pattern)
+)
+FILE = re.compile(
+    r"(?<![\w/.-])(?:docs|tests|lit_attn|experiments|reports/evidence)/[\w./-]*\.(?:py|md|yaml|csv|svg)"
+)
+# Packages of lit_attn: the pages name a module as `attention/spec.py`.
+MODULE = re.compile(
+    r"`((?:ablate|attention|bench|cells|config|data|models|optim|report|schema|tasks|training)"
+    r"/[\w/]+\.py)`"
+)
 
-def test_adding_a_part() -> None:
-    """In a process of its own: registering a part is for good."""
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def without_code_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the headings of a page: lower case, without punctuation, with hyphens."""
+    headings = re.findall(r"^#+ (.*)$", without_code_blocks(page.read_text()), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def test_the_example_of_adding_a_part_passes_the_conformance_checks() -> None:
+    """The code runs in a new process, because a registered part cannot be removed."""
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     code += CHECK.format(tests=str(ROOT / "tests"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
-def test_the_example_of_the_readme_is_a_whole_file(tmp_path: Path) -> None:
-    """Its only study runs without being named."""
+def test_the_example_of_the_readme_is_a_complete_file(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     path = tmp_path / "mine.yaml"
     path.write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
-    (found,) = choose(read_studies(path), [], path)
-    assert len(expand(found, tmp_path).jobs) == 4 * 5
+    (study,) = choose(read_studies(path), [], path)
+    assert len(expand(study, tmp_path).jobs) == 4 * 5
 
 
-def test_the_tests_that_are_named_exist() -> None:
-    pages = [ROOT / "README.md", ROOT / "LOG.md", *(ROOT / "docs").glob("*.md")]
-    named = {name for page in pages for name in re.findall(r"tests/\w+\.py", page.read_text())}
-    assert named
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+@pytest.mark.parametrize("page", MARKDOWN, ids=relative)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text())):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=relative)
+def test_paths_in_pages_exist(page: Path) -> None:
+    text = page.read_text()
+    paths = {*FILE.findall(text), *(f"lit_attn/{name}" for name in MODULE.findall(text))}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_paths_and_sections_in_sources_exist() -> None:
+    """Comments and docstrings name pages as `docs/setups.md` or `docs/setups.md, section 2`."""
+    missing = []
+    for source in SOURCES:
+        text = re.sub(r"\s*\n\s*(?:# ?)?", " ", source.read_text(encoding="utf-8"))
+        pages = [name for name in FILE.findall(text) if name.endswith(".md")]
+        missing += [f"{relative(source)}: {name}" for name in pages if not (ROOT / name).exists()]
+        for name, first, last in re.findall(
+            r"(docs/[\w-]+\.md), sections? (\d+)(?: to (\d+))?", text
+        ):
+            page = (ROOT / name).read_text() if (ROOT / name).exists() else ""
+            missing += [
+                f"{relative(source)}: {name}, section {number}"
+                for number in range(int(first), int(last or first) + 1)
+                if f"\n## {number}. " not in page
+            ]
+    assert missing == []
+
+
+def test_names_in_the_diagrams_exist() -> None:
+    """A box of a diagram reads `["folder/module.py<br/>name, name"]`."""
+    diagrams = re.findall(
+        r"```mermaid\n(.*?)```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL
+    )
+    assert len(diagrams) == 2
+    missing = []
+    for diagram in diagrams:
+        boxes = re.findall(r'\["([\w/]+\.py)(?:<br/>([^"]*))?"\]', diagram)
+        assert len(boxes) >= 5
+        for module, names in boxes:
+            path = ROOT / "lit_attn" / module
+            code = path.read_text() if path.exists() else ""
+            defined = set(re.findall(r"^\s*(?:class|def) (\w+)", code, re.MULTILINE))
+            missing += [
+                f"{module}: {name}" for name in re.findall(r"\w+", names) if name not in defined
+            ]
+    assert missing == []
+
+
+COMMAND = re.compile(
+    r"python -m (lit_attn[\w.]*)(?: (status|logs|attention|memory|decoding|runner)\b)?([^`|\n]*)"
+)
+
+
+@cache
+def help_text(module: str, subcommand: str) -> str:
+    command = [sys.executable, "-m", module, *filter(None, [subcommand]), "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=relative)
+def test_documented_commands_have_their_options(page: Path) -> None:
+    unknown = [
+        f"{module} {subcommand} {option}"
+        for module, subcommand, arguments in COMMAND.findall(page.read_text())
+        for option in re.findall(r"(?<!\S)--[\w-]+", arguments)
+        if option not in help_text(module, subcommand)
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "ablations.yaml --dry-run --params",
+        "ablations.yaml --study belief2-cifar100 --dry-run",
+        "ablations.yaml --study belief2-imagenet --set data.path=/data/pets --set data.name=pets "
+        "--set data.classes=37 --dry-run",
+        "status ablations.yaml",
+    ],
+)
+def test_fast_commands_of_the_documentation_run(arguments: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "ablations.yaml", tmp_path)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    result = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", *arguments.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
-def test_the_trial_of_the_readme(tmp_path: Path) -> None:
-    """It ends with results, and beside the studies that it tries."""
-    (command,) = re.findall(r"`… (--set .*?)` \| a trial", (ROOT / "README.md").read_text())
+def test_the_trial_of_the_readme_makes_results_and_tables(tmp_path: Path) -> None:
+    (arguments,) = re.findall(
+        r"`python -m lit_attn.ablate (ablations.yaml --set [^`]*)` \| try",
+        (ROOT / "README.md").read_text(),
+    )
     shutil.copy(ROOT / "ablations.yaml", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", *command.split()],
+    result = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", *arguments.split()],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 4
     plans = {path.parent.name: path for path in tmp_path.glob("runs/*/plan.json")}
     assert plans
