@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.ablate import dry_run, inspect
-from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
@@ -170,7 +170,6 @@ def _estimate(matrices: list[Matrix], at_once: int | None) -> int:
 
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
     # Not at the top: a dry run has no use for processes, locks and displays.
-    from lit_attn.ablate.data_check import require_inputs
     from lit_attn.report import write_reports
 
     if options.cancel:
@@ -191,7 +190,8 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if options.launcher == "local":
         require_inputs(matrices, missing)
     try:
-        _write_plans(matrices)
+        for matrix in matrices:
+            matrix.write_plan()
     except OSError as error:
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
     for matrix in matrices:
@@ -207,7 +207,8 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
         return 128 + summary.stopped_by
 
     # Once more: another command may have begun further seeds meanwhile.
-    _write_plans(matrices)
+    for matrix in matrices:
+        matrix.write_plan()
     names = [matrix.name for matrix in matrices]
     write_reports(options.out, options.reports, names)
     for name in names:
@@ -216,11 +217,6 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     return 1 if summary.failed or diverged else 0
-
-
-def _write_plans(matrices: list[Matrix]) -> None:
-    for matrix in matrices:
-        matrix.plan().write(matrix.folder / "plan.json")
 
 
 def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":

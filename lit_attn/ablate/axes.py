@@ -1,119 +1,168 @@
-"""The variants of a study as written: a name and what it changes, nothing resolved yet."""
+"""Names and overrides of a study's variants, expanded from its `axes`, `include` and `cells`.
+
+This module combines what is written. `lit_attn.ablate.variants` interprets the overrides.
+"""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lit_attn.config.overrides import Change, spell_out
 from lit_attn.config.source import Mapping, Sequence, Where, format_value
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError, suggest
 
-# A variant's name is a folder's: no separators, no leading dot, short enough for any file system.
+# A variant's name is also the name of a folder: no separators, no leading dot, and short enough
+# for every file system.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")
+MAX_VARIANTS = 100_000
+"""Largest number of combinations of a study's axes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Override:
+    """An override as written, and the key path that error messages name."""
+
+    mapping: Mapping
+    path: str
 
 
 @dataclass(frozen=True)
-class Value:
-    """One value of an axis: its name, the text that `exclude` calls it, and what it changes."""
+class AxisValue:
+    """A value of an axis: its part of a variant's name, its text in `exclude`, its override."""
 
     name: str
     text: str
-    change: Change
+    override: Override
 
 
 @dataclass(frozen=True)
-class Point:
-    """A variant: its changes in the order they are applied, and the line that names it."""
+class VariantSource:
+    """A variant as written: its name, its overrides in order of application, and its line."""
 
     name: str
-    changes: tuple[Change, ...]
+    overrides: tuple[Override, ...]
     where: Where
 
     @property
     def terms(self) -> set[str]:
-        """`residual=full,zz=with` has two."""
+        """Terms of the name: `residual=full,zz=with` has two."""
         return set(self.name.split(","))
 
 
-def points(source: StudySource) -> list[Point]:
-    """The product, then what is included, then named cells; ConfigError for any mistake."""
-    found = [*_product(source), *_included(source), *_cells(source)]
-    if not found:
+def expand_axes(source: StudySource) -> list[VariantSource]:
+    """Return the variants of the product, then of `include`, then of `cells`.
+
+    Raises ConfigError for a mistake in `axes`, `zip`, `exclude` or `include`, and for a name that
+    is used twice or cannot name a folder.
+    """
+    variants = [*_product(source), *_included(source), *_cells(source)]
+    if not variants:
         raise source.error((), "needs variants: `cells:` or `axes:`")
-    seen: dict[str, Where] = {}
-    for point in found:
-        context = f"{point.where}: {source.name}"
-        if not NAME.fullmatch(point.name):
+    lines: dict[str, Where] = {}
+    for variant in variants:
+        context = f"{variant.where}: {source.name}"
+        if not NAME.fullmatch(variant.name):
             raise ConfigError(
-                f"{context}: '{point.name}' cannot name a folder: use up to 120 letters, digits"
-                " and . _ = , + -, a letter or digit first"
+                f"{context}: '{variant.name}' cannot name a folder: use up to 120 letters, digits"
+                " and . _ = , + -, and begin with a letter or digit"
             )
-        if point.name in seen:
+        if variant.name in lines:
             raise ConfigError(
-                f"{context}: two variants are called '{point.name}', here and on line"
-                f" {seen[point.name].line}"
+                f"{context}: two variants have the name '{variant.name}', the other one on line"
+                f" {lines[variant.name].line}"
             )
-        seen[point.name] = point.where
-    return _overridden(source, found)
+        lines[variant.name] = variant.where
+    for name, mapping in source.study.overrides.items():
+        override = Override(mapping, f"{source.name}.overrides.{name}")
+        terms = set(name.split(","))
+        variants = [
+            replace(variant, overrides=(*variant.overrides, override))
+            if terms <= variant.terms
+            else variant
+            for variant in variants
+        ]
+    return variants
 
 
-def _cells(source: StudySource) -> Iterator[Point]:
+def require_names(source: StudySource, variants: list[VariantSource]) -> None:
+    """Raise ConfigError if `baseline`, `published` or `overrides` names no variant."""
+    names = [variant.name for variant in variants]
+    keys = [("baseline", source.study.baseline)]
+    keys += [("published", name) for name in source.study.published]
+    for key, name in keys:
+        if name not in names:
+            path = (key,) if key == "baseline" else (key, name)
+            raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
+    for name in source.study.overrides:
+        terms = set(name.split(","))
+        if not any(terms <= variant.terms for variant in variants):
+            choices = dict.fromkeys(term for v in variants for term in (v.name, *v.terms))
+            hint = suggest(name, list(choices)[:30])
+            raise source.error(("overrides", name), f"no variant has '{name}' in its name{hint}")
+
+
+def _cells(source: StudySource) -> Iterator[VariantSource]:
     cells = source.study.cells
-    for name, override in cells.items():
-        change = spell_out(override, f"{source.name}.cells.{name}")
-        yield Point(name, (change,), cells.where[name])
+    for name, mapping in cells.items():
+        override = Override(mapping, f"{source.name}.cells.{name}")
+        yield VariantSource(name, (override,), cells.where[name])
 
 
-def _product(source: StudySource) -> Iterator[Point]:
-    axes = {key: _values(source, key) for key in source.study.axes}
+def _product(source: StudySource) -> Iterator[VariantSource]:
+    axes = {key: _axis_values(source, key) for key in source.study.axes}
     if not axes:
         return
-    groups = _zipped(source, axes)
-    excluded = _exclusions(source, axes)
-    used: set[int] = set()
-    for choice in itertools.product(*(zip(*(axes[k] for k in g), strict=True) for g in groups)):
-        chosen = dict(
-            itertools.chain.from_iterable(
-                zip(group, values, strict=True)
-                for group, values in zip(groups, choice, strict=True)
-            )
+    groups = _zip_groups(source, axes)
+    count = math.prod(len(axes[group[0]]) for group in groups)
+    if count > MAX_VARIANTS:
+        raise source.error(
+            ("axes",),
+            f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants; use fewer"
+            " values, or split the study",
         )
-        hits = [
+    rules = _exclusions(source, axes)
+    used_rules: set[int] = set()
+    steps = (zip(*(axes[key] for key in group), strict=True) for group in groups)
+    for combination in itertools.product(*steps):
+        point = {
+            key: value
+            for group, values in zip(groups, combination, strict=True)
+            for key, value in zip(group, values, strict=True)
+        }
+        matching = [
             index
-            for index, rule in enumerate(excluded)
-            if all(chosen[key].text in texts for key, texts in rule.items())
+            for index, rule in enumerate(rules)
+            if all(point[key].text in texts for key, texts in rule.items())
         ]
-        used.update(hits)
-        if not hits:
-            ordered = [chosen[key] for key in axes]
-            name = ",".join(value.name for value in ordered)
-            where = source.tree.where["axes"]
-            yield Point(name, tuple(value.change for value in ordered), where)
-    for index in range(len(excluded)):
-        if index not in used:
-            raise source.error(("exclude", index), "leaves out no point of the product")
+        used_rules.update(matching)
+        if not matching:
+            values = [point[key] for key in axes]
+            name = ",".join(value.name for value in values)
+            overrides = tuple(value.override for value in values)
+            yield VariantSource(name, overrides, source.tree.where["axes"])
+    for index in range(len(rules)):
+        if index not in used_rules:
+            raise source.error(("exclude", index), "excludes no combination of the axes")
 
 
-def _values(source: StudySource, key: str) -> list[Value]:
-    """The values of one axis: a list for the key it names, or a mapping of named overrides."""
+def _axis_values(source: StudySource, key: str) -> list[AxisValue]:
+    """Return the values of an axis: a list for one key, or a mapping of named overrides."""
     axes = source.study.axes
-    written, context = axes[key], f"{source.name}.axes.{key}"
+    written, path = axes[key], f"{source.name}.axes.{key}"
     values = []
     if isinstance(written, Mapping):
-        for name, override in written.items():
-            if not isinstance(override, Mapping):
+        for name, mapping in written.items():
+            if not isinstance(mapping, Mapping):
                 raise source.error(("axes", key, name), "needs a mapping of overrides")
-            values.append(Value(name, name, spell_out(override, f"{context}.{name}")))
+            values.append(AxisValue(name, name, Override(mapping, f"{path}.{name}")))
     elif isinstance(written, Sequence):
-        alone = len(axes) == 1
         for value, where in zip(written, written.where, strict=True):
-            override = Mapping(where)
-            override.put(key, value, where)
-            text = format_value(value)
-            name = text if alone else f"{key.split('.')[-1]}={text}"
-            values.append(Value(name, text, spell_out(override, context)))
+            mapping = Mapping(where)
+            mapping.put(key, value, where)
+            name = _term(key, value, is_only_axis=len(axes) == 1)
+            values.append(AxisValue(name, format_value(value), Override(mapping, path)))
     else:
         raise source.error(("axes", key), "needs a list of values, or a mapping of named overrides")
     if not values:
@@ -121,8 +170,14 @@ def _values(source: StudySource, key: str) -> list[Value]:
     return values
 
 
-def _zipped(source: StudySource, axes: dict[str, list[Value]]) -> list[tuple[str, ...]]:
-    """The axes in groups that advance together, each where its first member stands."""
+def _term(key: str, value: object, is_only_axis: bool) -> str:
+    """Return a value's part of a variant's name: `lr=0.001`, or `0.001` for the only axis."""
+    text = format_value(value)
+    return text if is_only_axis else f"{key.split('.')[-1]}={text}"
+
+
+def _zip_groups(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[tuple[str, ...]]:
+    """Return the axes in groups that advance together, ordered by the first axis of each group."""
     group_of: dict[str, tuple[str, ...]] = {}
     for index, group in enumerate(source.study.zip):
         for key in group:
@@ -134,61 +189,47 @@ def _zipped(source: StudySource, axes: dict[str, list[Value]]) -> list[tuple[str
         lengths = {key: len(axes[key]) for key in group}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            raise source.error(("zip", index), f"needs as many values of each: {counts}")
+            raise source.error(("zip", index), f"zipped axes need equally many values: {counts}")
     return list(dict.fromkeys(group_of.get(key, (key,)) for key in axes))
 
 
-def _exclusions(source: StudySource, axes: dict[str, list[Value]]) -> list[dict[str, set[str]]]:
-    """For each rule the texts that it leaves out, by axis."""
+def _exclusions(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[dict[str, set[str]]]:
+    """Return for each rule of `exclude` the texts of the excluded values by axis."""
     rules = []
     for index, rule in enumerate(source.study.exclude):
-        found = {}
+        texts_of = {}
         for key, value in rule.items():
             if key not in axes:
                 raise source.error(("exclude", index, key), f"no axis '{key}'{suggest(key, axes)}")
-            texts = {format_value(one) for one in (value if isinstance(value, list) else [value])}
-            known = [one.text for one in axes[key]]
-            for text in texts - set(known):
-                hint = suggest(text, known)
+            texts = {format_value(item) for item in (value if isinstance(value, list) else [value])}
+            choices = [axis_value.text for axis_value in axes[key]]
+            for text in texts - set(choices):
+                hint = suggest(text, choices)
                 raise source.error(("exclude", index, key), f"no value '{text}'{hint}")
-            found[key] = texts
-        rules.append(found)
+            texts_of[key] = texts
+        rules.append(texts_of)
     return rules
 
 
-def _included(source: StudySource) -> Iterator[Point]:
-    """Points of any keys, named as the product's are; a named override goes by its axis."""
+def _included(source: StudySource) -> Iterator[VariantSource]:
+    """Yield the variants of `include`, named as those of the product are.
+
+    A key may be any key of a variant. A value of an axis of named overrides is one of its names.
+    """
     axes = source.study.axes
-    for index, override in enumerate(source.study.include):
-        context = f"{source.name}.include.{index}"
-        names, changes = [], []
-        plain = Mapping(override.at)
-        for key, value in override.items():
+    for index, mapping in enumerate(source.study.include):
+        path = f"{source.name}.include.{index}"
+        names, overrides = [], []
+        plain = Mapping(mapping.at)
+        for key, value in mapping.items():
             if isinstance(named := axes.get(key), Mapping):
                 if value not in named:
                     hint = suggest(str(value), named)
                     raise source.error(("include", index, key), f"no value '{value}'{hint}")
-                changes.append(spell_out(named[value], context))
+                overrides.append(Override(named[value], path))
                 names.append(str(value))
             else:
-                plain.put(key, value, override.where[key])
-                alone = len(axes) == 1 and key in axes and len(override) == 1
-                text = format_value(value)
-                names.append(text if alone else f"{key.split('.')[-1]}={text}")
-        yield Point(",".join(names), (*changes, spell_out(plain, context)), override.at)
-
-
-def _overridden(source: StudySource, found: list[Point]) -> list[Point]:
-    overrides = source.study.overrides
-    for name, override in overrides.items():
-        change = spell_out(override, f"{source.name}.overrides.{name}")
-        terms = set(name.split(","))
-        if not any(terms <= point.terms for point in found):
-            known = dict.fromkeys(term for point in found for term in (point.name, *point.terms))
-            hint = suggest(name, list(known)[:30])
-            raise source.error(("overrides", name), f"no variant has '{name}' in its name{hint}")
-        found = [
-            replace(point, changes=(*point.changes, change)) if terms <= point.terms else point
-            for point in found
-        ]
-    return found
+                plain.put(key, value, mapping.where[key])
+                is_only_axis = len(axes) == 1 and key in axes and len(mapping) == 1
+                names.append(_term(key, value, is_only_axis))
+        yield VariantSource(",".join(names), (*overrides, Override(plain, path)), mapping.at)

@@ -1,18 +1,30 @@
-"""The cells of a study, and the plan that the report counts missing cells against."""
+"""Cells of a study, and the plan against which the report counts missing cells.
 
+A run that does not compute what the study's file describes is a trial: a run with `--set`, or a
+smoke run. Its results and tables have their own folders next to the study's, named after the
+changes (`digits@training.max_steps=20`), so the plan and report of the study do not change.
+"""
+
+import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_attn.ablate import trial
 from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells.folder import State, read_state
 from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
 from lit_attn.config.cell import LARGEST_SEED, Cell
-from lit_attn.config.source import Mapping
+from lit_attn.config.source import Mapping, Where, locate, format_value
 from lit_attn.config.study import StudySource
+from lit_attn.schema.errors import ConfigError
 
-SMOKE = "smoke run: one step per cell, the numbers mean nothing"
+SMOKE = "smoke"
+SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
+# Label of a trial's folder. Study names contain no @, so no study can have the name of a trial.
+LABEL = re.compile(r"[A-Za-z0-9._=,+-]{1,80}")
+MAX_CELLS = 1_000_000
+"""Largest number of cells of a study."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +48,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A study's cells below `folder`, which is the study's, or those of a trial of it.
+    """The cells of a study, or of a trial of it, below `folder`.
 
-    `name` is the folder's, see lit_attn.ablate.trial. `jobs` are the cells of `seeds`, those that
-    are to run now. Every seed is complete before the next begins, so a matrix that is stopped early
-    still compares all its variants.
+    `name` is the name of the folder. `jobs` are the cells of `seeds`, which this command runs. All
+    variants of a seed come before the next seed, so a run that stops early still compares all
+    variants.
     """
 
     source: StudySource
@@ -56,12 +68,11 @@ class Matrix:
         return self.name != self.source.name
 
     def plan(self) -> Plan:
-        """The record of what was to be run: the study's seeds, also where others are to run now,
-        those, and every seed that was begun before."""
+        """Return the plan of all cells: the study's seeds, this command's, and every seed that has
+        a folder already."""
         study = self.source.study
-        own = dict.fromkeys(study.seeds)
-        others = {*self.seeds, *self._begun()} - own.keys()
-        seeds = (*own, *sorted(others))
+        others = {*self.seeds, *self._started_seeds()} - set(study.seeds)
+        seeds = (*study.seeds, *sorted(others))
         return Plan(
             study=self.name,
             title=self.title,
@@ -80,22 +91,26 @@ class Matrix:
                     identity=cell.fingerprint,
                     path=cell.folder,
                 )
-                for cell in _cells(self.source, self.name, self.variants, seeds)
+                for cell in _cells(self.name, self.variants, seeds)
             ],
         )
 
-    def _begun(self) -> set[int]:
-        """The seeds with a folder of this very cell, of any variant."""
-        found: set[int] = set()
+    def write_plan(self) -> None:
+        """Write the plan to the study's folder."""
+        self.plan().write(self.folder / "plan.json")
+
+    def _started_seeds(self) -> set[int]:
+        """Return the seeds for which the folder of a cell with the same identity exists."""
+        seeds: set[int] = set()
         for variant in self.variants:
             for path in (self.folder / variant.name).glob("*-*"):
                 number = path.name.partition("-")[0]
                 seed = int(number) if number.isdecimal() else -1
-                if 0 <= seed <= LARGEST_SEED and seed not in found:
-                    cell = variant.cell(self.name, seed, self.source.study)
+                if 0 <= seed <= LARGEST_SEED and seed not in seeds:
+                    cell = variant.cell(self.name, seed)
                     if self.folder / cell.folder == path:
-                        found.add(seed)
-        return found
+                        seeds.add(seed)
+        return seeds
 
 
 def expand(
@@ -105,26 +120,99 @@ def expand(
     seeds: tuple[int, ...] | None = None,
     smoke: bool = False,
 ) -> Matrix:
-    """All cells of a study below `out`, or of a trial of it; `seeds` run now in place of its own.
+    """Return the cells of a study, or of a trial of it, below the folder `out`.
 
-    Raises ConfigError for any mistake.
+    `changes` come from `--set`, and `seeds` replace those of the study. Raises ConfigError for
+    every mistake in the study.
     """
     variants = resolve(source, changes)
     seeds = source.study.seeds if seeds is None else seeds
-    said = [] if changes is None else trial.settings(source, variants, changes)
-    notes = [f"with {', '.join(said)}"] if said else []
+    if (count := len(variants) * len(seeds)) > MAX_CELLS:
+        raise source.error(
+            ("seeds",),
+            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the limit"
+            f" of {MAX_CELLS:,}; use fewer, or split the study",
+        )
+    settings = [] if changes is None else _effective_settings(source, variants, changes)
+    notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
-        said, notes = [*said, trial.SMOKE], [*notes, SMOKE]
-    name = trial.named(source.name, said)
+        settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
+    name = _name(source.name, settings)
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name
-    jobs = [Job(cell, folder / cell.folder) for cell in _cells(source, name, variants, seeds)]
+    jobs = [Job(cell, folder / cell.folder) for cell in _cells(name, variants, seeds)]
     return Matrix(source, name, title, variants, seeds, folder, jobs)
 
 
-def _cells(
-    source: StudySource, name: str, variants: list[Variant], seeds: tuple[int, ...]
-) -> Iterator[Cell]:
+def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
+    """Raise ConfigError with the responsible line if input files of `jobs` are missing or wrong.
+
+    With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
+    """
+    # Imported here because it loads numpy, which would double the time of a dry run.
+    from lit_attn.data import checks
+
+    names = {(job.cell.study, job.cell.variant) for job in jobs}
+    checked = set()
+    for matrix in matrices:
+        for variant in matrix.variants:
+            experiment = variant.experiment
+            checkpoint = getattr(experiment.model, "checkpoint", None)
+            inputs = experiment.data.model_dump_json(), checkpoint
+            if (matrix.name, variant.name) not in names or inputs in checked:
+                continue
+            checked.add(inputs)
+            try:
+                checks.require(experiment)
+            except ConfigError as error:
+                keys = str(error).partition(": ")[0].split(".")
+                place = locate(variant.tree, keys) or Where(str(matrix.source.experiment_path))
+                context = f"{place}: {matrix.source.name}: variant '{variant.name}'"
+                raise ConfigError(f"{context}: {error}") from error
+
+
+def _cells(name: str, variants: list[Variant], seeds: tuple[int, ...]) -> Iterator[Cell]:
     for seed in seeds:
         for variant in variants:
-            yield variant.cell(name, seed, source.study)
+            yield variant.cell(name, seed)
+
+
+def _effective_settings(
+    source: StudySource, variants: list[Variant], changes: Mapping
+) -> list[str]:
+    """Return the overrides that change what any variant computes, as `key=value` strings.
+
+    Paths, the number of devices, and values that the study has anyway are left out.
+    """
+    identities = _identities(variants)
+    effective = changes
+    for key in changes:
+        fewer = Mapping(effective.at)
+        for other, value in effective.items():
+            if other != key:
+                fewer.put(other, value, effective.where[other])
+        try:
+            has_effect = _identities(resolve(source, fewer)) != identities
+        except ConfigError:
+            # The study is incomplete without this override.
+            has_effect = True
+        if not has_effect:
+            effective = fewer
+    return sorted(f"{key}={format_value(value)}" for key, value in effective.items())
+
+
+def _identities(variants: list[Variant]) -> list[str]:
+    return [variant.cell(variant.name, 0).fingerprint for variant in variants]
+
+
+def _name(study: str, settings: list[str]) -> str:
+    """Return the study's name, with the settings of a trial after an @.
+
+    Settings that cannot be part of a folder's name are replaced by their hash.
+    """
+    if not settings:
+        return study
+    label = ",".join(settings)
+    if not LABEL.fullmatch(label):
+        label = hashlib.sha256(label.encode()).hexdigest()[:10]
+    return f"{study}@{label}"

@@ -35,7 +35,7 @@ exclude:
 - {zz: with, residual: full}
 - {zz: [], residual: full}
 """
-    with pytest.raises(ConfigError, match=r":12: tiny.exclude.2: leaves out no point"):
+    with pytest.raises(ConfigError, match=r":12: tiny.exclude.2: excludes no combination"):
         resolve(studies.study(tmp_path, body))
 
 

@@ -6,7 +6,7 @@ import pytest
 from helpers import studies
 from pydantic import TypeAdapter
 
-from lit_attn.ablate.axes import points
+from lit_attn.ablate.axes import expand_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
 from lit_attn.attention.spec import PRESETS, PerpendicularConfig, SplitConfig
@@ -202,7 +202,7 @@ def test_a_baseline_is_what_axes_call_it(
 ) -> None:
     """A number or a truth value as YAML reads it."""
     study = studies.study(tmp_path, f"baseline: {baseline}\naxes: {{{axis}}}")
-    assert study.study.baseline == points(study)[0].name == name
+    assert study.study.baseline == expand_axes(study)[0].name == name
 
 
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"

@@ -11,8 +11,7 @@ from helpers.paths import ROOT
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lit_attn.ablate.data_check import require_inputs
-from lit_attn.ablate.plan import expand
+from lit_attn.ablate.plan import expand, require_inputs
 from lit_attn.config.data.images import Npz
 from lit_attn.config.study import read_studies
 from lit_attn.train import run_cell

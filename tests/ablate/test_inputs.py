@@ -11,8 +11,7 @@ from helpers import studies
 from helpers.runs import cli
 from PIL import Image
 
-from lit_attn.ablate.data_check import require_inputs
-from lit_attn.ablate.plan import expand
+from lit_attn.ablate.plan import expand, require_inputs
 from lit_attn.data import checks
 from lit_attn.schema.errors import ConfigError
 
