@@ -15,7 +15,7 @@ from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells.folder import State, read_state
 from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
 from lit_attn.config.cell import LARGEST_SEED, Cell
-from lit_attn.config.source import Mapping, Where, locate, format_value
+from lit_attn.config.source import Mapping, Where, format_value, locate
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError
 
