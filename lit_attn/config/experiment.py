@@ -13,7 +13,7 @@ from lit_attn.config.data.images import Images
 from lit_attn.config.data.labelled import Labelled
 from lit_attn.config.data.segmentation import Scenery
 from lit_attn.config.data.text import Tokens
-from lit_attn.config.losses import Loss
+from lit_attn.config.losses import CrossEntropyLoss, Loss
 from lit_attn.config.models.base import Model
 from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig, Transformer
 from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
@@ -58,7 +58,7 @@ class Experiment(Config):
     ] = "image-classification"
     data: Data
     model: Model
-    loss: Loss = Loss()
+    loss: Loss = CrossEntropyLoss()
     optimizer: Optimizer
     schedule: Schedule = Constant()
     training: Training
@@ -154,11 +154,7 @@ class Experiment(Config):
     @classmethod
     def _longer_than_its_ramps(cls, training: Training, info: ValidationInfo) -> Training:
         schedule = info.data.get("schedule")
-        ramps = {
-            name: getattr(schedule, name)
-            for name in ("warmup", "warmdown")
-            if getattr(schedule, name, 0)
-        }
+        ramps = {} if schedule is None else schedule.ramps()
         if (needed := sum(ramps.values())) > training.epochs:
             said = " + ".join(f"schedule.{name}" for name in ramps)
             raise ValueError(

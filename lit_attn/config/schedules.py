@@ -1,60 +1,141 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules: the configuration of each, and the rate as a function of the step."""
 
+import math
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from lit_attn.schema.base import Kind
+from lit_attn.schema.errors import ConfigError
+
+Rate = Callable[[int], float]
+"""Learning rate of optimiser step 0, 1, ...; a pure function, so a resumed cell needs no state."""
 
 
 class Schedule(Kind):
-    """The learning rate over training."""
+    """Base of the schedules: the learning rate over training."""
+
+    @abstractmethod
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate for a training of `epochs` epochs, where `peak` is the optimiser's `lr`.
+
+        Raises ConfigError if the schedule is longer than the training.
+        """
+
+    def ramps(self) -> dict[str, float]:
+        """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
+        lengths = {name: getattr(self, name, 0.0) for name in ("warmup", "warmdown")}
+        return {name: epochs for name, epochs in lengths.items() if epochs}
 
 
 class Constant(Schedule):
+    """The peak at every step."""
+
     kind: Literal["constant"] = "constant"
 
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return a constant function."""
+        return lambda step: peak
 
-class Cosine(Schedule):
+
+class WarmUp(Schedule):
+    """Base of the schedules that rise linearly from `start` to the peak and then fall to `end`."""
+
+    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs; >= 0")
+    start: float = Field(
+        0.0, ge=0, description="learning rate at step 0, if there is a warm-up; >= 0"
+    )
+    end: float = Field(0.0, ge=0, description="learning rate after the last step; >= 0")
+
+    @abstractmethod
+    def fall(self, progress: float) -> float:
+        """Return the height, from 1 to 0, at `progress` from 0 (end of warm-up) to 1 (the end)."""
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
+        warmup = round(self.warmup * steps_per_epoch)
+        total = epochs * steps_per_epoch
+        if warmup > total:
+            raise ConfigError(f"schedule.warmup: {self.warmup} epochs, training has {epochs}")
+
+        def rate(step: int) -> float:
+            if step < warmup:
+                return self.start + (peak - self.start) * step / warmup
+            progress = min(1.0, (step - warmup) / max(1, total - warmup))
+            return self.end + (peak - self.end) * self.fall(progress)
+
+        return rate
+
+
+class Cosine(WarmUp):
     """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: float = Field(0.0, ge=0, description="epochs")
-    start: float = Field(0.0, ge=0, description="learning rate at step 0 where there is a warm-up")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+
+    def fall(self, progress: float) -> float:
+        """Return half a cosine wave."""
+        return (1 + math.cos(math.pi * progress)) / 2
 
 
-class OneCycle(Schedule):
+class OneCycle(WarmUp):
     """Per step: linear from `start` to the peak over `warmup` epochs, then linear to `end`.
 
-    PyTorch's OneCycleLR with linear annealing, which the Long Range Arena's results are trained by,
-    goes from lr / 25 to lr / 250,000.
+    PyTorch's OneCycleLR with linear annealing, which trained the Long Range Arena's results, goes
+    from lr / 25 to lr / 250,000.
     """
 
     kind: Literal["one-cycle"] = "one-cycle"
-    warmup: float = Field(ge=0, description="epochs")
-    start: float = Field(0.0, ge=0, description="learning rate at step 0 where there is a warm-up")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+    warmup: float = Field(ge=0, description="length of the warm-up in epochs; >= 0")
+
+    def fall(self, progress: float) -> float:
+        """Return a straight line."""
+        return 1 - progress
 
 
 class Polynomial(Schedule):
     """Per step s of S: end + (lr - end) (1 - s / S)^power."""
 
     kind: Literal["polynomial"] = "polynomial"
-    power: PositiveFloat = 0.9
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+    power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps; > 0")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step; >= 0")
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step; it stays at `end` after the last one."""
+        total = steps_per_epoch * epochs
+
+        def rate(step: int) -> float:
+            remaining = max(0.0, 1 - step / total)
+            return self.end + (peak - self.end) * remaining**self.power
+
+        return rate
 
 
 class LaggedCosine(Schedule):
-    """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, epoch 0 the peak.
+    """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, and the peak in epoch 0.
 
-    A set-up that steps its schedule with `epoch` after the epoch lags by one, as DeiT's does; that
-    of ViT-small on CIFAR steps with epoch - 1, and lags by two (setups in docs/setups.md).
+    A set-up that calls its schedule with `epoch` after the epoch lags by one (DeiT); the set-up of
+    ViT-small on CIFAR calls it with epoch - 1 and lags by two (docs/setups.md).
     """
 
     kind: Literal["lagged-cosine"] = "lagged-cosine"
-    lag: NonNegativeInt = 2
-    end: float = Field(0.0, ge=0, description="learning rate at the end of the curve")
+    lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags; >= 0")
+    end: float = Field(0.0, ge=0, description="learning rate at the end of the cosine; >= 0")
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step, which is constant within an epoch."""
+
+        def rate(step: int) -> float:
+            epoch = step // steps_per_epoch
+            # Epoch 0 runs before the schedule's first call. Epoch 1 then has a negative argument,
+            # for which the cosine is symmetric.
+            if epoch == 0:
+                return peak
+            share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2
+            return self.end + (peak - self.end) * share
+
+        return rate
 
 
 class Trapezoid(Schedule):
@@ -65,5 +146,27 @@ class Trapezoid(Schedule):
     """
 
     kind: Literal["trapezoid"] = "trapezoid"
-    warmup: float = Field(0.0, ge=0, description="epochs")
-    warmdown: float = Field(0.0, ge=0, description="epochs, the last ones")
+    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs; >= 0")
+    warmdown: float = Field(
+        0.0, ge=0, description="length of the decay at the end of training in epochs; >= 0"
+    )
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step; ConfigError if the ramps are longer than the training."""
+        total = epochs * steps_per_epoch
+        up = round(self.warmup * steps_per_epoch)
+        down = round(self.warmdown * steps_per_epoch)
+        if up + down > total:
+            raise ConfigError(
+                f"schedule: {self.warmup} epochs of warm-up and {self.warmdown} of warm-down, "
+                f"training has {epochs}"
+            )
+
+        def rate(step: int) -> float:
+            if step < up:
+                return peak * (step + 1) / up
+            if step < total - down:
+                return peak
+            return peak * max(0, total - step) / down if down else peak
+
+        return rate

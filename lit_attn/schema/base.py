@@ -1,83 +1,67 @@
-"""The base of everything a user writes in YAML."""
+"""Strict configurations and families of configurations that `kind` tells apart."""
 
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.schema.errors import suggest, unknown_key
+from lit_attn.schema.errors import ConfigError, boolean_number, suggest, unknown_key
 
 
 class Config(BaseModel):
-    """Unknown keys are errors that name the nearest one; a built configuration never changes."""
+    """Strict configuration: a wrong key or value is an error, and an instance never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, value: Any) -> Any:
+    def _check_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            for key in value:
+            for key, item in value.items():
                 if key not in cls.model_fields:
                     raise unknown_key(key, cls.model_fields)
+                if key in _number_keys(cls) and _has_boolean(item):
+                    raise boolean_number(key)
         return value
 
     def identity(self) -> dict[str, Any]:
-        """What this configuration computes: its values that differ from the defaults.
+        """Return what this configuration computes: its values that differ from the defaults.
 
-        Fields declared with `outside_identity` are left out, and so is every spelled-out default,
-        so neither a path nor the order or completeness of the YAML changes it.
+        Fields declared with `outside_identity` are left out, and so is every default that is
+        written out. Paths, the order of keys and the completeness of the YAML thus change nothing.
         """
         return self._identity
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        """Found once: thousands of cells share their parts, and none of them ever changes."""
-        found: dict[str, Any] = {}
-        for name, default in _defaults(type(self)).items():
+        """Identity, computed once because thousands of cells share their configurations."""
+        identity: dict[str, Any] = {}
+        for name, default in _identity_defaults(type(self)).items():
             value = getattr(self, name)
             if name == "kind" or value != default:
-                found[name] = _plain(value)
-        return found
-
-
-@cache
-def _defaults(of: type[Config]) -> dict[str, Any]:
-    """The fields that belong to an identity, with the values that leave it alone."""
-    found = {}
-    for name, field in of.model_fields.items():
-        extra = field.json_schema_extra
-        if not isinstance(extra, dict) or extra.get("identity") is not False:
-            found[name] = field.get_default(call_default_factory=True)
-    return found
-
-
-def load(target: str) -> Any:
-    """Import "module:attribute" and return the attribute.
-
-    A configuration class names the code that it builds in this form, because reading a study must
-    import neither PyTorch nor a package that is built on top of the configuration.
-    """
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+                identity[name] = _to_plain(value)
+        return identity
 
 
 def outside_identity(default: Any, description: str) -> Any:
-    """A field that says where or how fast a cell runs, not what it computes."""
+    """Return a field that says where or how fast a cell runs, and not what it computes."""
     return Field(default, description=description, json_schema_extra={"identity": False})
 
 
 class Kind(Config):
-    """A choice among interchangeable things, told apart by `kind`.
+    """Base of the families.
 
-    A direct subclass is a family. Its subclasses are the members, and writing one registers it; a
-    field of the family's type holds one member. In YAML the kind alone may stand for the mapping:
-    `residual: full` is `residual: {kind: full}`.
+    A direct subclass is a family. Each of its subclasses with a default `kind` is a member and
+    registers itself when it is defined; a field with the family's type takes any member. In YAML
+    the kind alone can stand for the mapping: `residual: full` is `residual: {kind: full}`.
     """
 
     family: ClassVar[dict[str, type["Kind"]]]
+    """Members of the family by kind."""
+    default_kind: ClassVar[str | None] = None
+    """Kind of a mapping without a kind; an identity does not contain it."""
     kind: str
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -89,10 +73,19 @@ class Kind(Config):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if not isinstance(kind := cls.model_fields["kind"].default, str):
             return
-        known = cls.family.setdefault(kind, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            there = f"{known.__module__}.{known.__qualname__}"
-            raise ValueError(f"kind '{kind}' is {there} already; {cls.__qualname__} needs another")
+        constants = {name for name in cls.__class_vars__ if not hasattr(cls, name)}
+        if missing := sorted(cls.__abstractmethods__ | constants):
+            raise ConfigError(
+                f"class {cls.__name__} (kind '{kind}') does not define {', '.join(missing)}, "
+                f"which every {cls._family_name()} has to define"
+            )
+        other = cls.family.setdefault(kind, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(
+                f"class {cls.__name__}: kind '{kind}' is already the name of "
+                f"{other.__module__}.{other.__qualname__}; choose another name"
+            )
+        # A module that is imported again replaces its own members.
         cls.family[kind] = cls
 
     @classmethod
@@ -110,29 +103,78 @@ class Kind(Config):
 
     @classmethod
     def parse(cls, value: Any) -> "Kind":
-        """The member that `value` (a kind, a mapping with a kind, or a member) describes.
+        """Return the member that `value` (a kind, a mapping with a kind, or a member) describes.
 
-        Raises ValueError with the nearest kind where there is none, and pydantic's ValidationError
-        where the member does not accept the rest.
+        Raises ValueError, which names the nearest kind, if there is no such kind, and pydantic's
+        ValidationError if the member does not accept the other keys.
         """
         if isinstance(value, cls):
             return value
-        given = {"kind": value} if isinstance(value, str) else value
-        if not isinstance(given, dict) or "kind" not in given:
+        mapping = {"kind": value} if isinstance(value, str) else value
+        if isinstance(mapping, dict) and cls.default_kind is not None:
+            mapping = {"kind": cls.default_kind} | mapping
+        if not isinstance(mapping, dict) or "kind" not in mapping:
             raise ValueError(f"needs a kind{suggest('', cls.family)}")
-        kind = str(given["kind"])
+        kind = str(mapping["kind"])
         if kind not in cls.family:
-            family = cls.__name__.lower()
-            raise ValueError(f"'{kind}' is not a known {family}{suggest(kind, cls.family)}")
-        return cls.family[kind].model_validate(given)
+            hint = suggest(kind, cls.family)
+            raise ValueError(f"'{kind}' is not a known {cls._family_name()}{hint}")
+        return cls.family[kind].model_validate(mapping)
+
+    @classmethod
+    def _family_name(cls) -> str:
+        return next(base for base in cls.__mro__ if Kind in base.__bases__).__name__.lower()
 
 
-def _plain(value: Any) -> Any:
-    """`value` as JSON would hold it, configurations by their identity."""
+def load(target: str) -> Any:
+    """Import "module:attribute" and return the attribute.
+
+    A configuration class names the code that it builds in this form, because reading a study must
+    import neither PyTorch nor a package that is built on top of the configuration.
+    """
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def _identity_defaults(config: type[Config]) -> dict[str, Any]:
+    """Return the defaults of the fields that belong to an identity."""
+    defaults = {}
+    for name, field in config.model_fields.items():
+        extra = field.json_schema_extra
+        if not isinstance(extra, dict) or extra.get("identity") is not False:
+            defaults[name] = field.get_default(call_default_factory=True)
+    if issubclass(config, Kind) and defaults["kind"] == config.default_kind:
+        del defaults["kind"]
+    return defaults
+
+
+@cache
+def _number_keys(config: type[Config]) -> set[str]:
+    """Return the fields that take numbers and no booleans; pydantic would read true as 1."""
+    types = {name: _leaf_types(field.annotation) for name, field in config.model_fields.items()}
+    return {name for name, leaves in types.items() if leaves & {int, float} and bool not in leaves}
+
+
+def _leaf_types(annotation: Any) -> set[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        return {annotation if isinstance(annotation, type) else type(annotation)}
+    return set().union(*(_leaf_types(argument) for argument in arguments))
+
+
+def _has_boolean(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_boolean(item) for item in value)
+    return isinstance(value, bool)
+
+
+def _to_plain(value: Any) -> Any:
+    """Return `value` as JSON would hold it, with the identities of configurations in it."""
     if isinstance(value, Config):
         return value.identity()
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     return value

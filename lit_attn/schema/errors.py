@@ -1,4 +1,4 @@
-"""One clear line for bad input: where it is, what is wrong, what was probably meant."""
+"""Error messages of one line: the place, what is wrong, and what was probably meant."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,73 +7,84 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-# Choices that are listed in a line, and how many of more than these.
-LISTED, FEW = 20, 5
+MOST_CHOICES = 20
+"""Number of choices up to which a message lists all of them."""
+FEW_CHOICES = 5
+"""Number of the nearest choices that a message lists if there are more than MOST_CHOICES."""
 
 
 class ConfigError(ValueError):
-    """Bad configuration. The message is one line that names the file, the key and a remedy."""
+    """Wrong configuration; the message is one line that names the file, the key and a remedy."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the choices where nothing is near, or nothing without choices.
+    """Return the end of an error message about `word`, which is none of `choices`.
 
-    Of many choices those few that are least far.
+    It is `; did you mean 'x'?` if a choice is near, else `; choose from ...`, and empty without
+    choices.
     """
     options = [str(choice) for choice in choices]
     if close := difflib.get_close_matches(word, options, n=1, cutoff=0.5):
         return f"; did you mean '{close[0]}'?"
-    if len(options) > LISTED:
-        least = difflib.get_close_matches(word, options, n=FEW, cutoff=0)
-        return f"; of {len(options)} the nearest are {', '.join(least)}"
+    if len(options) > MOST_CHOICES:
+        nearest = difflib.get_close_matches(word, options, n=FEW_CHOICES, cutoff=0)
+        return f"; of {len(options)} the nearest are {', '.join(nearest)}"
     return f"; choose from {', '.join(options)}" if options else ""
 
 
-def find_nearest_divisor(number: int, whole: int) -> int:
-    """The divisor of `whole` that is next to `number`, the smaller of two; 1 where none is near."""
-    start = min(number, whole)
-    near = (start + way * distance for distance in range(10_000) for way in (-1, 1))
-    return next((found for found in near if 0 < found <= whole and whole % found == 0), 1)
+def find_nearest_divisor(number: int, total: int) -> int:
+    """Return the divisor of `total` that is nearest to `number`, the smaller one of two.
+
+    It is 1 if no divisor is within 10,000 of `number`.
+    """
+    start = min(number, total)
+    candidates = (start + sign * distance for distance in range(10_000) for sign in (-1, 1))
+    return next((n for n in candidates if 0 < n <= total and total % n == 0), 1)
 
 
 def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:
-    """What a validator raises for a key that is none of `choices`."""
+    """Return the error for a key that is none of `choices`."""
     hint = suggest(str(key), choices)
     return PydanticCustomError(
         "unknown_key", "unknown key '{key}'{hint}", {"key": key, "hint": hint}
     )
 
 
+def boolean_number(key: str) -> PydanticCustomError:
+    """Return the error for a number that is written as true or false."""
+    return PydanticCustomError("boolean_number", "needs a number, not true or false", {"key": key})
+
+
 def explain(error: ValidationError, where: str) -> ConfigError:
-    """The first problem that pydantic found, as one line beginning with `where`."""
+    """Return the first problem that pydantic reports as one line that begins with `where`."""
     keys, message = find_problem(error)
     key = ".".join(str(part) for part in keys)
     return ConfigError(f"{where}: {key + ': ' if key else ''}{message}")
 
 
 def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
-    """The first problem that pydantic found: the keys that lead to it, and what is wrong there."""
+    """Return the first problem that pydantic reports: the keys that lead to it, and a message."""
     first = error.errors()[0]
     keys = first["loc"]
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
-        case "unknown_key":
+        case "unknown_key" | "boolean_number":
             keys = (*keys, str(first["ctx"]["key"]))
         case "extra_forbidden":
             message = "unknown key"
         case "literal_error":
-            given = str(first["input"])
+            value = str(first["input"])
             choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            message = f"'{given}' is not a choice{suggest(given, choices)}"
+            message = f"'{value}' is not a choice{suggest(value, choices)}"
         case "missing":
             message = "this key is required"
         case "value_error":
             pass
         case _:
-            message = f"{message[0].lower()}{message[1:]}, not {_short(first['input'])}"
+            message = f"{message[0].lower()}{message[1:]}, not {_shorten(first['input'])}"
     return keys, " ".join(message.split())
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

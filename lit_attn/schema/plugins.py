@@ -1,79 +1,137 @@
-"""Parts of one's own, from Python files outside the package.
+"""Import of plug-ins: Python code outside the package that defines members of families.
 
-A file registers what it defines when it is imported (docs/adding-a-part.md). The study's `parts`
-names it, and so does every cell's config.yaml, so that a cell can be run again alone.
+A plug-in is a file that a study names under `parts`, or an installed package with an entry point in
+the group `lit_attn.parts`. Importing it registers its members (docs/adding-a-part.md). The
+config.yaml of every cell names the files too, so every process that reads a cell imports the same
+plug-ins: the runner, a process of a cell, a SLURM job.
 """
 
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from lit_attn.schema.errors import ConfigError
 
-# Of the files' contents, taken when they are imported: they may change, or go, under a long study.
-_HASHES: dict[Path, bytes] = {}
+GROUP = "lit_attn.parts"
+"""Entry-point group of installed packages with plug-ins."""
+
+# Hashes of the files at their import; a file can change or go while a study runs.
+_FILE_HASHES: dict[Path, bytes] = {}
+
+# Versions of the installed packages whose plug-ins have been imported.
+_PACKAGE_VERSIONS: dict[str, str] = {}
 
 
 def load_parts(files: Iterable[Path]) -> None:
-    """Import each of `files` once; what lies beside one it can import too.
+    """Import the plug-ins of installed packages and each of `files`, each once.
 
-    Raises ConfigError, beginning with file and line, for one that cannot be imported.
+    A file can import its neighbours. Raises ConfigError, which begins with the file and line or the
+    package, for a plug-in that cannot be imported.
     """
+    _import_installed()
     for path in (file.resolve() for file in files):
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        known = sys.modules.get(path.stem)
-        if known is None:
-            _load(path)
-        elif _file(known.__spec__) != path:
-            raise ConfigError(_hides(path))
+        imported = sys.modules.get(path.stem)
+        if imported is None:
+            _import_file(path)
+        elif _origin(imported.__spec__) != path:
+            raise _name_conflict(path)
 
 
 def get_file_hash(path: Path) -> bytes:
-    """Of the contents that a file had when it was loaded; KeyError where it was not."""
-    return _HASHES[path.resolve()]
+    """Return the SHA-256 of a file's contents at its import; raise KeyError if not imported."""
+    return _FILE_HASHES[path.resolve()]
 
 
-def _load(path: Path) -> None:
+def get_package_versions() -> dict[str, str]:
+    """Return the versions of the installed packages whose plug-ins have been imported."""
+    return dict(_PACKAGE_VERSIONS)
+
+
+@cache
+def _import_installed() -> None:
+    for entry_point in entry_points(group=GROUP):
+        package = entry_point.dist
+        assert package is not None
+        where = f"package {package.name}: plug-in {entry_point.value}"
+        _guard(entry_point.load, where)
+        _PACKAGE_VERSIONS[package.name] = package.version
+
+
+def _import_file(path: Path) -> None:
     name = path.stem
-    if _file(importlib.util.find_spec(name)) not in (None, path):
-        raise ConfigError(_hides(path))
+    if _origin(importlib.util.find_spec(name)) not in (None, path):
+        raise _name_conflict(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
+    search_path = list(sys.path)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    # By its name, so that what it defines can be pickled.
+    # Pickle finds the file's classes by this name.
     sys.modules[name] = module
-    _HASHES[path] = hashlib.sha256(path.read_bytes()).digest()
+    _FILE_HASHES[path] = hashlib.sha256(path.read_bytes()).digest()
+    run = spec.loader.exec_module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        # Somebody else's code raises whatever it likes.
+        _guard(lambda: run(module), path)
+    except ConfigError:
         del sys.modules[name]
-        sys.path[:] = before
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{_line(error, path)}: {type(error).__name__}: {said}") from error
+        sys.path[:] = search_path
+        raise
 
 
-def _file(spec: ModuleSpec | None) -> Path | None:
-    """Where a module comes from; of a built-in one no file's path."""
+def _guard(run_import: Callable[[], object], file: Path | str) -> None:
+    """Run an import, restore the working directory, and raise ConfigError if anything is wrong.
+
+    The message begins with `file` and, if it is a path, with the line that caused the error.
+    """
+    directory = Path.cwd()
+    try:
+        run_import()
+    except ConfigError as error:
+        # A member that is not complete names its class itself.
+        raise ConfigError(f"{_place(error, file)}: {error}") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{_place(error, file)}: calls sys.exit when imported; "
+            'put the call under `if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:
+        # Foreign code can raise any exception.
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{_place(error, file)}: {type(error).__name__}: {text}") from error
+    else:
+        if (changed := Path.cwd()) != directory:
+            raise ConfigError(
+                f"{file}: changes the working directory to {changed} when imported; "
+                "remove the call of os.chdir"
+            )
+    finally:
+        os.chdir(directory)
+
+
+def _origin(spec: ModuleSpec | None) -> Path | None:
+    """Return the file of a module; a built-in module has a path that is no file."""
     return None if spec is None else Path(spec.origin or "").resolve()
 
 
-def _hides(path: Path) -> str:
-    return f"{path}: another module is called '{path.stem}'; give the file a name of its own"
+def _name_conflict(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
 
 
-def _line(error: Exception, path: Path) -> str:
-    """The last line of the file that the error went through."""
+def _place(error: BaseException, file: Path | str) -> str:
+    """Return `file` with the last of its lines that raised `error`."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f"{path}:{lines[-1]}" if lines else str(path)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    return f"{file}:{lines[-1]}" if lines else str(file)

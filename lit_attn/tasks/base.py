@@ -17,8 +17,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from lit_attn.cells.failure import Diverged
 from lit_attn.cells.records import Legend
 from lit_attn.config.optimizers import Optimizer
-from lit_attn.optim.optimizers import build_optimizer
-from lit_attn.optim.schedules import Rate
+from lit_attn.config.schedules import Rate
 
 
 class Pictures(NamedTuple):
@@ -140,7 +139,7 @@ class Task(L.LightningModule, ABC):
         """The optimiser; its rate is set at every step from a pure function of the step."""
         # A fused optimiser takes the loss scale out by itself, after gradients would be clipped.
         scaled = self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val is not None
-        return build_optimizer(self.optimizer, self.network, fused=not scaled)
+        return self.optimizer.build(self.network, fused=not scaled)
 
     def configure_gradient_clipping(
         self,

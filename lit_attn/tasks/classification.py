@@ -4,6 +4,7 @@ Shapes: images (B, C, H, W) float; tokens and present (B, n), or (B, 2, n) for p
 targets (B,) class indices or (B, classes) probabilities; logits (B, classes).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.metrics import CLASSIFICATION
 from lit_attn.config.optimizers import Optimizer
-from lit_attn.optim.schedules import Rate
+from lit_attn.config.schedules import Rate
 from lit_attn.tasks.base import Task
 
 
@@ -32,10 +33,10 @@ class Classification(Task):
         optimizer: Optimizer,
         rate: Rate,
         num_classes: int,
-        label_smoothing: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     ) -> None:
         self.num_classes = num_classes
-        self.label_smoothing = label_smoothing
+        self.loss_function = loss
         super().__init__(network, splits, optimizer, rate)
 
     def metrics_of(self, split: str) -> MetricCollection:
@@ -55,7 +56,7 @@ class Classification(Task):
 
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch
-        return F.cross_entropy(self.network(*inputs), targets, label_smoothing=self.label_smoothing)
+        return self.loss_function(self.network(*inputs), targets)
 
     def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels."""

@@ -14,9 +14,9 @@ from lit_attn.config.data.composition import TASK_NAMES
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.metrics import NAMES
 from lit_attn.config.optimizers import Optimizer
+from lit_attn.config.schedules import Rate
 from lit_attn.data import composition
 from lit_attn.models.gpt import GPT
-from lit_attn.optim.schedules import Rate
 from lit_attn.tasks.base import Task
 
 

@@ -12,9 +12,9 @@ from torchmetrics import Metric
 
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.optimizers import Optimizer
+from lit_attn.config.schedules import Rate
 from lit_attn.data.text.batches import TextMeasure
 from lit_attn.models.gpt import GPT
-from lit_attn.optim.schedules import Rate
 from lit_attn.tasks.base import Task
 
 UNKNOWN = TextMeasure()

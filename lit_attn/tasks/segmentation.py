@@ -18,8 +18,8 @@ from lit_attn.cells.records import Legend
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.metrics import NAMES
 from lit_attn.config.optimizers import Optimizer
+from lit_attn.config.schedules import Rate
 from lit_attn.data.ade20k import SceneryData
-from lit_attn.optim.schedules import Rate
 from lit_attn.tasks.base import Pictures, Task
 
 if TYPE_CHECKING:

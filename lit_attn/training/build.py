@@ -24,7 +24,6 @@ from lit_attn.data.text.batches import TextData
 from lit_attn.data.text.labelled import LabelledData
 from lit_attn.models import budget
 from lit_attn.models.gpt import GPT
-from lit_attn.optim.schedules import learning_rate
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import Task
 from lit_attn.tasks.classification import Classification, SequenceClassification
@@ -108,7 +107,7 @@ def data_module(data: Data, seed: int, device: torch.device) -> AnyData:
 def _task(experiment: Experiment, data: AnyData) -> Task:
     network = budget.build(experiment.model, experiment.data)
     optimizer, training = experiment.optimizer, experiment.training
-    rate = learning_rate(experiment.schedule, optimizer.lr, data.steps_per_epoch, training.epochs)
+    rate = experiment.schedule.rate(optimizer.lr, data.steps_per_epoch, training.epochs)
     if isinstance(data, TextData):
         assert isinstance(network, GPT)
         text = {split: data.text_measure(split) for split in data.splits}
@@ -126,5 +125,5 @@ def _task(experiment: Experiment, data: AnyData) -> Task:
         optimizer,
         rate,
         data.data.num_classes,
-        experiment.loss.label_smoothing,
+        experiment.loss.build(),
     )

@@ -12,7 +12,7 @@ import torch
 
 import lit_attn
 from lit_attn.cells.records import Spread
-from lit_attn.schema.plugins import get_file_hash
+from lit_attn.schema.plugins import get_file_hash, get_package_versions
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 
@@ -128,8 +128,8 @@ def _package() -> "hashlib._Hash":
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    """Return the versions of the packages that the numbers depend on, plug-ins included."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES} | get_package_versions()
 
 
 # Taken when this module is imported, with the code that runs: files may change under a long study.

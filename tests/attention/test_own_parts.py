@@ -123,7 +123,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (
             "from typing import Literal\nfrom lit_attn.attention.spec import Residual\n"
             "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
-            ":3: ValueError: kind 'full' is lit_attn.attention.spec.FullConfig already; Mine needs",
+            ":3: class Mine: kind 'full' is already the name of lit_attn.attention.spec.FullConfig",
         ),
         ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),

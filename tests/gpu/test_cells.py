@@ -20,7 +20,6 @@ from lit_attn.bench.__main__ import main
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.optim.optimizers import build_optimizer
 from lit_attn.train import run_cell
 from lit_attn.training import build
 
@@ -106,7 +105,7 @@ def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
         gpu = torch.device("cuda")
         data, task, *_ = build.build(cell, gpu)
         task.to(gpu).train()
-        optimizer = build_optimizer(cell.experiment.optimizer, task.network)
+        optimizer = cell.experiment.optimizer.build(task.network)
         reads.clear()
         batches = iter(data.train_dataloader())
         for number in range(2):

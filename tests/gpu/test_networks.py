@@ -31,7 +31,6 @@ from lit_attn.data.module import torch_generator
 from lit_attn.models import gpt, imagenet_vit, jit, local_vit, sequence, vit
 from lit_attn.models.norms import HeadNorm
 from lit_attn.models.sampling import Sampling, continuation
-from lit_attn.optim.optimizers import build_optimizer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
@@ -62,7 +61,7 @@ def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
     """A step of training on the GPU; what was read of it. Every parameter has a gradient."""
     with rehearsal() as reads:
         network.to(GPU).train()
-        optimizer = build_optimizer(SET_ADAM if bf16 else ADAMW, network)
+        optimizer = (SET_ADAM if bf16 else ADAMW).build(network)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             found = loss(network)
         found.backward()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lit_attn.config.optimizers import Adam, AdamW, SetAdam
-from lit_attn.optim.optimizers import build_optimizer
 from lit_attn.optim.set_adam import SETAdam
 
 
@@ -119,12 +118,12 @@ def test_bad_arguments(bad: dict[str, float]) -> None:
 
 def test_configurations_become_optimisers() -> None:
     module = torch.nn.Linear(3, 2)
-    set_adam = build_optimizer(SetAdam(lr=1e-4), module)
+    set_adam = SetAdam(lr=1e-4).build(module)
     assert isinstance(set_adam, SETAdam)
     assert set_adam.defaults["eps"] == 1e-18
-    adam = build_optimizer(Adam(lr=1e-4), module)
+    adam = Adam(lr=1e-4).build(module)
     assert (adam.defaults["betas"], adam.defaults["weight_decay"]) == ((0.9, 0.999), 0)
-    everything = build_optimizer(AdamW(lr=1e-3, weight_decay=0.05), module)
+    everything = AdamW(lr=1e-3, weight_decay=0.05).build(module)
     assert [group["weight_decay"] for group in everything.param_groups] == [0.05, 0.05]
-    spared = build_optimizer(AdamW(lr=1e-3, weight_decay=0.05, decay="matrices"), module)
+    spared = AdamW(lr=1e-3, weight_decay=0.05, decay="matrices").build(module)
     assert [group["weight_decay"] for group in spared.param_groups] == [0.05, 0.0]

@@ -29,7 +29,6 @@ from lit_attn.config.study import read_studies
 from lit_attn.data import loading
 from lit_attn.models import local_vit
 from lit_attn.models.local_vit import LocalFFN
-from lit_attn.optim.optimizers import build_optimizer
 from lit_attn.tasks.base import Task
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import measurement
@@ -190,7 +189,7 @@ def test_only_weights_decay() -> None:
     names = {id(p): name for name, p in network.named_parameters()}
     found = {}
     for decay in ("weights", "matrices"):
-        optimizer = build_optimizer(AdamW(lr=1e-3, weight_decay=0.05, decay=decay), network)
+        optimizer = AdamW(lr=1e-3, weight_decay=0.05, decay=decay).build(network)
         found[decay] = {
             names[id(p)]: group["weight_decay"]
             for group in optimizer.param_groups

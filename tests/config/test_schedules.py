@@ -15,13 +15,11 @@ from lit_attn.config.schedules import (
     Polynomial,
     Trapezoid,
 )
-from lit_attn.optim.optimizers import build_optimizer
-from lit_attn.optim.schedules import learning_rate
 from lit_attn.schema.errors import ConfigError
 
 
 def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
-    rate = learning_rate(Cosine(warmup=10, start=1e-6, end=1e-6), 1e-3, 1171, 100)
+    rate = Cosine(warmup=10, start=1e-6, end=1e-6).rate(1e-3, 1171, 100)
     assert rate(0) == 1e-6
     assert rate(5855) == pytest.approx((1e-6 + 1e-3) / 2)
     assert rate(11_710) == pytest.approx(1e-3)
@@ -33,7 +31,7 @@ def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
 
 def test_vit_small_lags_by_two_epochs() -> None:
     """lr(0) = lr0; lr(e) = lr0 (1 + cos(pi (e - 2) / T)) / 2, about 1.5e-8 in the last of 400."""
-    rate = learning_rate(LaggedCosine(), 1e-4, 98, 400)
+    rate = LaggedCosine().rate(1e-4, 98, 400)
     assert rate(0) == rate(97) == 1e-4
     for epoch in (1, 2, 7, 250):
         expected = 0.5e-4 * (1 + math.cos(math.pi * (epoch - 2) / 400))
@@ -43,13 +41,13 @@ def test_vit_small_lags_by_two_epochs() -> None:
 
 
 def test_constant_stays() -> None:
-    rate = learning_rate(Constant(), 0.3, 5, 2)
+    rate = Constant().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
 
 
 def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
     """Its `casted` branch: 256 steps up, the last 2,048 of 9,536 down."""
-    rate = learning_rate(Trapezoid(warmup=4, warmdown=32), 1.8e-3, 64, 149)
+    rate = Trapezoid(warmup=4, warmdown=32).rate(1.8e-3, 64, 149)
     assert rate(0) == pytest.approx(1.8e-3 / 256)
     assert rate(127) == pytest.approx(0.9e-3)
     assert rate(255) == rate(256) == rate(5000) == rate(7488) == 1.8e-3
@@ -59,7 +57,7 @@ def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
 
 
 def test_a_trapezoid_without_slopes_is_constant() -> None:
-    rate = learning_rate(Trapezoid(), 0.3, 5, 2)
+    rate = Trapezoid().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
 
 
@@ -67,18 +65,18 @@ def test_a_trapezoid_longer_than_training_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"schedule: 1\.0 epochs of warm-up and 1\.5 of warm-down"
     ):
-        learning_rate(Trapezoid(warmup=1, warmdown=1.5), 1e-3, 10, 2)
+        Trapezoid(warmup=1, warmdown=1.5).rate(1e-3, 10, 2)
 
 
 def test_warmup_beyond_training_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
-        learning_rate(Cosine(warmup=3), 1e-3, 10, 2)
+        Cosine(warmup=3).rate(1e-3, 10, 2)
 
 
 def test_deits_schedule_is_timms_stepped_after_the_epoch() -> None:
     """BeliefFormer's ImageNet: `step(epoch)` at an epoch's end sets the rate of the next."""
     schedule = LaggedCosine(lag=1, end=1e-5)
-    rate = learning_rate(schedule, 1.25e-4, 20_018, 300)
+    rate = schedule.rate(1.25e-4, 20_018, 300)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.25e-4)
     timms = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5)
     for epoch in range(300):
@@ -88,7 +86,7 @@ def test_deits_schedule_is_timms_stepped_after_the_epoch() -> None:
 
 
 def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
-    rate = learning_rate(Cosine(warmup=7.9936, end=1e-4), 1e-3, 1251, 300)
+    rate = Cosine(warmup=7.9936, end=1e-4).rate(1e-3, 1251, 300)
     assert rate(9_999) == pytest.approx(0.9999e-3)
     assert rate(10_000) == 1e-3
     assert rate(300 * 1251) == pytest.approx(1e-4)
@@ -96,7 +94,7 @@ def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
 
 def test_one_cycle_is_pytorchs_linear_one() -> None:
     """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; PyTorch's peak is a step earlier."""
-    rate = learning_rate(OneCycle(warmup=20, start=4e-6, end=4e-10), 1e-4, 50, 100)
+    rate = OneCycle(warmup=20, start=4e-6, end=4e-10).rate(1e-4, 50, 100)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=1e-4, total_steps=5000, pct_start=0.2, anneal_strategy="linear"
@@ -112,12 +110,12 @@ def test_one_cycle_is_pytorchs_linear_one() -> None:
 
 def test_a_warm_up_longer_than_training_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule.warmup: 3.0 epochs, training has 2"):
-        learning_rate(OneCycle(warmup=3), 1e-4, 10, 2)
+        OneCycle(warmup=3).rate(1e-4, 10, 2)
 
 
 def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
     """(1e-3 - 1e-5) (1 - i / 161,728)^0.9 + 1e-5 at iteration i."""
-    rate = learning_rate(Polynomial(power=0.9, end=1e-5), 1e-3, 2527, 64)
+    rate = Polynomial(power=0.9, end=1e-5).rate(1e-3, 2527, 64)
     assert rate(0) == 1e-3
     for step in (1, 2527, 100_000, 161_727):
         assert rate(step) == pytest.approx((1e-3 - 1e-5) * (1 - step / 161_728) ** 0.9 + 1e-5)
@@ -128,7 +126,7 @@ def test_sgd_is_nesterovs() -> None:
     """v = mu v + g; w -= lr (g + mu v), with the decayed weights in g."""
     layer = torch.nn.Linear(2, 1, bias=False)
     weight, momentum = layer.weight.detach().clone(), torch.zeros(1, 2)
-    optimizer = build_optimizer(SGD(lr=0.1, momentum=0.8, weight_decay=0.01), layer)
+    optimizer = SGD(lr=0.1, momentum=0.8, weight_decay=0.01).build(layer)
     for gradient in (torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])):
         layer.weight.grad = gradient.clone()
         optimizer.step()

@@ -1,0 +1,172 @@
+"""Plug-ins: files and installed packages with members of any family, and the mistakes in them.
+
+A registered member stays registered, so every test that imports one runs in its own process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.paths import ROOT
+
+from lit_attn.cells.records import Result
+
+PARTS = '''
+from typing import Literal
+
+import torch
+from lit_attn.config.optimizers import Optimizer
+from lit_attn.config.schedules import Schedule
+
+
+class Plain(Optimizer):
+    """Gradient descent without momentum."""
+
+    kind: Literal["plain"] = "plain"
+
+    def build(self, module, fused=True):
+        return torch.optim.SGD(module.parameters(), self.lr)
+
+
+class Halved(Schedule):
+    """Half the peak in the second half of training."""
+
+    kind: Literal["halved"] = "halved"
+
+    def rate(self, peak, steps_per_epoch, epochs):
+        return lambda step: peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
+'''
+
+STUDY = """\
+studies:
+  mine:
+    title: an optimiser and a schedule from outside the package
+    experiment: {root}/experiments/digits_vit.yaml
+    parts: [{parts}]
+    seeds: 1
+    set: {{training.epochs: 2, model.depth: 1, schedule: constant}}
+    match: none
+    cells:
+      baseline: {{}}
+      mine: {{optimizer: {{kind: plain, lr: 0.1}}, schedule: halved}}
+    baseline: baseline
+"""
+
+
+def write_study(folder: Path, parts: str = "mine.py") -> None:
+    (folder / "study.yaml").write_text(STUDY.format(root=ROOT, parts=parts))
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    search_path = os.pathsep.join([str(ROOT), str(folder / "installed")])
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": search_path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def dry_run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Read a study whose part is a file with `text`."""
+    (folder / "mine.py").write_text(text)
+    write_study(folder)
+    return run(folder, "lit_attn.ablate", "study.yaml", "--dry-run")
+
+
+def install(folder: Path, text: str) -> None:
+    """Write an installed package with an entry point to a module with `text`."""
+    (folder / "installed" / "outside-1.2.dist-info").mkdir(parents=True)
+    (folder / "installed" / "outside.py").write_text(text)
+    info = folder / "installed" / "outside-1.2.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[lit_attn.parts]\nall = outside\n")
+
+
+def cells(folder: Path, variant: str) -> list[Path]:
+    return sorted((folder / "runs" / "mine" / variant).iterdir())
+
+
+def test_a_study_trains_with_an_optimiser_and_a_schedule_from_a_file(tmp_path: Path) -> None:
+    """A cell that runs again alone, as a SLURM job does, imports the file too."""
+    (tmp_path / "mine.py").write_text(PARTS)
+    write_study(tmp_path)
+    finished = run(tmp_path, "lit_attn.ablate", "study.yaml", "--jobs", "1")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (cell,) = cells(tmp_path, "mine")
+    config = yaml.safe_load((cell / "config.yaml").read_text())
+    assert config["experiment"]["optimizer"] == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0}
+    (cell / "result.json").unlink()
+    repeated = run(tmp_path, "lit_attn.train", str(cell), "--smoke")
+    assert repeated.returncode == 0, repeated.stderr
+
+
+def test_a_study_trains_with_parts_of_an_installed_package(tmp_path: Path) -> None:
+    """The result records the version of the package."""
+    install(tmp_path, PARTS)
+    write_study(tmp_path, parts="")
+    finished = run(tmp_path, "lit_attn.ablate", "study.yaml", "--jobs", "1")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (cell,) = cells(tmp_path, "mine")
+    result = Result.model_validate_json((cell / "result.json").read_text())
+    assert result.versions["outside"] == "1.2"
+
+
+def test_a_plug_in_of_a_package_that_cannot_be_imported_is_one_error_line(tmp_path: Path) -> None:
+    install(tmp_path, "raise ValueError('two\\nlines')")
+    write_study(tmp_path, parts="")
+    finished = run(tmp_path, "lit_attn.ablate", "study.yaml", "--dry-run")
+    assert finished.returncode == 2
+    assert finished.stderr == "package outside: plug-in outside: ValueError: two lines\n"
+
+
+EXIT = 'calls sys.exit when imported; put the call under `if __name__ == "__main__":`'
+CHDIR = "changes the working directory to / when imported; remove the call of os.chdir"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit()\n", f":2: {EXIT}"),
+        ("raise SystemExit(0)\n", f":1: {EXIT}"),
+        ("import os\nos.chdir('/')\n", f": {CHDIR}"),
+        (
+            PARTS.replace("def build", "def built"),
+            ":9: class Plain (kind 'plain') does not define build, "
+            "which every optimizer has to define",
+        ),
+        (
+            PARTS.replace("def rate", "def rates"),
+            ":18: class Halved (kind 'halved') does not define rate, "
+            "which every schedule has to define",
+        ),
+        (
+            PARTS.replace('"plain"', '"adam"'),
+            ":9: class Plain: kind 'adam' is already the name of "
+            "lit_attn.config.optimizers.Adam; choose another name",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_error_line(tmp_path: Path, text: str, message: str) -> None:
+    finished = dry_run(tmp_path, text)
+    assert finished.returncode == 2
+    assert finished.stderr == f"{tmp_path}/mine.py{message}\n"
+
+
+def test_the_working_directory_is_restored_after_a_failed_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lit_attn.schema.errors import ConfigError
+    from lit_attn.schema.plugins import load_parts
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moves_away.py").write_text("import os\nos.chdir('/')\n")
+    with pytest.raises(ConfigError, match="changes the working directory"):
+        load_parts([tmp_path / "moves_away.py"])
+    assert Path.cwd() == tmp_path
+    assert "moves_away" not in sys.modules
