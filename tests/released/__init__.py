@@ -1,0 +1,1 @@
+"""Records of released training code, and replays of them through this project."""

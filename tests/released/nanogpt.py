@@ -1,0 +1,130 @@
+"""nanoGPT's training loop, and experiments/openwebtext_gpt2.yaml.
+
+The loop is train.py itself, in float64 on a CPU, with a smaller model and a shorter schedule.
+Record it with `PYTHONPATH=tests python -m released.nanogpt CLONE`.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save
+from released.replaying import Replay, shipped_cell
+
+TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
+"""Largest allowed relative difference of each quantity."""
+
+STEPS, ACCUMULATE, BATCH, CONTEXT, VOCABULARY = 30, 3, 2, 12, 256
+SETTINGS = f"""
+out_dir = 'out'
+eval_interval = 10**9
+eval_iters = 1
+batch_size = {BATCH}
+block_size = {CONTEXT}
+gradient_accumulation_steps = {ACCUMULATE}
+n_layer, n_head, n_embd = 2, 3, 24
+warmup_iters, lr_decay_iters, max_iters = 7, {STEPS + 10}, {STEPS}
+device, dtype, compile = 'cpu', 'float32', False
+"""
+
+
+def batch(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets (BATCH, CONTEXT) of micro-batch `number`."""
+    ids = generator("batch", seed, number).integers(VOCABULARY, size=(BATCH, CONTEXT + 1))
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def record(clone: Clone, seed: int) -> Arrays:
+    """Train from the initial values of `seed` and return the record."""
+    torch.set_default_dtype(torch.float64)
+    recorder = Recorder(ACCUMULATE)
+    count = 0
+
+    def next_batch(_: str) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal count
+        count += 1
+        return batch(seed, count - 1)
+
+    def prepare(model: torch.nn.Module) -> torch.nn.Module:
+        fill(model, seed)
+        recorder.attach(model)
+        return model
+
+    with recorder:
+        clone.run(
+            "train.py",
+            {
+                "exec(open('configurator.py').read())": "exec(SETTINGS)",
+                "model_args['vocab_size'] = meta_vocab_size if meta_vocab_size is not None "
+                "else 50304": f"model_args['vocab_size'] = {VOCABULARY}",
+                "model.to(device)\n": "model = PREPARE(model.to(device))\n",
+                "def get_batch(split):\n": "def unused(split):\n",
+                "losses = estimate_loss()": "losses = {'train': 0.0, 'val': 0.0}",
+            },
+            {"SETTINGS": SETTINGS, "PREPARE": prepare, "get_batch": next_batch},
+        )
+    return recorder.arrays()
+
+
+def replay(seed: int, folder: Path) -> Replay:
+    """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    tokens = np.arange(1, 65, dtype=np.uint16)
+    for split in ("train", "val"):
+        tokens.tofile(folder / f"{split}.bin")
+    cell = shipped_cell(
+        "openwebtext_gpt2.yaml",
+        {
+            "data.folder": str(folder),
+            "data.tokenizer": "bytes",
+            "data.context": CONTEXT,
+            "data.batch_size": BATCH * ACCUMULATE,
+            "data.accumulate": ACCUMULATE,
+            "data.epoch_steps": STEPS + 10,
+            "data.eval_tokens": None,
+            "model.dim": 24,
+            "model.depth": 2,
+            "model.heads": 3,
+            "model.ffn.width": 96,
+            "schedule.warmup": 7 / (STEPS + 10),
+            "schedule.start": 6e-4 / 8,
+            "training.epochs": 1,
+            "training.max_steps": STEPS + 1,
+            "training.precision": "fp32",
+        },
+        seed,
+    )
+
+    def step(number: int) -> tuple[torch.Tensor, ...]:
+        parts = [batch(seed, number * ACCUMULATE + part) for part in range(ACCUMULATE)]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+    return Replay(cell, step, released_names, ACCUMULATE)
+
+
+def released_names(ours: Tensors) -> Tensors:
+    """Rename this project's parameters."""
+    renamed = {}
+    for name, tensor in ours.items():
+        for old, new in (
+            ("trunk.tokens.", "transformer.wte."),
+            ("trunk.positions.", "transformer.wpe."),
+            ("trunk.norm.", "transformer.ln_f."),
+            ("trunk.blocks.", "transformer.h."),
+            (".norm1.", ".ln_1."),
+            (".norm2.", ".ln_2."),
+            (".attn.qkv.", ".attn.c_attn."),
+            (".attn.proj.", ".attn.c_proj."),
+            (".ffn.up.", ".mlp.c_fc."),
+            (".ffn.down.", ".mlp.c_proj."),
+        ):
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return renamed
+
+
+if __name__ == "__main__":
+    source = Clone(Path(sys.argv[1]), "karpathy/nanoGPT", "3adf61e")
+    save("nanogpt", source, {str(seed): record(source, seed) for seed in (0, 1)})

@@ -1,0 +1,226 @@
+"""Record training steps of any code: losses, learning rates, betas, decay, gradients, weights.
+
+The recorders in this folder use it on released code, and the replays use it on this project. Both
+sides start from the same weights (`initial_values`), train on the same batches (`generator`), and
+draw the same dropout masks (`shared_draws`), so their records must agree to rounding error.
+
+A record holds, for each optimiser step t, the loss (mean over micro-batches), the learning rate,
+both betas and the weight decay of every parameter, and the norm of every parameter's gradient
+after clipping; for the last step it holds the norm of each parameter's change and a sample of
+its values. Parameters are named as in the released code.
+"""
+
+import contextlib
+import hashlib
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+FOLDER = Path(__file__).parent / "records"
+SAMPLES = 8
+"""Values of each parameter that a record keeps."""
+
+Arrays = dict[str, NDArray[Any]]
+Tensors = dict[str, Tensor]
+
+
+def generator(*keys: object) -> np.random.Generator:
+    """Return a generator that depends on `keys` alone, on every machine and in every version."""
+    digest = hashlib.sha256("/".join(map(str, keys)).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+
+def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Return initial values of the parameter `name`, float64.
+
+    Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight lie
+    near 1 (norms), other vectors near 0. No value is zero, so no gradient vanishes by symmetry.
+    """
+    drawn = torch.from_numpy(generator("weights", seed, name).standard_normal(shape))
+    if len(shape) > 1:
+        return drawn * min(0.5, 1 / math.sqrt(math.prod(shape[1:])))
+    return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
+
+
+def fill(network: nn.Module, seed: int) -> None:
+    """Give every parameter of released code its initial values, by its name."""
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(initial_values(name, tuple(parameter.shape), seed))
+
+
+@contextlib.contextmanager
+def shared_draws(seed: int) -> Iterator[None]:
+    """Draw dropout and drop-path masks from `seed`, the call's number and the mask's shape."""
+    calls = 0
+
+    def mask(shape: tuple[int, ...], keep: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        uniform = generator("draw", seed, calls, tuple(shape)).random(tuple(shape))
+        return torch.from_numpy((uniform < keep).astype(np.float64))
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or not p:
+            return x
+        return x * mask(tuple(x.shape), 1 - p).to(x.dtype) / (1 - p)
+
+    def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
+        return x.copy_(mask(tuple(x.shape), p))
+
+    before = torch.nn.functional.dropout, torch.Tensor.bernoulli_
+    torch.nn.functional.dropout, torch.Tensor.bernoulli_ = dropout, bernoulli_  # type: ignore
+    try:
+        yield
+    finally:
+        torch.nn.functional.dropout, torch.Tensor.bernoulli_ = before  # type: ignore
+
+
+class Recorder:
+    """Recorder of one training run; use it as a context manager around the training.
+
+    `view` returns the trained parameters, or tensors of their shapes, under released names:
+    `view(parameters)` for values and `view(gradients)` for gradients. `micro_batches` is the
+    number of backward passes of one optimiser step.
+    """
+
+    def __init__(self, micro_batches: int = 1, loss_scale: float = 1.0) -> None:
+        self.micro_batches = micro_batches
+        self.loss_scale = loss_scale
+        self.losses: list[float] = []
+        self.steps: list[dict[str, dict[str, float]]] = []
+        self.start: Tensors | None = None
+        self.end: Tensors = {}
+        self.network: nn.Module | None = None
+        self.view: Callable[[Tensors], Tensors] = dict
+
+    def attach(self, network: nn.Module, view: Callable[[Tensors], Tensors] = dict) -> None:
+        """Name the network whose parameters are recorded, and how they are renamed."""
+        self.network, self.view = network, view
+        self.start = {name: tensor.clone() for name, tensor in self._parameters().items()}
+
+    def _parameters(self) -> Tensors:
+        assert self.network is not None
+        return self.view({name: p.detach() for name, p in self.network.named_parameters()})
+
+    def __enter__(self) -> "Recorder":
+        backward = torch.Tensor.backward
+
+        def recorded(tensor: Tensor, *rest: Any, **options: Any) -> None:
+            self.losses.append(tensor.detach().double().item())
+            backward(tensor, *rest, **options)
+
+        torch.Tensor.backward = recorded  # type: ignore
+        hook = register_optimizer_step_post_hook(self._after_step)
+        self._undo = [lambda: setattr(torch.Tensor, "backward", backward), hook.remove]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for undo in self._undo:
+            undo()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        assert self.network is not None
+        parameters = dict(self.network.named_parameters())
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+        def of_group(key: Callable[[dict[str, Any]], float]) -> dict[str, float]:
+            constants = {
+                name: torch.full_like(p, key(groups[id(p)]), dtype=torch.float64)
+                for name, p in parameters.items()
+            }
+            return {name: t.flatten()[0].item() for name, t in self.view(constants).items()}
+
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.detach()
+            for name, p in parameters.items()
+        }
+        self.steps.append(
+            {
+                "lr": of_group(lambda group: float(group["lr"])),
+                "beta1": of_group(lambda group: float(group.get("betas", (0, 0))[0])),
+                "beta2": of_group(lambda group: float(group.get("betas", (0, 0))[1])),
+                "decay": of_group(lambda group: float(group["weight_decay"])),
+                "gradient": {
+                    name: t.double().norm().item() for name, t in self.view(gradients).items()
+                },
+            }
+        )
+        self.end = {name: tensor.clone() for name, tensor in self._parameters().items()}
+
+    def arrays(self) -> Arrays:
+        """Return the record: arrays (steps,) or (steps, parameters), and (parameters, samples)."""
+        assert self.start is not None
+        names = sorted(self.start)
+        losses = np.array(self.losses).reshape(-1, self.micro_batches).sum(1) * self.loss_scale
+        arrays: Arrays = {"names": np.array(names), "loss": losses[: len(self.steps)]}
+        arrays["shapes"] = np.array([",".join(map(str, self.start[name].shape)) for name in names])
+        for key in ("lr", "beta1", "beta2", "decay", "gradient"):
+            arrays[key] = np.array([[step[key][name] for name in names] for step in self.steps])
+        change = [(self.end[name] - self.start[name]).double() for name in names]
+        arrays["change"] = np.array([tensor.norm().item() for tensor in change])
+        arrays["sample"] = np.array([sample(name, self.end[name]) for name in names])
+        return arrays
+
+
+def sample(name: str, tensor: Tensor) -> NDArray[np.float64]:
+    """Return SAMPLES values of a parameter at places that its name decides."""
+    flat = tensor.detach().double().flatten().numpy()
+    return flat[generator("places", name).integers(flat.size, size=SAMPLES)]
+
+
+class Clone:
+    """Checkout of a released repository at one commit."""
+
+    def __init__(self, folder: Path, repository: str, commit: str) -> None:
+        """Raise SystemExit if `folder` is not a clean checkout of `commit`."""
+        self.folder, self.repository, self.commit = folder.resolve(), repository, commit
+        head = self._git("rev-parse", "HEAD")
+        if not head.startswith(commit):
+            raise SystemExit(f"{folder}: is at {head[:8]}; check out {commit} of {repository}")
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.folder), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def source(self, path: str, replacements: Mapping[str, str]) -> str:
+        """Return the text of a file after `replacements`, each of which must match exactly once.
+
+        The text comes from the commit itself, so local edits of the checkout have no effect.
+        """
+        text = self._git("show", f"{self.commit}:{path}")
+        for old, new in replacements.items():
+            if (count := text.count(old)) != 1:
+                raise SystemExit(f"{path}: {old!r} occurs {count} times, not once")
+            text = text.replace(old, new)
+        return text
+
+    def run(self, path: str, replacements: Mapping[str, str], names: dict[str, Any]) -> None:
+        """Execute a file of the checkout as a script, with `names` as additional globals."""
+        sys.path.insert(0, str((self.folder / path).parent))
+        code = compile(self.source(path, replacements), str(self.folder / path), "exec")
+        exec(code, {"__name__": "__main__", "__file__": str(self.folder / path), **names})
+
+
+def save(record: str, clone: Clone, records: Mapping[str, Arrays]) -> None:
+    """Write the records of several runs, and where they come from, as one npz file."""
+    origin = {
+        "repository": clone.repository,
+        "commit": clone.commit,
+        "date": date.today().isoformat(),
+        "versions": f"Python {sys.version.split()[0]}, torch {torch.__version__}",
+    }
+    arrays = {f"{run}/{key}": value for run, item in records.items() for key, value in item.items()}
+    FOLDER.mkdir(exist_ok=True)
+    np.savez_compressed(FOLDER / f"{record}.npz", **origin, **arrays)  # type: ignore
+    print(f"{record}: {', '.join(records)}")

@@ -1,0 +1,118 @@
+"""Replay a recorded trajectory through this project: YAML, data module, task, optimiser, Trainer.
+
+A replay runs `lit_attn.train` on a cell of a shipped experiment that overrides shrink to the
+recorded size. Two things are replaced: the initial values of the network and the batches.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from helpers.paths import EXPERIMENTS
+from torch import Tensor
+
+from lit_attn.config.cell import Cell
+from lit_attn.tasks.base import Task
+from lit_attn.train import run_cell
+from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws
+
+
+class Replay(NamedTuple):
+    """This project's side of a record.
+
+    `batch(step)` returns the tensors of one optimiser step; `view` renames parameters of this
+    project to released names. It may also cut a tensor into several or reorder its rows, and each
+    tensor that it returns must be a view or a copy of this project's values.
+    """
+
+    cell: Cell
+    batch: Callable[[int], tuple[Tensor, ...]]
+    view: Callable[[Tensors], Tensors]
+    micro_batches: int = 1
+    draws: bool = False
+
+
+def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
+    """Return a cell of a shipped experiment with `changes` (dotted keys) applied."""
+    tree = yaml.safe_load((EXPERIMENTS / experiment).read_text())
+    tree["training"] |= {"accelerator": "cpu", "compile": False}
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+        node[last] = value
+    return Cell.model_validate(
+        {
+            "study": "released",
+            "variant": "v",
+            "seed": seed,
+            "experiment": tree,
+            "metric": {"name": metric or "val/loss", "goal": "min", "label": "loss", "scale": 1},
+        }
+    )
+
+
+def start_from_record(
+    network: torch.nn.Module, view: Callable[[Tensors], Tensors], seed: int
+) -> None:
+    """Give the network the initial values that the released code started from.
+
+    Each element of this project's parameters is numbered, `view` shows where the numbers stand
+    under released names, and the released values are written back to those places.
+    """
+    parameters = dict(network.named_parameters())
+    numbers, first = {}, 0
+    for name, parameter in parameters.items():
+        numbers[name] = torch.arange(first, first + parameter.numel()).double().view_as(parameter)
+        first += parameter.numel()
+    flat = torch.full((first,), torch.nan, dtype=torch.float64)
+    for name, places in view(numbers).items():
+        flat[places.long().flatten()] = initial_values(name, tuple(places.shape), seed).flatten()
+    if flat.isnan().any():
+        raise ValueError("the renaming leaves out parameters of this project")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(flat[numbers[name].long()])
+
+
+def run(replay: Replay, folder: Path, monkeypatch: Any, seed: int) -> Arrays:
+    """Train the cell in `folder` and return its record under released names."""
+    recorder = Recorder(replay.micro_batches)
+    configure = Task.configure_optimizers
+
+    def start(task: Task) -> torch.optim.Optimizer:
+        task.double()
+        start_from_record(task.network, replay.view, seed)
+        recorder.attach(task.network, replay.view)
+        return configure(task)
+
+    monkeypatch.setattr(Task, "configure_optimizers", start)
+    replay.cell.write(folder / "config.yaml")
+    draws = shared_draws(seed) if replay.draws else contextlib.nullcontext()
+    with recorder, double_precision(), recorded_batches(replay, monkeypatch), draws:
+        run_cell(folder)
+    return recorder.arrays()
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Build and run everything in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def recorded_batches(replay: Replay, monkeypatch: Any) -> Iterator[None]:
+    """Replace the batches of every data module of token sequences."""
+    from lit_attn.data.text.batches import TextData
+
+    monkeypatch.setattr(TextData, "batch", lambda data, step: replay.batch(step))
+    yield
