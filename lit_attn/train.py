@@ -1,34 +1,52 @@
-"""One cell, from its config.yaml to its result.json: `python -m lit_attn.train CELL_DIR`.
+"""Train one cell, from its config.yaml to its result.json: `python -m lit_attn.train CELL_DIR`.
 
-A cell that was stopped goes on from its newest checkpoint. `result.json` is written last, after
-every number in it was checked; its existence is the only mark of success.
+The life of a cell, from here downward:
+
+1. `main` reads `config.yaml`, takes the cell's lock (lit_attn.cells.lock) and forks one process for
+   each device if the cell uses several (lit_attn.cells.ranks). A runner does the same in
+   lit_attn.cells.worker, and then calls `run_cell` as `main` does.
+2. `run_cell` moves temporary files into the cell's folder and joins the process group
+   (lit_attn.training.process_group), which knows this process's rank and device.
+3. lit_attn.training.fit trains. It builds data, network and task (lit_attn.training.build), resumes
+   the newest checkpoint (lit_attn.training.checkpoints) and gives Lightning the callbacks that
+   write `metrics.csv` and `progress.json` (lit_attn.training.recording) and the diagnostics.
+4. lit_attn.training.result selects the epoch and describes the run. `result.json` is written last,
+   after every number in it was checked. Only this file marks success.
+
+A cell without a result has failed or was stopped; lit_attn.cells.failure tells why, and the next
+attempt continues from the newest checkpoint.
 """
 
 import argparse
+import contextlib
 import multiprocessing.util
 import os
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn.cells.failure import Diverged, Preempted
-from lit_attn.cells.records import Result, Timing
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
-from lit_attn.training.run_length import ESTIMATE, SMOKE, Extent, Limits
+
+if TYPE_CHECKING:
+    from lit_attn.training.process_group import ProcessGroup
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line.
+    """Run the command line.
 
-    Exit codes: 0 with a result, 1 diverged, 2 bad configuration, 75 another process runs the cell,
-    143 stopped by SIGTERM.
+    Exit codes: 0 the cell has a result, 1 it diverged, 2 bad configuration, 75 another process runs
+    the cell, 143 stopped by SIGTERM.
     """
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.train", description=__doc__)
+    description = "Train one cell, from its config.yaml to its result.json."
+    parser = argparse.ArgumentParser(prog="python -m lit_attn.train", description=description)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
-    smoke = "one step and one evaluation batch, in CELL_DIR/smoke"
+    smoke = "run one step and one evaluation batch, in CELL_DIR/smoke"
     parser.add_argument("--smoke", action="store_true", help=smoke)
     options = parser.parse_args(arguments)
 
@@ -49,24 +67,24 @@ def main(arguments: list[str] | None = None) -> int:
         devices = cell.experiment.training.devices
         if devices == 1:
             with hold_lock(folder):
-                return _answered(folder, options.smoke)
+                return _run_and_report(folder, options.smoke)
         with (
-            fork_ranks(devices, lambda: sys.exit(_answered(folder, options.smoke))) as processes,
+            fork_ranks(devices, lambda: sys.exit(_run_and_report(folder, options.smoke))) as ranks,
             hold_lock(folder),
         ):
-            return processes.run(None)
+            return ranks.run(None)
     except CellLocked:
-        by = read_holder(folder)
-        who = "another process" if by is None else f"process {by.pid} on {by.host}"
-        print(f"{folder}: {who} runs this cell", file=sys.stderr)
+        holder = read_holder(folder)
+        name = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
+        print(f"{folder}: {name} runs this cell", file=sys.stderr)
         return BUSY
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
 
 
-def _answered(folder: Path, smoke: bool) -> int:
-    """Run the cell; the exit code."""
+def _run_and_report(folder: Path, smoke: bool) -> int:
+    """Run the cell, print why it failed, and return the exit code."""
     try:
         run_cell(folder, smoke=smoke)
     except ConfigError as error:
@@ -85,64 +103,53 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     """Train the cell in `cell_dir` and write its result.json.
 
     Raises ConfigError for a configuration that cannot run, Diverged for a loss that is not finite,
-    Preempted after SIGTERM, and whatever else goes wrong as it is.
+    Preempted after SIGTERM, and any other exception of training unchanged.
     """
-    _run(cell_dir, SMOKE if smoke else None)
+    from lit_attn.training.fit import SMOKE, fit
+
+    with _prepare(cell_dir) as (cell, group):
+        fit(cell, cell_dir, group, SMOKE if smoke else None)
 
 
 def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
-    """Run a few steps and evaluation batches of the cell in `cell_dir`; write its timing.json.
+    """Run a few steps of the cell in `cell_dir` and write the estimated cost to its timing.json.
 
-    And a result.json, whose numbers mean nothing. Raises what `run_cell` does.
+    The run also writes a result.json, whose numbers mean nothing. `smoke` has no effect. Raises the
+    exceptions of `run_cell`.
     """
-    begun = time.perf_counter()
-    extent = _run(cell_dir, ESTIMATE)
-    if extent is None:
-        return
-    seconds = time.perf_counter() - begun
-    result = Result.model_validate_json((cell_dir / "result.json").read_bytes())
-    evaluation = 0.0 if result.evaluation_time is None else result.evaluation_time.median
-    # What is neither steps at their usual pace nor evaluation: data, model, compilation.
-    startup = seconds - result.steps * result.step_time.median - evaluation - extent.looked
-    Timing(
-        startup=max(0.0, startup),
-        step_time=result.step_time.median,
-        steps=extent.steps,
-        evaluation_time=evaluation * extent.evaluation_share + extent.looking / extent.evaluations,
-        evaluations=extent.evaluations,
-        memory=result.peak_memory,
-    ).write(cell_dir / "timing.json")
-
-
-def _run(cell_dir: Path, limits: Limits | None) -> Extent | None:
-    """What a cell would be without limits; None on all of its processes but the first."""
-    cell = Cell.read(cell_dir / "config.yaml")
-    from lit_attn.cells.ranks import place
-
-    here = place()
-    _keep_temporary_files_inside(cell_dir, here.rank)
-
-    from lit_attn.training.environment import device_of
+    started = time.perf_counter()
+    from lit_attn.training.estimate import SAMPLE, at_final_image_size, estimate_cost
     from lit_attn.training.fit import fit
-    from lit_attn.training.process_group import joined
 
-    device = device_of(cell.experiment.training.accelerator, here)
-    with joined(here.rank, here.world, here.meeting, device) as group:
-        return fit(cell, cell_dir, device, group, here, limits)
+    with _prepare(cell_dir) as (cell, group):
+        run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)
+    if run is not None:
+        seconds = time.perf_counter() - started
+        estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")
+
+
+@contextlib.contextmanager
+def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
+    """Read the cell, move temporary files into its folder and join its process group."""
+    cell = Cell.read(cell_dir / "config.yaml")
+    from lit_attn.training.process_group import join_process_group, read_rank_info
+
+    _keep_temporary_files_inside(cell_dir, read_rank_info().rank)
+    with join_process_group(cell.experiment.training.accelerator) as group:
+        yield cell, group
 
 
 def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
-    """Point TMPDIR below the cell: Lightning's checkpoint writing is atomic only so.
+    """Set TMPDIR to an empty folder inside the cell's folder.
 
-    It writes to a temporary file and moves that into place; across file systems a move is a copy,
-    which a kill cuts short. What a killed attempt left there goes. The cache of compiled code stays
-    outside, for all cells to share.
+    Lightning writes a checkpoint to a temporary file and moves it into place. Only within one file
+    system is that move atomic. The cache of compiled code stays outside, where all cells share it.
     """
-    # Chosen now, and kept: the paths of sockets, as between processes that read data, end at 107
-    # characters, which a cell's folder may well have.
+    # multiprocessing chooses its folder now and keeps it: the path of a socket may have at most 107
+    # characters, and a path inside a cell's folder may be longer.
     multiprocessing.util.get_temp_dir()
-    outside = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(outside))
+    compile_cache = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache))
     inside = (cell_dir / (f"tmp.rank{rank}" if rank else "tmp")).resolve()
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()

@@ -39,44 +39,6 @@ class StartMessage(NamedTuple):
     attempt: Path | None
 
 
-class Place(NamedTuple):
-    """This process's among those of its cell, of which each of `nodes` machines has as many.
-
-    `meeting` is how they find each other, in torch's words (`init_method`).
-    """
-
-    rank: int = 0
-    world: int = 1
-    meeting: str = ""
-    nodes: int = 1
-
-    @property
-    def on_node(self) -> int:
-        """The cell's processes on this machine."""
-        return self.world // self.nodes
-
-    @property
-    def local_rank(self) -> int:
-        """This one's among them."""
-        return self.rank % self.on_node
-
-
-def place() -> Place:
-    """As the environment says it: SLURM's where the cell goes across nodes."""
-    if ACROSS_NODES in os.environ:
-        # By job id, which no two cells share, and without asking the network.
-        from lightning.pytorch.plugins.environments import SLURMEnvironment
-
-        slurm = SLURMEnvironment(auto_requeue=False)
-        meeting = f"tcp://{slurm.main_address}:{slurm.main_port}"
-        nodes = int(os.environ["SLURM_NNODES"])
-        return Place(slurm.global_rank(), slurm.world_size(), meeting, nodes)
-    if RENDEZVOUS not in os.environ:
-        return Place()
-    rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    return Place(rank, world, f"file://{os.environ[RENDEZVOUS]}")
-
-
 class RankProcesses:
     """Processes that wait for `run`, to call what they were made for."""
 

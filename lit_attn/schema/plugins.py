@@ -6,6 +6,7 @@ config.yaml of every cell names the files too, so every process that reads a cel
 plug-ins: the runner, a process of a cell, a SLURM job.
 """
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -47,8 +48,33 @@ def load_parts(files: Iterable[Path]) -> None:
 
 
 def get_file_hash(path: Path) -> bytes:
-    """Return the SHA-256 of a file's contents at its import; raise KeyError if not imported."""
+    """Return the `hash_source` of a file at its import; raise KeyError if not imported."""
     return _FILE_HASHES[path.resolve()]
+
+
+def hash_source(source: bytes) -> bytes:
+    """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
+    return hashlib.sha256(_describe(ast.parse(source)).encode()).digest()
+
+
+def _describe(node: object) -> str:
+    """Return a text for a syntax tree that leaves out docstrings and empty fields.
+
+    `ast.dump` is not used because its text differs between versions of Python.
+    """
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({', '.join(f'{n}={_describe(v)}' for n, v in fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(_describe(item) for item in node if not _is_docstring(item))}]"
+    return repr(node)
+
+
+def _is_docstring(node: object) -> bool:
+    """Return True for a statement that is only a string; it has no effect."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)
 
 
 def get_package_versions() -> dict[str, str]:
@@ -79,7 +105,7 @@ def _import_file(path: Path) -> None:
         sys.path.append(str(path.parent))
     # Pickle finds the file's classes by this name.
     sys.modules[name] = module
-    _FILE_HASHES[path] = hashlib.sha256(path.read_bytes()).digest()
+    source = path.read_bytes()
     run = spec.loader.exec_module
     try:
         _guard(lambda: run(module), path)
@@ -87,6 +113,7 @@ def _import_file(path: Path) -> None:
         del sys.modules[name]
         sys.path[:] = search_path
         raise
+    _FILE_HASHES[path] = hash_source(source)
 
 
 def _guard(run_import: Callable[[], object], file: Path | str) -> None:

@@ -1,6 +1,6 @@
-"""Looks at the attention layers while a cell trains, and changes nothing (docs/diagnostics.md).
+"""Diagnostics of the attention layers, recorded during training without changing it.
 
-Shapes: n tokens, H heads.
+docs/diagnostics.md explains the quantities. Shapes: n tokens, H heads.
 """
 
 import copy
@@ -19,46 +19,48 @@ from torch import Tensor, nn
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
-from lit_attn.config.diagnostics import OF_SAMPLES
-from lit_attn.config.diagnostics import Diagnostics as Chosen
+from lit_attn.config.diagnostics import OF_SAMPLES, Diagnostics
 from lit_attn.files import append, write_atomic
 from lit_attn.tasks.base import Task
-from lit_attn.training.layer_inputs import Call, calls_of, in_parts
+from lit_attn.training.layer_inputs import LayerCall, record_calls, split_calls
 
-# Tokens of the maps that are kept: what a figure can show.
 MAP_TOKENS = 256
-
+"""Tokens of the attention maps that are kept: as many as a figure can show."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-class Looked(NamedTuple):
-    """Every row of one look, and its arrays: `rank.1` (samples, H), `map.1` (H, n, n)."""
+class NetworkDiagnostics(NamedTuple):
+    """Diagnostics of all layers at one step.
+
+    Arrays are named by layer: `rank.1` (samples, H), `map.1` (H, n, n).
+    """
 
     rows: list[DiagnosticRow]
     arrays: Arrays
 
 
-class Diagnostics(L.Callback):
-    """Appends to `diagnostics.csv` after evaluations; the last one writes `attention.npz` too.
+class DiagnosticsCallback(L.Callback):
+    """Callback that appends diagnostics to `diagnostics.csv` after evaluations.
 
-    What is looked at are the weights that train, on the first samples of the first evaluated split,
-    without dropout, uncompiled; each layer in float64. No random number is drawn. `times` are the
-    seconds of every look.
+    The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
+    (not their average) on the first samples of the first evaluated split, without dropout and
+    compilation, each layer in float64. No random number is drawn. `times` has the seconds of every
+    recording.
     """
 
     def __init__(
         self,
         folder: Path,
-        chosen: Chosen,
+        settings: Diagnostics,
         interval: int,
         total: int,
         tensorboard: TensorBoardLogger,
     ) -> None:
-        """`interval` is the steps from one evaluation to the next, `total` those of the cell."""
+        """`interval` is the number of steps between two evaluations, `total` that of the cell."""
         self.path = folder / "diagnostics.csv"
         self.arrays = folder / "attention.npz"
-        self.chosen = chosen
+        self.settings = settings
         self.interval = interval
         self.total = total
         self.tensorboard = tensorboard
@@ -66,7 +68,7 @@ class Diagnostics(L.Callback):
         self.times: list[float] = []
 
     def start(self, step: int) -> None:
-        """Begin, or go on from a checkpoint at `step`: rows past it will be written again."""
+        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
         kept = [row for row in read_diagnostics(self.path) if row.step <= step] if step else []
         write_atomic(self.path, csv_lines([DiagnosticRow._fields, *kept]))
         self.arrays.unlink(missing_ok=True)
@@ -79,87 +81,89 @@ class Diagnostics(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and self._due(trainer):
+        if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and self._is_due(trainer):
             assert isinstance(module, Task)
-            self.inputs = tuple(part[: self.chosen.samples] for part in module.inputs(batch))
+            self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if self.inputs is None:
             return
         assert isinstance(module, Task)
-        began, step = time.perf_counter(), trainer.global_step
-        looked = look(module.network, self.inputs, self.chosen, step)
+        started, step = time.perf_counter(), trainer.global_step
+        rows, arrays = diagnose(module.network, self.inputs, self.settings, step)
         self.inputs = None
-        append(self.path, csv_lines(looked.rows))
+        append(self.path, csv_lines(rows))
         scalars: dict[str, list[float]] = {}
-        for row in looked.rows:
+        for row in rows:
             scalars.setdefault(f"diagnostics/{row.name}/layer-{row.layer}", []).append(row.value)
         means = {name: math.fsum(values) / len(values) for name, values in scalars.items()}
         self.tensorboard.log_metrics(means, step)
-        if step >= self.total and looked.arrays:
+        if step >= self.total and arrays:
             content = io.BytesIO()
-            np.savez_compressed(content, **looked.arrays)  # type: ignore[arg-type]  # no bool
+            np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no bool
             write_atomic(self.arrays, content.getvalue())
-        self.times.append(time.perf_counter() - began)
+        self.times.append(time.perf_counter() - started)
 
-    def _due(self, trainer: L.Trainer) -> bool:
+    def _is_due(self, trainer: L.Trainer) -> bool:
         step = trainer.global_step
-        return step >= self.total or step // self.interval % self.chosen.every == 0
+        return step >= self.total or step // self.interval % self.settings.every == 0
 
 
 @torch.no_grad()
-def look(network: nn.Module, inputs: tuple[Any, ...], chosen: Chosen, step: int) -> Looked:
-    """Everything that `chosen` asks for of every attention layer of `network`."""
+def diagnose(
+    network: nn.Module, inputs: tuple[Any, ...], settings: Diagnostics, step: int
+) -> NetworkDiagnostics:
+    """Return the diagnostics that `settings` selects, for every attention layer of `network`."""
     layers = [module for module in network.modules() if isinstance(module, Attention)]
-    calls: list[list[Call]] = [[] for _ in layers]
-    if OF_SAMPLES & set(chosen.kinds):
-        calls = calls_of(network, layers, inputs)
+    calls: list[list[LayerCall]] = [[] for _ in layers]
+    if OF_SAMPLES & set(settings.kinds):
+        calls = record_calls(network, layers, inputs)
     rows: list[DiagnosticRow] = []
     arrays: Arrays = {}
-    for number, (layer, own) in enumerate(zip(layers, calls, strict=True), start=1):
-        # The one at hand alone: a copy of all would double what the network holds.
-        found = _of_layer(copy.deepcopy(layer).double(), own, chosen.kinds)
-        rows += [DiagnosticRow(step, number, *row) for row in found.rows]
-        arrays |= {f"{name}.{number}": array for name, array in found.arrays.items()}
-    return Looked(rows, arrays)
+    for number, (layer, layer_calls) in enumerate(zip(layers, calls, strict=True), start=1):
+        # One layer at a time: a float64 copy of all layers would triple the network's memory.
+        float64_layer = copy.deepcopy(layer).double()
+        values, layer_arrays = _diagnose_layer(float64_layer, layer_calls, settings.kinds)
+        rows += [DiagnosticRow(step, number, *value) for value in values]
+        arrays |= {f"{name}.{number}": array for name, array in layer_arrays.items()}
+    return NetworkDiagnostics(rows, arrays)
 
 
-class _Found(NamedTuple):
-    rows: list[tuple[int | None, str, float]]
-    arrays: Arrays
-
-
-def _of_layer(layer: Attention, calls: list[Call], kinds: tuple[str, ...]) -> _Found:
-    """Head, name and value of everything that is asked for of one layer, which is in float64."""
-    rows: list[tuple[int | None, str, float]] = []
+def _diagnose_layer(
+    layer: Attention, calls: list[LayerCall], kinds: tuple[str, ...]
+) -> tuple[list[tuple[int | None, str, float]], Arrays]:
+    """Return (head, name, value) of each finite diagnostic of a float64 layer, and the arrays."""
+    values: list[tuple[int | None, str, float]] = []
     arrays: Arrays = {}
-    tokens: dict[str, list[Tensor]] = {}
+    token_values: dict[str, list[Tensor]] = {}
     ranks = []
-    for call, present in in_parts(layer, calls):
-        seen = layer.look(**call.arguments)
+    for call, is_attended in split_calls(layer, calls):
+        record = layer.look(**call.arguments)
         if "residual" in kinds:
-            for name, values in diagnostics.residual(layer, seen, call.stream).items():
-                tokens.setdefault(name, []).append(values.masked_fill(~present, torch.nan))
-        if seen.weights is None:
+            for name, value in diagnostics.residual(layer, record, call.stream).items():
+                masked = value.masked_fill(~is_attended, torch.nan)
+                token_values.setdefault(name, []).append(masked)
+        if record.weights is None:
             continue
         if "rank" in kinds:
-            ranks.append(diagnostics.ranks(seen.weights, present))
+            ranks.append(diagnostics.ranks(record.weights, is_attended))
         if "maps" in kinds and "map" not in arrays:
-            shown = seen.weights[0, :, :MAP_TOKENS, :MAP_TOKENS]
-            arrays["map"] = shown.to(torch.float32).cpu().numpy()
-    for name, parts in tokens.items():
-        values = torch.cat(parts)
-        rows += [(None, name, values.nanmean().item())]
-        rows += [(None, f"{name}@1", values[:, 0].nanmean().item())]
+            first_map = record.weights[0, :, :MAP_TOKENS, :MAP_TOKENS]
+            arrays["map"] = first_map.to(torch.float32).cpu().numpy()
+    for name, parts in token_values.items():
+        all_tokens = torch.cat(parts)
+        values += [(None, name, all_tokens.nanmean().item())]
+        values += [(None, f"{name}@1", all_tokens[:, 0].nanmean().item())]
     if ranks:
-        every = torch.cat(ranks)
-        arrays["rank"] = every.to(torch.int32).cpu().numpy()
-        rows += [(m, "rank", of) for m, of in enumerate(every.double().mean(0).tolist(), start=1)]
+        all_ranks = torch.cat(ranks)
+        arrays["rank"] = all_ranks.to(torch.int32).cpu().numpy()
+        means = all_ranks.double().mean(0).tolist()
+        values += [(head, "rank", mean) for head, mean in enumerate(means, start=1)]
     if "heads" in kinds:
         captured = diagnostics.captured_variance(layer)
-        rows += [(None, f"captured-{name}", value) for name, value in captured.items()]
+        values += [(None, f"captured-{name}", value) for name, value in captured.items()]
     if "mixture" in kinds and (pi := diagnostics.mixture(layer)) is not None:
-        for m, of_keys in enumerate(pi.tolist(), start=1):
-            head = m if len(pi) == layer.num_heads else None
-            rows += [(head, f"pi-{r}", value) for r, value in enumerate(of_keys, start=1)]
-    return _Found([row for row in rows if math.isfinite(row[2])], arrays)
+        for number, head_pi in enumerate(pi.tolist(), start=1):
+            head = number if len(pi) == layer.num_heads else None
+            values += [(head, f"pi-{r}", value) for r, value in enumerate(head_pi, start=1)]
+    return [value for value in values if math.isfinite(value[2])], arrays

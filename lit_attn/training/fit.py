@@ -1,80 +1,116 @@
-"""Fitting one cell: what Lightning is given, and what is left in the cell's folder.
+"""Train one cell with Lightning and write its records (lit_attn.train describes the whole path)."""
 
-A cell that was stopped goes on from its newest checkpoint. `result.json` is written last.
-"""
-
+import contextlib
+import logging
 import math
-import statistics
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision, Precision
 
-from lit_attn.cells.ranks import Place
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.training import build, measurement
+from lit_attn.training import measurement
+from lit_attn.training.build import Parts, build
 from lit_attn.training.checkpoints import Checkpoints
-from lit_attn.training.diagnostics import Diagnostics
-from lit_attn.training.environment import cluster, precision, without_noise
-from lit_attn.training.process_group import Group
-from lit_attn.training.recording import MetricsFile, Progress, write_pictures
-from lit_attn.training.result import SPEED, result_of
-from lit_attn.training.run_length import ESTIMATE, Extent, Limits
+from lit_attn.training.diagnostics import DiagnosticsCallback
+from lit_attn.training.process_group import ProcessGroup
+from lit_attn.training.recording import Console, MetricsFile, Progress, write_pictures
+from lit_attn.training.result import SPEED, make_result
+
+NOISE = (
+    # The data lies on the device in one piece, so nothing is loaded while training.
+    ".*does not have many workers",
+    # Lightning says this on every machine that has SLURM's commands.
+    ".*`srun` command is available",
+    # The memory layout of a convolution's gradient may differ from the buckets that ranks exchange.
+    "Grad strides do not match bucket view strides",
+    # Lightning itself uses a deprecated torch function.
+    ".*LeafSpec.*is deprecated",
+)
+
+
+class Limits(NamedTuple):
+    """Number of training steps, and of batches of every evaluated split, in a short run."""
+
+    steps: int
+    evaluation_batches: int
+
+
+SMOKE = Limits(steps=1, evaluation_batches=1)
+
+
+class FinishedRun(NamedTuple):
+    """A run that has trained to its end, on rank 0.
+
+    `total_steps` is the length of the run without limits, `diagnostics` is None if the cell records
+    none.
+    """
+
+    parts: Parts
+    total_steps: int
+    result: Result
+    diagnostics: DiagnosticsCallback | None
 
 
 def fit(
-    cell: Cell,
-    cell_dir: Path,
-    device: torch.device,
-    group: Group,
-    here: Place,
-    limits: Limits | None,
-) -> Extent | None:
-    """Train `cell` and write its result.json; what it would be without `limits`.
+    cell: Cell, cell_dir: Path, group: ProcessGroup, limits: Limits | None = None
+) -> FinishedRun | None:
+    """Train `cell`, evaluate it and write its result.json. Return None on ranks other than 0.
 
-    None on all processes but the first. Raises what `lit_attn.train.run_cell` does.
+    Training continues from the newest checkpoint in `cell_dir`; a run with `limits` starts afresh.
+    Raises ConfigError, Diverged or Preempted as `lit_attn.train.run_cell` does.
     """
-    training = cell.experiment.training
-    parts = build.build(_grown(cell) if limits is ESTIMATE else cell, device)
+    training, device = cell.experiment.training, group.device
+    parts = build(cell, device)
     data, task = parts.data, parts.task
-    whole = int(min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf))
-    total = whole if limits is None else min(whole, limits.steps)
+    total_steps = int(min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf))
+    steps = total_steps if limits is None else min(total_steps, limits.steps)
     checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every, group)
-    resume = None if limits else checkpoints.latest_that_loads()
-    start = 0 if resume is None else checkpoints.step_of(resume)
+    resume_from = None if limits else checkpoints.find_newest()
+    first_step = 0 if resume_from is None else checkpoints.step_of(resume_from)
     metrics = MetricsFile(cell_dir / "metrics.csv")
-    if group.is_first:
-        metrics.start(start)
-    tensorboard = _tensorboard(cell_dir, start)
-    progress = Progress(cell_dir / "progress.json", total)
-    # In this order a step's time is without the checkpoint before it, an evaluation's without what
-    # is looked at after it.
+    if group.is_rank_zero:
+        metrics.start(first_step)
+    # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its last checkpoint.
+    tensorboard = TensorBoardLogger(
+        cell_dir, name=None, version="", default_hp_metric=False, purge_step=first_step + 1
+    )
+    epochs = math.ceil(steps / data.steps_per_epoch)
+    console = Console(steps, epochs, cell.metric.name)
+    progress = Progress(cell_dir / "progress.json", steps, console)
+    # The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
+    # excludes the diagnostics after it.
     callbacks: list[L.Callback] = [checkpoints, progress]
-    looking = None
+    diagnostics = None
     if training.diagnostics is not None:
-        every = training.evaluate_every * data.steps_per_epoch
-        looking = Diagnostics(cell_dir, training.diagnostics, every, total, tensorboard)
-        callbacks.append(looking)
-        if group.is_first:
-            looking.start(start)
-    with without_noise():
+        interval = training.evaluate_every * data.steps_per_epoch
+        diagnostics = DiagnosticsCallback(
+            cell_dir, training.diagnostics, interval, steps, tensorboard
+        )
+        callbacks.append(diagnostics)
+        if group.is_rank_zero:
+            diagnostics.start(first_step)
+    with silence_lightning():
         trainer = L.Trainer(
             accelerator=device.type,
-            devices=here.on_node,
-            num_nodes=here.nodes,
-            strategy="auto" if group.world == 1 else "ddp",
-            plugins=[precision(training.precision, device), cluster(here)],
+            devices=group.ranks.ranks_per_node,
+            num_nodes=group.ranks.nodes,
+            strategy="auto" if group.world_size == 1 else "ddp",
+            plugins=[make_precision(training.precision, device), group.cluster_environment()],
             max_epochs=training.epochs,
-            max_steps=total,
+            max_steps=steps,
             limit_train_batches=parts.accumulate * limits.steps if limits else 1.0,
             limit_val_batches=limits.evaluation_batches if limits else 1.0,
             check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=parts.accumulate,
             gradient_clip_val=training.clip,
-            logger=[metrics, tensorboard],
+            logger=[metrics, tensorboard, console],
             callbacks=callbacks,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -83,68 +119,62 @@ def fit(
             num_sanity_val_steps=0,
             default_root_dir=cell_dir,
         )
-        trainer.fit(task, data, ckpt_path=resume, weights_only=True)
-        if trainer.global_step < total:
-            raise RuntimeError(f"training ended at step {trainer.global_step} of {total}")
-        # Where the last epoch is none of every `evaluate_every`, or `max_steps` cut it short.
-        if task.evaluated_at < total:
+        trainer.fit(task, data, ckpt_path=resume_from, weights_only=True)
+        if trainer.global_step < steps:
+            raise RuntimeError(f"training ended at step {trainer.global_step} of {steps}")
+        # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
+        # `max_steps` cut it short.
+        if task.evaluated_at < steps:
             trainer.validate(task, datamodule=data, verbose=False)
+        console.print_line()
 
-    peak_memory = group.most(measurement.peak_memory(device))
-    if not group.is_first:
+    peak_memory = group.maximum(measurement.peak_memory(device))
+    if not group.is_rank_zero:
         return None
-    elapsed, world = checkpoints.elapsed, group.world
-    result = result_of(cell, parts, cell_dir, total, progress, peak_memory, elapsed, device, world)
+    result = make_result(
+        cell, parts, cell_dir, group, progress, steps, peak_memory, checkpoints.elapsed
+    )
     _log_settings(cell, result, tensorboard)
     if pictures := task.pictures(data, device, cell.metric.averaged):
         write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
     tensorboard.finalize("success")
-    checkpoints.keep_weights(task.network)
+    checkpoints.write_weights(task.network)
     if task.average is not None:
-        checkpoints.keep_weights(task.average.module, "ema.pt")
+        checkpoints.write_weights(task.average.module, "ema.pt")
     result.write(cell_dir / "result.json")
     checkpoints.clear()
-    return _extent(cell, data, whole, limits, looking)
+    return FinishedRun(parts, total_steps, result, diagnostics)
 
 
-def _extent(
-    cell: Cell,
-    data: build.AnyData,
-    steps: int,
-    limits: Limits | None,
-    looking: Diagnostics | None,
-) -> Extent:
-    training = cell.experiment.training
-    batches = [len(loader) for loader in data.val_dataloader()]
-    evaluated = [min(count, limits.evaluation_batches) if limits else count for count in batches]
-    evaluations = math.ceil(steps / (training.evaluate_every * data.steps_per_epoch))
-    share = sum(batches) / sum(evaluated)
-    if looking is None:
-        return Extent(steps, evaluations, share, looked=0.0, looking=0.0)
-    of_all = statistics.fmean(looking.times) * math.ceil(evaluations / looking.chosen.every)
-    return Extent(steps, evaluations, share, sum(looking.times), of_all)
+@contextlib.contextmanager
+def silence_lightning() -> Iterator[None]:
+    """Suppress Lightning's messages and warnings about which a user can do nothing."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
-def _grown(cell: Cell) -> Cell:
-    """`cell` with images of their last size from the first step on, as most of its steps have."""
-    data = cell.experiment.data
-    if not isinstance(data, ClassFolders):
-        return cell
-    grown = {"data": data.model_copy(update={"sizes": ()})}
-    return cell.model_copy(update={"experiment": cell.experiment.model_copy(update=grown)})
+def make_precision(name: str, device: torch.device) -> Precision:
+    """Return Lightning's plug-in for fp32, bf16 or fp16.
 
-
-def _tensorboard(cell_dir: Path, start: int) -> TensorBoardLogger:
-    """Scalars named after the folder; those that a stopped attempt wrote past `start` are void."""
-    return TensorBoardLogger(
-        cell_dir, name=None, version="", default_hp_metric=False, purge_step=start + 1
-    )
+    Given only a name, Lightning computes in bf16 for fp16 on a CPU.
+    """
+    if name == "fp32":
+        return Precision()
+    return MixedPrecision("bf16-mixed" if name == "bf16" else "16-mixed", device.type)
 
 
 def _log_settings(cell: Cell, result: Result, tensorboard: TensorBoardLogger) -> None:
-    """The cell's settings beside its metric and speed, for TensorBoard's table of runs."""
-    of_interest = (cell.metric.name, *SPEED)
-    found = {name: result.metrics[name] for name in of_interest if name in result.metrics}
+    """Write the cell's settings, metric and speed to TensorBoard's table of runs."""
+    names = (cell.metric.name, *SPEED)
+    values = {name: result.metrics[name] for name in names if name in result.metrics}
     settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": result.ffn_width}
     settings |= cell.experiment.model_dump(mode="json")
-    tensorboard.log_hyperparams(settings, found, step=result.steps)
+    tensorboard.log_hyperparams(settings, values, step=result.steps)

@@ -1,4 +1,4 @@
-"""What the attention layers of a network are called with.
+"""The inputs of a network's attention layers, recorded from one forward pass.
 
 Shapes: B batch, n tokens, d width, H heads.
 """
@@ -14,57 +14,65 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention
 
-# Attention weights formed at once, over samples, heads and keys: a quarter of a gigabyte.
-AT_ONCE = 2**25
+MAX_WEIGHTS = 2**25
+"""Attention weights computed at once, over samples, heads and keys (0.25 GiB in float64)."""
 
 
-class Call(NamedTuple):
-    """What a layer was called with, and what its output is added to, (B, n, d)."""
+class LayerCall(NamedTuple):
+    """One call of a layer: its arguments, and the residual stream that its output is added to.
+
+    The stream has shape (B, n, d).
+    """
 
     arguments: dict[str, Any]
     stream: Tensor
 
 
-def calls_of(
+def record_calls(
     network: nn.Module, layers: list[Attention], inputs: tuple[Any, ...]
-) -> list[list[Call]]:
-    """What every layer is called with as `network` computes `inputs`."""
-    calls: list[list[Call]] = [[] for _ in layers]
-    entered: dict[nn.Module, Tensor] = {}
+) -> list[list[LayerCall]]:
+    """Run `network` on `inputs` in evaluation mode and return the calls of each layer."""
+    calls: list[list[LayerCall]] = [[] for _ in layers]
+    block_inputs: dict[nn.Module, Tensor] = {}
     names = {module: name for name, module in network.named_modules()}
 
-    def enter(block: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def record_block(block: nn.Module, arguments: tuple[Any, ...]) -> None:
         if arguments and isinstance(arguments[0], Tensor):
-            entered[block] = arguments[0]
+            block_inputs[block] = arguments[0]
 
-    def arrive(
-        own: list[Call], block: nn.Module, layer: nn.Module, given: tuple[Any, ...], named: Any
+    def record_layer(
+        layer_calls: list[LayerCall],
+        block: nn.Module,
+        layer: nn.Module,
+        positional: tuple[Any, ...],
+        keywords: Any,
     ) -> None:
-        arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
+        arguments = inspect.signature(layer.forward).bind(*positional, **keywords).arguments
         arguments.pop("cache", None)
         x = arguments["x"]
-        stream = entered.get(block, x)
-        own.append(Call(arguments, stream if stream.shape == x.shape else x))
+        stream = block_inputs.get(block, x)
+        layer_calls.append(LayerCall(arguments, stream if stream.shape == x.shape else x))
 
     with ExitStack() as stack:
-        for layer, own in zip(layers, calls, strict=True):
-            # What enters the block goes around the layer: x itself, before its norm.
+        for layer, layer_calls in zip(layers, calls, strict=True):
+            # The input of the block is the residual stream: it is x before the block's norm.
             block = network.get_submodule(names[layer].rpartition(".")[0])
+            record = partial(record_layer, layer_calls, block)
             hooks = [
-                block.register_forward_pre_hook(enter),
-                layer.register_forward_pre_hook(partial(arrive, own, block), with_kwargs=True),
+                block.register_forward_pre_hook(record_block),
+                layer.register_forward_pre_hook(record, with_kwargs=True),
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
-        # Compiled code calls no hook that it was not compiled with.
+        # Compiled code only calls the hooks that existed when it was compiled.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_evaluating(network))
+        stack.enter_context(_evaluation_mode(network))
         network(*inputs)
     return calls
 
 
 @contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
+def _evaluation_mode(network: nn.Module) -> Iterator[None]:
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -74,27 +82,30 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def in_parts(layer: Attention, calls: list[Call]) -> Iterator[tuple[Call, Tensor]]:
-    """Calls in float64 of as many samples as fit, and which of their tokens are there, (B, n)."""
+def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[LayerCall, Tensor]]:
+    """Split `calls` into float64 calls whose weights fit in memory.
+
+    Yields each call with a boolean (B, n) that is True for tokens that are not padding.
+    """
     for call in calls:
         x = call.arguments["x"]
         batch, n = x.shape[:2]
         keys = getattr(layer.spec.similarity, "keys", 1)
-        size = max(1, AT_ONCE // (layer.num_heads * keys * n * n))
+        size = max(1, MAX_WEIGHTS // (layer.num_heads * keys * n * n))
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = call.arguments | {"x": x[part].double()}
             if (mask := arguments.get("attn_mask")) is not None:
                 mask = mask[part] if mask.ndim == 4 and mask.shape[0] == batch else mask
                 arguments["attn_mask"] = mask.double() if mask.is_floating_point() else mask
-            yield Call(arguments, call.stream[part].double()), _present(arguments)
+            yield LayerCall(arguments, call.stream[part].double()), _attended_tokens(arguments)
 
 
-def _present(arguments: dict[str, Any]) -> Tensor:
-    """True where a token is attended to by some token, (B, n)."""
+def _attended_tokens(arguments: dict[str, Any]) -> Tensor:
+    """Return a boolean (B, n) that is True for tokens that some token attends to."""
     x, mask = arguments["x"], arguments.get("attn_mask")
-    present = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    attended = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     if mask is None or mask.dtype != torch.bool:
-        return present
-    whole = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return present & whole.any(2).any(1)
+        return attended
+    full_mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return attended & full_mask.any(2).any(1)

@@ -1,29 +1,17 @@
-"""What a result says about the run itself: time, memory, machine, code."""
+"""Time, memory and FLOP rates of a run."""
 
-import hashlib
-import importlib.metadata
 import re
 import resource
 import statistics
-from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
-import lit_attn
 from lit_attn.cells.records import Spread
-from lit_attn.schema.plugins import get_file_hash, get_package_versions
 
-PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
-
-# CUDA's own memory for a process, which no allocator counts; half of it is usual.
-CONTEXT = 2**30
-
-# The first steps allocate, compile and tune.
-WARM_UP = 5
-
-# FLOP/s of dense matrix products in half precision, sums in float32, as NVIDIA's data sheets have
-# them; the first name that stands in a device's name counts.
+CUDA_CONTEXT = 2**30
+"""Bytes that CUDA needs for a process beside its allocator, rounded up; 0.5 GiB is usual."""
+WARM_UP_STEPS = 5
+"""First steps, which allocate, compile and tune, and are left out of the step time."""
 PEAKS = {
     "B200": 2.25e15,
     "H200": 9.89e14,
@@ -39,48 +27,51 @@ PEAKS = {
     "V100": 1.25e14,
     "T4": 6.5e13,
 }
+"""FLOP/s of dense half-precision matrix products with float32 sums, from NVIDIA's data sheets.
+
+The first name that occurs in a device's name applies."""
 
 
 def step_time(seconds: list[float]) -> Spread:
-    """Median and interquartile range of the step times after the first few."""
-    return _spread(seconds[WARM_UP:] or seconds)
+    """Return the median and interquartile range of the step times after the warm-up."""
+    return _spread(seconds[WARM_UP_STEPS:] or seconds)
 
 
 def evaluation_time(seconds: list[float]) -> Spread | None:
-    """The same of the evaluations after the first; None where there was none."""
+    """Return the spread of the evaluation times after the first; None without any evaluation."""
     return _spread(seconds[1:] or seconds) if seconds else None
 
 
-def _spread(counted: list[float]) -> Spread:
-    if len(counted) < 2:
-        return Spread(median=counted[0] if counted else 0.0, iqr=0.0, count=len(counted))
-    low, median, high = statistics.quantiles(counted, n=4)
-    return Spread(median=median, iqr=high - low, count=len(counted))
+def _spread(seconds: list[float]) -> Spread:
+    if len(seconds) < 2:
+        return Spread(median=seconds[0] if seconds else 0.0, iqr=0.0, count=len(seconds))
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return Spread(median=median, iqr=high - low, count=len(seconds))
 
 
 def speed(
     step: Spread, samples: int, tokens: int | None, flops: int, peak: float | None
 ) -> dict[str, float]:
-    """Tokens a second and MFU by the median step time, by the names of metrics.
+    """Return tokens per second and model FLOP utilisation (MFU) at the median step time.
 
-    A step has `samples` of `tokens` each, null where they have none, and of `flops` in the forward
-    pass; the backward pass counts twice that, and nothing that is computed again. MFU is the share
-    of `peak` FLOP/s that these make, where that is known.
+    A step has `samples` with `tokens` each (None if they have none) and `flops` each in the forward
+    pass. The backward pass counts twice the forward pass; recomputation does not count. MFU is the
+    share of `peak` FLOP/s, and left out if that is None.
     """
     if not step.median:
         return {}
-    found = {}
+    metrics = {}
     if tokens is not None:
-        found["train/tokens_per_second"] = samples * tokens / step.median
+        metrics["train/tokens_per_second"] = samples * tokens / step.median
     if peak is not None:
-        found["train/mfu"] = 3 * flops * samples / step.median / peak
-    return found
+        metrics["train/mfu"] = 3 * flops * samples / step.median / peak
+    return metrics
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s that a device could make in `precision`; null for fp32 and what is not in the table.
+    """Return the peak FLOP/s of a device; None for fp32 and for devices outside PEAKS.
 
-    fp32 has none: whether its products take TF32's path is a setting of the process.
+    The peak of fp32 is unknown: a setting of the process decides whether products use TF32.
     """
     if precision == "fp32":
         return None
@@ -88,49 +79,22 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: what CUDA's allocator held at most, or the process's largest resident set."""
+    """Return the most bytes allocated by tensors on a GPU, or the process's peak resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def held_memory(device: torch.device) -> int:
-    """The most bytes of a device that this process has held from all others, its context included.
+def reserved_memory(device: torch.device) -> int:
+    """Return the most bytes that were unavailable to other processes, including CUDA's context.
 
-    That is more than `peak_memory`, which is what its tensors needed.
+    This is more than `peak_memory`, which counts tensors alone.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) + CONTEXT
+        return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
     return peak_memory(device)
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or "CPU"."""
+    """Return the GPU's name, or "CPU"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-def code_of(parts: Iterable[Path]) -> str:
-    """Twelve hexadecimal digits over the package's Python files and a cell's loaded `parts`."""
-    digest = _PACKAGE.copy()
-    for path in parts:
-        digest.update(path.name.encode())
-        digest.update(get_file_hash(path))
-    return digest.hexdigest()[:12]
-
-
-def _package() -> "hashlib._Hash":
-    digest = hashlib.sha256()
-    root = Path(lit_attn.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that the numbers depend on, plug-ins included."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES} | get_package_versions()
-
-
-# Taken when this module is imported, with the code that runs: files may change under a long study.
-_PACKAGE = _package()

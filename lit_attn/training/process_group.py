@@ -1,66 +1,147 @@
-"""The processes that train one cell together, one for each of its devices."""
+"""The ranks of one cell: which rank this process is, its device, and what all ranks agree on."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+)
 from torch import distributed
 
+from lit_attn.cells.ranks import ACROSS_NODES, RENDEZVOUS
+from lit_attn.schema.errors import ConfigError
 
-class Group:
-    """This process is `rank` of `world`; what all of them have to agree on."""
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        self.rank = rank
-        self.world = world
-        self.talk: distributed.ProcessGroup | None = None
-        if world > 1:
-            # Beside the group that averages gradients: to agree must not wait for the GPU.
-            talk = distributed.new_group(backend="gloo")
-            assert isinstance(talk, distributed.ProcessGroup)
-            self.talk = talk
+class RankInfo(NamedTuple):
+    """Rank and world size of this process within its cell, which may span several `nodes`.
+
+    Every node runs the same number of ranks. `init_method` is the address at which the ranks meet,
+    in the format of torch.distributed.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    init_method: str = ""
+    nodes: int = 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the one that writes files."""
-        return self.rank == 0
+    def ranks_per_node(self) -> int:
+        """Number of ranks on this machine."""
+        return self.world_size // self.nodes
 
-    def most(self, number: int) -> int:
-        """The largest of all ranks' numbers; all have to ask."""
-        if self.talk is None:
+    @property
+    def local_rank(self) -> int:
+        """Rank of this process among the ranks of this machine."""
+        return self.rank % self.ranks_per_node
+
+
+def read_rank_info() -> RankInfo:
+    """Read this process's rank and world size from the environment.
+
+    A multi-node cell has SLURM's variables, a cell on several local devices those of
+    lit_attn.cells.ranks, and any other cell is rank 0 of 1.
+    """
+    if ACROSS_NODES in os.environ:
+        # SLURMEnvironment derives the port from the job id, so two cells never share one.
+        slurm = SLURMEnvironment(auto_requeue=False)
+        init_method = f"tcp://{slurm.main_address}:{slurm.main_port}"
+        nodes = int(os.environ["SLURM_NNODES"])
+        return RankInfo(slurm.global_rank(), slurm.world_size(), init_method, nodes)
+    if RENDEZVOUS not in os.environ:
+        return RankInfo()
+    rank, world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+    return RankInfo(rank, world_size, f"file://{os.environ[RENDEZVOUS]}")
+
+
+def choose_device(accelerator: str, ranks: RankInfo) -> torch.device:
+    """Return the device on which this rank trains; raise ConfigError if it is not available."""
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
+    if ranks.world_size == 1 or accelerator == "cpu":
+        return torch.device(accelerator)
+    if (visible := torch.cuda.device_count()) < ranks.ranks_per_node:
+        raise ConfigError(
+            f"training.devices: {ranks.ranks_per_node} on this machine, and CUDA sees {visible}"
+        )
+    torch.cuda.set_device(ranks.local_rank)
+    return torch.device(accelerator, ranks.local_rank)
+
+
+class ProcessGroup:
+    """The ranks of one cell, seen from one of them."""
+
+    def __init__(self, ranks: RankInfo, device: torch.device) -> None:
+        self.ranks = ranks
+        self.device = device
+        self.world_size = ranks.world_size
+        self.gloo: distributed.ProcessGroup | None = None
+        if ranks.world_size > 1:
+            # A second group beside the one that averages gradients: agreeing must not wait for
+            # the GPU.
+            group = distributed.new_group(backend="gloo")
+            assert isinstance(group, distributed.ProcessGroup)
+            self.gloo = group
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True on the rank that writes files."""
+        return self.ranks.rank == 0
+
+    def maximum(self, number: int) -> int:
+        """Return the largest `number` of all ranks. Every rank must call this."""
+        if self.gloo is None:
             return number
         shared = torch.tensor(number)
-        distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self.talk)
+        distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=self.gloo)
         return int(shared)
 
-    def from_first(self, path: Path | None) -> Path | None:
-        """What the first rank says; all have to ask."""
-        if self.talk is None:
+    def broadcast(self, path: Path | None) -> Path | None:
+        """Return rank 0's `path`. Every rank must call this."""
+        if self.gloo is None:
             return path
         shared = [path]
-        distributed.broadcast_object_list(shared, src=0, group=self.talk)
+        distributed.broadcast_object_list(shared, src=0, group=self.gloo)
         return shared[0]
+
+    def cluster_environment(self) -> ClusterEnvironment:
+        """Return the source from which Lightning reads the rank.
+
+        Without it, Lightning takes any SLURM allocation around the cell for the cell's own ranks.
+        """
+        if self.ranks.nodes > 1:
+            return SLURMEnvironment(auto_requeue=False)
+        return LightningEnvironment()
 
 
 @contextlib.contextmanager
-def joined(rank: int, world: int, meeting: str, device: torch.device) -> Iterator[Group]:
-    """The group of `world` processes; `meeting` is torch's `init_method`, `device` this process's.
+def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
+    """Join the cell's process group; a cell of one process needs none.
 
-    A world of one has no use for it.
+    Raises ConfigError if `accelerator` is not available.
     """
-    if world == 1:
-        yield Group()
+    ranks = read_rank_info()
+    device = choose_device(accelerator, ranks)
+    if ranks.world_size == 1:
+        yield ProcessGroup(ranks, device)
         return
-    # The cell's share of the cores is what one process would use.
-    torch.set_num_threads(max(1, torch.get_num_threads() // world))
+    # All ranks together use the cores that one process would use.
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world_size))
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=meeting,
-        rank=rank,
-        world_size=world,
+        init_method=ranks.init_method,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
         device_id=device if device.type == "cuda" else None,
     )
-    yield Group(rank, world)
-    # Not after an error: another rank may still wait in a collective, and so would this.
+    yield ProcessGroup(ranks, device)
+    # Not in a `finally`: after an error another rank may still wait in a collective operation, and
+    # this call would wait for that rank.
     distributed.destroy_process_group()

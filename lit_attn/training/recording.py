@@ -1,8 +1,9 @@
-"""What a training cell writes: metric rows and progress while it runs, pictures at its end."""
+"""What a training cell writes: metric rows, progress and printed lines, and pictures at its end."""
 
 import io
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from lit_attn.files import append, write_atomic
 from lit_attn.tasks.base import Pictures
 from lit_attn.training import measurement
 
-RECENT = 100
-"""Steps whose times say how long one takes now."""
+RECENT_STEPS = 100
+"""Number of last steps whose median time is reported as the current step time."""
+BAR_WIDTH = 24
+"""Characters of the progress bar on a terminal."""
 
 
 class MetricsFile(Logger):
-    """Appends every logged value to `metrics.csv` as step,epoch,name,value, and fsyncs.
+    """Logger that appends every value to `metrics.csv` as step,epoch,name,value, and fsyncs.
 
     Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
     """
@@ -46,13 +49,13 @@ class MetricsFile(Logger):
         return self.path
 
     def start(self, step: int) -> None:
-        """Begin, or go on from a checkpoint at `step`: rows past it will be written again."""
+        """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
         kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
         write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """The cell's config.yaml holds them."""
+        """Do nothing: the cell's config.yaml holds the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -66,8 +69,61 @@ class MetricsFile(Logger):
         append(self.path, csv_lines(rows))
 
 
+class Console(MetricsFile):
+    """Logger that prints one line for each epoch, and a progress bar if stdout is a terminal.
+
+    A line shows every loss and the study's metric.
+    """
+
+    def __init__(self, total_steps: int, total_epochs: int, metric: str) -> None:
+        super().__init__(Path())
+        self.total_steps = total_steps
+        self.total_epochs = total_epochs
+        self.metric = metric
+        self.started = time.monotonic()
+        self.step = self.epoch = 0
+        self.values: dict[str, float] = {}
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Collect the values of an epoch, and print them after its last one, the training loss.
+
+        The last step may be evaluated after that: the caller prints its line.
+        """
+        self.step, self.epoch = step or 0, int(metrics.get("epoch", 0)) + 1
+        self.values |= {
+            name: value
+            for name, value in metrics.items()
+            if name == self.metric or name.endswith("/loss")
+        }
+        if "train/loss" in metrics and self.step < self.total_steps:
+            self.print_line()
+
+    def print_line(self) -> None:
+        """Print the collected values, if there are any."""
+        if not self.values:
+            return
+        values = [f"{name} {value:.4g}" for name, value in self.values.items()]
+        place = f"epoch {self.epoch}/{self.total_epochs}  step {self.step}/{self.total_steps}"
+        seconds = f"{time.monotonic() - self.started:.1f} s"
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="")
+        print("  ".join([place, *values, seconds]), flush=True)
+        self.values.clear()
+
+    def draw_bar(self, step: int, step_time: float) -> None:
+        """Draw the progress bar over the last line of the terminal."""
+        if not sys.stdout.isatty():
+            return
+        bar = "#" * (BAR_WIDTH * step // self.total_steps)
+        text = (
+            f"[{bar:-<{BAR_WIDTH}}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
+        )
+        print(f"\r\x1b[K{text}", end="", flush=True)
+
+
 def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:
-    """As `folder`/0.png, 1.png, ..., legend.json, and as images and a table of TensorBoard."""
+    """Write the pictures and their legend to `folder` (0.png, ..., legend.json) and TensorBoard."""
     legend = pictures.legend
     legend.write(folder / "legend.json")
     rows = [f"| {name} | #{bytes(legend.classes[name]).hex()} |" for name in legend.shown]
@@ -81,19 +137,18 @@ def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, 
 
 
 class Progress(L.Callback):
-    """Writes `progress.json`, at most once a second.
+    """Callback that times steps and evaluations, and writes `progress.json` once a second.
 
-    It has "step" and "total", "step_time" (seconds, the median of the last steps) and "memory" (the
-    most bytes of its device that this process has held).
-
-    Times the steps, and the evaluations of all splits with their reading, in seconds. Every batch
-    of an evaluation counts as a sign of life too: the runner gives up a cell whose file stays as it
-    is (lit_attn.ablate.runner.Limits).
+    The file has "step", "total", "step_time" (seconds, median of the last steps) and "memory" (the
+    most bytes of its device that this process has reserved). It is written during evaluations too:
+    the runner kills a cell whose file stops changing (lit_attn.ablate.runner.Limits). The time of
+    an evaluation covers all splits and the reading of their data.
     """
 
-    def __init__(self, path: Path, total: int) -> None:
+    def __init__(self, path: Path, total: int, console: Console) -> None:
         self.path = path
         self.total = total
+        self.console = console
         self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
         self.started = 0.0
@@ -116,7 +171,7 @@ class Progress(L.Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self.step_times.append(time.perf_counter() - self.started)
-        self._tell(trainer)
+        self._write(trainer)
 
     def on_validation_batch_end(
         self,
@@ -127,28 +182,31 @@ class Progress(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._tell(trainer)
+        self._write(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.started = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        # The metrics have been taken off the device by now: there is nothing left to wait for.
+        # The metrics were read from the device before this, so no GPU work is pending.
         self.evaluation_times.append(time.perf_counter() - self.started)
 
-    def _tell(self, trainer: L.Trainer) -> None:
+    def _write(self, trainer: L.Trainer) -> None:
         if not trainer.is_global_zero:
             return
         now = time.perf_counter()
-        if now - self.written >= 1 or trainer.global_step == self.total:
-            self.written = now
-            said = {
-                "step": trainer.global_step,
-                "total": self.total,
-                "step_time": statistics.median(self.step_times[-RECENT:]),
-                "memory": measurement.held_memory(trainer.strategy.root_device),
-            }
-            # No fsync: the display reads it, nothing depends on it.
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(said) + "\n")
-            temporary.replace(self.path)
+        if now - self.written < 1 and trainer.global_step < self.total:
+            return
+        self.written = now
+        step_time = statistics.median(self.step_times[-RECENT_STEPS:])
+        progress = {
+            "step": trainer.global_step,
+            "total": self.total,
+            "step_time": step_time,
+            "memory": measurement.reserved_memory(trainer.strategy.root_device),
+        }
+        # Without fsync: only the display reads this file.
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(progress) + "\n")
+        temporary.replace(self.path)
+        self.console.draw_bar(trainer.global_step, step_time)

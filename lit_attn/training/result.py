@@ -1,10 +1,8 @@
-"""What a trained cell leaves: its result, by the epoch that counts."""
+"""The result of a trained cell: the metrics of the selected epoch and the facts about the run."""
 
 import datetime
 import math
 from pathlib import Path
-
-import torch
 
 from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.config.cell import Cell
@@ -12,72 +10,72 @@ from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training import measurement
 from lit_attn.training.build import Parts
+from lit_attn.training.process_group import ProcessGroup
+from lit_attn.training.provenance import code_hash, package_versions
 from lit_attn.training.recording import Progress
 
-# What a result says of its speed, by the names of metrics.
 SPEED = ("train/tokens_per_second", "train/mfu", "evaluation/seconds")
+"""Names of the metrics that describe the speed of a run."""
 
 
-def result_of(
+def make_result(
     cell: Cell,
     parts: Parts,
     cell_dir: Path,
-    steps: int,
+    group: ProcessGroup,
     progress: Progress,
-    peak_memory: int | None,
+    steps: int,
+    peak_memory: int,
     elapsed: float,
-    device: torch.device,
-    world: int,
 ) -> Result:
-    """The result of a cell of `world` processes after `steps` and `elapsed` seconds.
+    """Return the result of a cell after `steps` steps and `elapsed` seconds over all attempts.
 
-    Raises ConfigError where the metric was not logged.
+    Raises ConfigError if the study's metric was not logged.
     """
-    experiment, costs = cell.experiment, parts.costs
+    costs = parts.costs
     rows = read_metrics(cell_dir / "metrics.csv")
-    step_time = measurement.step_time(progress.step_times)
-    evaluation = measurement.evaluation_time(progress.evaluation_times)
-    speed = _speed(cell, parts, progress, device, world)
-    # Not in the file, which is the same however often a cell was stopped.
+    speed = _measure_speed(cell, parts, progress, group)
+    # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
     rows += [MetricRow(steps, rows[-1].epoch, name, value) for name, value in speed.items()]
-    chosen = selected(rows, cell.metric)
+    selected = select_epoch(rows, cell.metric)
     return Result(
         study=cell.study,
         variant=cell.variant,
         seed=cell.seed,
         identity=cell.fingerprint,
-        metrics={row.name: row.value for row in chosen} | speed,
-        selected_epoch=chosen[0].epoch,
+        metrics={row.name: row.value for row in selected} | speed,
+        selected_epoch=selected[0].epoch,
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
-        devices=world,
-        batch_size=experiment.data.batch_size,
+        devices=group.world_size,
+        batch_size=cell.experiment.data.batch_size,
         parameters=costs.parameters,
         flops=costs.flops,
         ffn_width=costs.ffn_width,
-        step_time=step_time,
-        evaluation_time=evaluation,
+        step_time=measurement.step_time(progress.step_times),
+        evaluation_time=measurement.evaluation_time(progress.evaluation_times),
         peak_memory=peak_memory,
         wall_time=elapsed,
-        device=measurement.device_name(device),
+        device=measurement.device_name(group.device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        code=measurement.code_of(cell.parts),
+        code=code_hash(cell.parts),
         data=parts.data.fingerprint(),
-        versions=measurement.versions(),
+        versions=package_versions(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 
-def _speed(
-    cell: Cell, parts: Parts, progress: Progress, device: torch.device, world: int
+def _measure_speed(
+    cell: Cell, parts: Parts, progress: Progress, group: ProcessGroup
 ) -> dict[str, float]:
-    """Tokens a second, MFU and the seconds of an evaluation, by the names of metrics."""
+    """Return tokens per second, MFU and seconds per evaluation by metric name."""
     data, training = cell.experiment.data, cell.experiment.training
-    peak = measurement.peak_flops(measurement.device_name(device), training.precision)
+    peak = measurement.peak_flops(measurement.device_name(group.device), training.precision)
+    if peak is not None:
+        peak *= group.world_size
     if isinstance(data, ClassFolders) and data.sizes:
-        # FLOPs are of the last size of images, and these grew.
+        # The FLOPs are counted at the final image size, and the images grew.
         peak = None
-    peak = None if peak is None else peak * world
     step_time = measurement.step_time(progress.step_times)
     speed = measurement.speed(step_time, data.batch_size, parts.tokens, parts.costs.flops, peak)
     evaluation = measurement.evaluation_time(progress.evaluation_times)
@@ -86,20 +84,20 @@ def _speed(
     return speed
 
 
-def selected(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
-    """The rows of the epoch that counts: the last evaluated, or the best on validation.
+def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
+    """Return the rows of the selected epoch: the last evaluated, or the best on validation.
 
-    Raises ConfigError where the metric was not logged.
+    Raises ConfigError if the metric was not logged.
     """
     criterion = metric.name
     if metric.selection == "best-validation":
         criterion = "val/" + metric.name.split("/", 1)[1]
-    found = [row for row in rows if row.name == criterion]
-    if not found:
+    candidates = [row for row in rows if row.name == criterion]
+    if not candidates:
         names = ", ".join(sorted({row.name for row in rows}))
-        raise ConfigError(f"metric: '{criterion}' was not logged; logged were {names}")
-    best = found[-1]
+        raise ConfigError(f"metric: '{criterion}' was not logged. These metrics were: {names}.")
+    best = candidates[-1]
     if metric.selection == "best-validation":
         sign = 1 if metric.goal == "max" else -1
-        best = max(found, key=lambda row: sign * row.value)
+        best = max(candidates, key=lambda row: sign * row.value)
     return [row for row in rows if row.epoch == best.epoch]

@@ -17,7 +17,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
-from lit_attn.training import measurement
+from lit_attn.training.provenance import code_hash
 
 STUDY = """\
 studies:
@@ -65,7 +65,7 @@ def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
     (cell,) = (tmp_path / "runs" / "mine" / "reflected").iterdir()
     first = Result.model_validate_json((cell / "result.json").read_text())
     # The file is code too, which a table says; not another cell.
-    assert first.code != measurement.code_of([])
+    assert first.code != code_hash([])
     # A cell knows its parts, wherever it is run again from.
     (cell / "result.json").unlink()
     again = run(cell, "lit_attn.train", str(cell), "--smoke")
@@ -170,16 +170,16 @@ def test_the_code_is_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "a_part_that_goes.py"
     path.write_text("X = 1")
     load_parts([path])
-    code = measurement.code_of([path])
-    assert code != measurement.code_of([])
+    code = code_hash([path])
+    assert code != code_hash([])
     path.write_text("X = 2")
-    assert measurement.code_of([path]) == code
+    assert code_hash([path]) == code
     path.unlink()
-    assert measurement.code_of([path]) == code
+    assert code_hash([path]) == code
     monkeypatch.delitem(sys.modules, path.stem)
     path.write_text("X = 2")
     load_parts([path])
-    assert measurement.code_of([path]) != code
+    assert code_hash([path]) != code
     monkeypatch.delitem(sys.modules, path.stem)
 
 

@@ -1,5 +1,6 @@
 """One cell: its record, exact resume, and every way it can end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from lit_attn.models import budget
 from lit_attn.train import main, run_cell
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
-from lit_attn.training.result import selected
+from lit_attn.training.result import select_epoch
 
 
 def accuracy_at(folder: Path) -> list[tuple[int, int]]:
@@ -64,6 +65,35 @@ def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
     assert progress["step_time"] == pytest.approx(result.step_time.median, abs=1)
     assert progress["memory"] > 10**7
     assert (result.devices, result.batch_size) == (1, 256)
+
+
+def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lightning's own messages stay silent; the last evaluation has a line even if it is extra."""
+    run_cell(folder_of(digits_cell(training={"max_steps": 6}), tmp_path))
+    captured = capsys.readouterr()
+    first, second = captured.out.splitlines()
+    assert first.startswith("epoch 1/2  step 4/6  val/loss ")
+    assert second.startswith("epoch 2/2  step 6/6  ")
+    for line in (first, second):
+        assert {"train/loss", "val/loss", "test/loss", "test/accuracy"} <= set(line.split())
+    assert captured.err == ""
+
+
+def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    parent, child = os.openpty()
+    command = [sys.executable, "-m", "lit_attn.train", str(folder)]
+    with subprocess.Popen(command, stdout=child) as process:
+        os.close(child)
+        output = b""
+        # Reading a terminal whose other end is closed is an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(parent, 4096):
+                output += part
+    os.close(parent)
+    assert process.returncode == 0
+    assert b"\r\x1b[K[########################] step 12/12, " in output
+    assert b"\r\x1b[Kepoch 3/3  step 12/12  " in output
 
 
 def test_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
@@ -299,8 +329,8 @@ def test_the_last_epoch_or_the_best_on_validation_counts() -> None:
         MetricRow(2, 1, "val/accuracy", 0.8),
         MetricRow(2, 1, "test/accuracy", 0.99),
     ]
-    assert {row.epoch for row in selected(rows, Metric())} == {1}
-    assert {row.epoch for row in selected(rows, Metric(selection="best-validation"))} == {0}
+    assert {row.epoch for row in select_epoch(rows, Metric())} == {1}
+    assert {row.epoch for row in select_epoch(rows, Metric(selection="best-validation"))} == {0}
 
 
 def test_exit_codes(

@@ -17,7 +17,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training
 from lit_attn.schema.errors import explain
 from lit_attn.train import run_cell, time_cell
-from lit_attn.training.diagnostics import Diagnostics
+from lit_attn.training.diagnostics import DiagnosticsCallback
 
 KINDS = ["residual", "rank", "maps", "heads", "mixture"]
 RECORDS = ("diagnostics.csv", "attention.npz")
@@ -129,13 +129,13 @@ def test_the_trained_weights_and_not_their_average(looked: Path, tmp_path: Path)
 
 def test_an_estimate_counts_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of seven evaluations four are looked after, for two seconds each."""
-    original = Diagnostics.on_validation_end
+    original = DiagnosticsCallback.on_validation_end
 
-    def slow(self: Diagnostics, *given: Any) -> None:
+    def slow(self: DiagnosticsCallback, *given: Any) -> None:
         original(self, *given)
         self.times = [2.0 for _ in self.times]
 
-    monkeypatch.setattr(Diagnostics, "on_validation_end", slow)
+    monkeypatch.setattr(DiagnosticsCallback, "on_validation_end", slow)
     found = []
     for diagnostics in (None, {"kinds": ["heads"], "every": 2}):
         made = cell(diagnostics, epochs=7)

@@ -28,7 +28,7 @@ from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import sequence, vit
 from lit_attn.models.trunk import sinusoids
 from lit_attn.training import layer_inputs
-from lit_attn.training.diagnostics import Looked, look
+from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 
 EVERYTHING = Diagnostics(kinds=("residual", "rank", "maps", "heads", "mixture"))
 DIM, HEADS, WIDTH = 16, 4, 4
@@ -52,13 +52,15 @@ def images(count: int = 3) -> Tensor:
     return torch.randn(count, 1, 8, 8, dtype=torch.double, generator=generator)
 
 
-def seen(network: nn.Module, *inputs: Tensor, chosen: Diagnostics = EVERYTHING) -> Looked:
-    return look(network, inputs, chosen, 7)
+def seen(
+    network: nn.Module, *inputs: Tensor, chosen: Diagnostics = EVERYTHING
+) -> NetworkDiagnostics:
+    return diagnose(network, inputs, chosen, 7)
 
 
-def values(looked: Looked) -> Found:
-    assert {row.step for row in looked.rows} <= {7}
-    return {(row.layer, row.head, row.name): row.value for row in looked.rows}
+def values(recorded: NetworkDiagnostics) -> Found:
+    assert {row.step for row in recorded.rows} <= {7}
+    return {(row.layer, row.head, row.name): row.value for row in recorded.rows}
 
 
 @torch.no_grad()
@@ -138,14 +140,14 @@ def test_every_preset_against_the_formulas(name: str) -> None:
 
 def test_the_arrays_of_a_look() -> None:
     network = vision(PRESETS["mgk"])
-    looked = seen(network, images())
-    assert set(looked.arrays) == {"rank.1", "map.1", "rank.2", "map.2"}
-    assert looked.arrays["rank.1"].shape == (3, HEADS)
-    one = looked.arrays["map.2"]
+    recorded = seen(network, images())
+    assert set(recorded.arrays) == {"rank.1", "map.1", "rank.2", "map.2"}
+    assert recorded.arrays["rank.1"].shape == (3, HEADS)
+    one = recorded.arrays["map.2"]
     assert one.shape == (HEADS, 17, 17)
     np.testing.assert_allclose(one.sum(-1), 1, rtol=1e-5)
-    ranks = values(looked)
-    assert ranks[2, 3, "rank"] == looked.arrays["rank.2"][:, 2].mean()
+    ranks = values(recorded)
+    assert ranks[2, 3, "rank"] == recorded.arrays["rank.2"][:, 2].mean()
 
 
 def test_a_rank_that_is_known() -> None:
@@ -190,7 +192,7 @@ def test_mixtures(spec: AttentionSpec, expected: dict[int | None, list[float]]) 
     torch.manual_seed(0)
     model = ViTConfig(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10)
-    found = values(look(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
+    found = values(diagnose(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
     for head, of_keys in expected.items():
         assert [found[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
             of_keys
@@ -251,7 +253,7 @@ def test_language_models(choice: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["standard", "dcmha", "mlk"])
-def test_padding_is_not_looked_at(name: str) -> None:
+def test_padding_is_not_recorded_at(name: str) -> None:
     """Two documents of six tokens show the same, however many empty places follow."""
     torch.manual_seed(0)
     model = SequenceClassifierConfig(
@@ -275,10 +277,10 @@ def test_padding_is_not_looked_at(name: str) -> None:
         np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
 
 
-def test_samples_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_recorded_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     whole = seen(network, images(5))
-    monkeypatch.setattr(layer_inputs, "AT_ONCE", 2 * HEADS * 2 * 17 * 17)
+    monkeypatch.setattr(layer_inputs, "MAX_WEIGHTS", 2 * HEADS * 2 * 17 * 17)
     parts = seen(network, images(5))
     assert values(parts) == pytest.approx(values(whole), rel=1e-12)
     for name, array in whole.arrays.items():
@@ -315,7 +317,7 @@ def test_looking_changes_nothing() -> None:
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     modes = [module.training for module in network.modules()]
     random = torch.get_rng_state()
-    look(network, (images().float(),), EVERYTHING, 7)
+    diagnose(network, (images().float(),), EVERYTHING, 7)
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in network.modules()] == modes
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
@@ -326,9 +328,9 @@ def test_looking_changes_nothing() -> None:
 def test_weights_alone_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     monkeypatch.setattr(network, "forward", None)
-    looked = look(network, (images(),), Diagnostics(kinds=("heads", "mixture")), 7)
-    assert {row.name for row in looked.rows} == {"captured-qk", "captured-ov", "pi-1", "pi-2"}
-    assert looked.arrays == {}
+    recorded = diagnose(network, (images(),), Diagnostics(kinds=("heads", "mixture")), 7)
+    assert {row.name for row in recorded.rows} == {"captured-qk", "captured-ov", "pi-1", "pi-2"}
+    assert recorded.arrays == {}
 
 
 @pytest.mark.gpu

@@ -1,0 +1,45 @@
+"""The code and package versions that produced a result."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable
+from pathlib import Path
+
+import lit_attn
+from lit_attn.schema.plugins import get_file_hash, get_package_versions, hash_source
+
+PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
+NOT_TRAINING = ("ablate", "bench", "report")
+"""Packages that a training cell does not execute."""
+
+
+def code_hash(parts: Iterable[Path]) -> str:
+    """Return 12 hexadecimal digits that identify the code that a cell with these `parts` executes.
+
+    Comments, docstrings and the layout of the code do not count.
+    """
+    digest = _PACKAGE.copy()
+    for path in parts:
+        digest.update(path.name.encode())
+        digest.update(get_file_hash(path))
+    return digest.hexdigest()[:12]
+
+
+def hash_package(root: Path) -> "hashlib._Hash":
+    """Return the hash of all modules below `root` that a training cell can reach."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in NOT_TRAINING:
+            digest.update(name.as_posix().encode())
+            digest.update(hash_source(path.read_bytes()))
+    return digest
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages on which the numbers depend, plug-ins included."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES} | get_package_versions()
+
+
+# Computed at import, when the files are those that run: they may change during a long study.
+_PACKAGE = hash_package(Path(lit_attn.__file__).parent)
