@@ -50,7 +50,7 @@ class Metric(Record):
     name: str = "test/accuracy"
     label: str = "accuracy (%)"
     goal: Literal["max", "min"] = "max"
-    scale: float = 100.0
+    scale: FiniteFloat = 100.0
     selection: Literal["last", "best-validation"] = "last"
 
     @property
@@ -217,8 +217,10 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _whole_lines(path: Path) -> Iterator[list[str]]:
-    """The fields of every line that ends."""
+    """Yield the fields of every complete line, without lines whose fields exceed csv's limit."""
     if not path.exists():
-        return iter(())
+        return
     text = path.read_text(encoding="utf-8", errors="replace")
-    return csv.reader(text[: text.rfind("\n") + 1].splitlines())
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        with contextlib.suppress(csv.Error):
+            yield from csv.reader([line])

@@ -1,4 +1,4 @@
-"""`python -m lit_attn.report RUNS`: regenerate every table and figure from the records."""
+"""`python -m lit_attn.report RUNS`: write every table and figure from the records."""
 
 import argparse
 import sys
@@ -9,20 +9,22 @@ from lit_attn.schema.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0, or 2 where there is nothing to report on or nowhere to write it."""
+    """Return exit code 0, 1 if a study was skipped, or 2 if no report could be written."""
     parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
-    parser.add_argument("runs", type=Path, help="the folder that a runner wrote")
-    parser.add_argument("--study", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("runs", type=Path, help="folder that the runner wrote")
+    parser.add_argument("--study", nargs="+", metavar="NAME", help="report only these studies")
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
     options = parser.parse_args(arguments)
     try:
-        for folder in write_reports(options.runs, options.reports, options.study):
-            print(folder / "table.html")
+        folders = write_reports(options.runs, options.reports, options.study)
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    for folder in folders:
+        print(folder / "table.html")
     print(options.reports / "index.html")
-    return 0
+    planned = options.study or list(options.runs.glob("*/plan.json"))
+    return 0 if len(folders) == len(planned) else 1
 
 
 if __name__ == "__main__":

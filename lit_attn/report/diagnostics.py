@@ -1,143 +1,273 @@
-"""Figures and the table of what cells recorded of their attention layers (docs/diagnostics.md)."""
+"""Figures and tables of the recorded attention diagnostics (docs/diagnostics.md), over all seeds.
+
+Shapes: S samples, H heads, n tokens.
+"""
 
 import html
 import statistics
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from lit_attn.report.attention import Place, Recorded, maps_of, ranks
-from lit_attn.report.style import COLOURS, GREY, Curve, band, new_figure, sd
+from lit_attn.cells.records import read_diagnostics
+from lit_attn.report.drawing import (
+    COLOURS,
+    GREY,
+    Curve,
+    add_legend,
+    draw_band,
+    new_figure,
+    new_panels,
+    pick_evenly,
+    sd,
+    sequential_colours,
+    use_integer_ticks,
+)
+from lit_attn.report.read import LOG, StudyRecord
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = {
-    "norms": "Length of what the heads attend to, MH (solid), and of what is left of it without "
-    "its projection onto the tokens' own values V, Δ (dashed), of every layer over training: mean "
-    "over tokens and samples, band of one standard deviation over seeds (BeliefFormer, Fig. 3).",
-    "angles": "Cosine of the angle between a token X and what the layer would add to it: MH W "
-    "(solid) and Δ W (dashed), of every layer over training; 0 is at right angles. Mean over "
+CAPTIONS = {
+    "norms": "Norm of the concatenated head outputs MH (solid) and of their residual Δ after "
+    "projection onto the token's own values V (dashed), for every layer over training: mean over "
     "tokens and samples, band of one standard deviation over seeds (BeliefFormer, Fig. 3).",
-    "ranks": "Rank of the attention matrices after training: singular values of at least 1e-6. "
-    "Each strip is the distribution over heads, samples and seeds, its highest bar as high as the "
-    "strip; lines are the seeds' means (MGK, Fig. 2 and 7).",
-    "maps": "Attention matrices of layers L and heads H after training, of one evaluation sample, "
-    "first seed: queries down, keys across. The darkest is the largest weight of each matrix; "
-    "negative weights, which composed heads may have, are white (MGK, Fig. 2 and 6).",
-    "heads": "Captured variance of the heads' QK circuits (solid) and OV circuits (dashed), by "
-    "layer after training: lower is more diverse. Mean and one standard deviation over seeds; the "
-    "baseline in grey (DCMHA, Fig. 5).",
+    "angles": "Cosine of the angle between a token X and the update of the layer, MH W (solid) or "
+    "Δ W (dashed), for every layer over training. Mean over tokens and samples, band of one "
+    "standard deviation over seeds (BeliefFormer, Fig. 3).",
+    "ranks": "Rank of the attention matrices after training (number of singular values of at least "
+    "1e-6). Each strip is the distribution over heads, samples and seeds, scaled to its highest "
+    "bar; vertical lines are the means of the seeds (MGK, Fig. 2 and 7).",
+    "maps": "Attention matrices of layers L and heads H after training, for one evaluation sample "
+    "of the first seed (rows are queries, columns are keys). Each matrix is scaled to its largest "
+    "weight; the negative weights of composed heads are white (MGK, Fig. 2 and 6).",
+    "heads": "Captured variance of the QK circuits (solid) and OV circuits (dashed) of all heads "
+    "by layer after training; lower means more diverse heads. Mean and one standard deviation over "
+    "seeds; the baseline is grey (DCMHA, Fig. 5).",
 }
 
-# Figure to the table of what it shows.
 TABLES = {
     "norms": "diagnostics.csv",
     "angles": "diagnostics.csv",
     "ranks": "ranks.csv",
     "heads": "diagnostics.csv",
 }
+"""File with the numbers behind each figure."""
 
-# A figure shows so many layers, from the first to the last, and so many heads of each.
-LAYERS, MAP_LAYERS, HEADS = 4, 3, 4
-
-TINY = 1e-30
-
-# Layers told apart by colour in a legend; beyond, the first, the middle and the last.
+# Numbers of layers in the figures of ranks and maps, and of heads for each layer of maps.
+RANK_LAYERS, MAP_LAYERS, MAP_HEADS = 4, 3, 4
 NAMED_LAYERS = 8
+"""Largest number of layers in a legend; with more layers only some of them are named."""
 
-SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+Arrays = dict[str, NDArray[Any]]
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
-def drawn(recorded: dict[str, Recorded], baseline: str) -> "dict[str, Callable[[], Figure | None]]":
-    """What draws each of FIGURES; None comes back where there is no record of it."""
+class Quantity(NamedTuple):
+    """Name of a recorded value with its layer and head; `head` is None for a whole layer."""
+
+    layer: int
+    head: int | None
+    name: str
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Recorded diagnostics of one variant.
+
+    `curves` has the values of all seeds over training. `arrays` has, for each seed, the arrays of
+    the last evaluation: `rank.1` (S, H) and `map.1` (H, n, n) for layer 1.
+    """
+
+    curves: dict[Quantity, Curve] = field(default_factory=dict)
+    arrays: list[Arrays] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers with any recorded value."""
+        return sorted({quantity.layer for quantity in self.curves})
+
+    def final_values(self, quantity: Quantity) -> list[float]:
+        """Return all seeds' values after the last step, or an empty list."""
+        curve = self.curves.get(quantity, {})
+        return curve[max(curve)] if curve else []
+
+    def has_any(self, names: tuple[str, ...]) -> bool:
+        """Return True if a value with one of these names was recorded."""
+        return any(quantity.name in names for quantity in self.curves)
+
+    def ranks(self, layer: int) -> NDArray[Any]:
+        """Return the ranks of a layer's attention matrices over samples, heads and seeds, flat."""
+        ranks = [arrays[f"rank.{layer}"] for arrays in self.arrays if f"rank.{layer}" in arrays]
+        return np.concatenate([array.ravel() for array in ranks]) if ranks else np.zeros(0, int)
+
+    def maps(self) -> dict[int, NDArray[Any]]:
+        """Return the first seed's attention matrices (H, n, n) by layer."""
+        arrays = self.arrays[0] if self.arrays else {}
+        return {
+            int(name.removeprefix("map.")): array
+            for name, array in arrays.items()
+            if name.startswith("map.")
+        }
+
+
+def read_study_diagnostics(study: StudyRecord) -> dict[str, Diagnostics]:
+    """Read the diagnostics of all finished cells, by variant in the order of the plan.
+
+    Variants without diagnostics are left out. Unreadable files are skipped with one warning.
+    """
+    diagnostics = {}
+    unreadable: list[Path] = []
+    for variant in study.plan.variants:
+        cells = study.variant_cells(variant.name)
+        folders = [cell.folder for cell in cells if cell.result is not None]
+        curves: dict[Quantity, Curve] = defaultdict(lambda: defaultdict(list))
+        for folder in folders:
+            for row in read_diagnostics(folder / "diagnostics.csv"):
+                quantity = Quantity(row.layer, row.head, row.name)
+                curves[quantity][row.step].append(row.value)
+        if curves:
+            arrays = [_read_arrays(folder / "attention.npz", unreadable) for folder in folders]
+            ordered = {quantity: dict(sorted(curve.items())) for quantity, curve in curves.items()}
+            diagnostics[variant.name] = Diagnostics(ordered, [a for a in arrays if a])
+    if unreadable:
+        LOG.warning(
+            "%s: %d unreadable files are skipped, first %s",
+            study.plan.study,
+            len(unreadable),
+            unreadable[0],
+        )
+    return diagnostics
+
+
+def _read_arrays(path: Path, unreadable: list[Path]) -> Arrays:
+    if not path.exists():
+        return {}
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except UNREADABLE:
+        unreadable.append(path)
+        return {}
+
+
+def make_values_table(diagnostics: dict[str, Diagnostics]) -> pd.DataFrame:
+    """Return one row for each recorded value: mean and standard deviation (ddof 1) over n seeds."""
+    rows: list[tuple[Any, ...]] = []
+    for name, variant in diagnostics.items():
+        for quantity, curve in variant.curves.items():
+            for step, values in curve.items():
+                spread = sd(values) if len(values) > 1 else None
+                rows.append((name, step, *quantity, statistics.fmean(values), spread, len(values)))
+    columns = ["variant", "step", "layer", "head", "name", "mean", "sd", "n"]
+    return pd.DataFrame(rows, columns=columns).astype({"head": "Int64"})
+
+
+def make_ranks_table(diagnostics: dict[str, Diagnostics]) -> pd.DataFrame:
+    """Return the number of attention matrices of each rank over all seeds, by variant and layer."""
+    rows = []
+    for name, variant in diagnostics.items():
+        for layer in variant.layers:
+            counts = np.unique(variant.ranks(layer), return_counts=True)
+            rows += [(name, layer, int(r), int(count)) for r, count in zip(*counts, strict=True)]
+    return pd.DataFrame(rows, columns=["variant", "layer", "rank", "matrices"])
+
+
+def make_drawers(
+    diagnostics: dict[str, Diagnostics], baseline: str
+) -> "dict[str, Callable[[], Figure | None]]":
+    """Map each figure of CAPTIONS to its drawing function.
+
+    A function returns None if nothing was recorded for its figure.
+    """
     return {
-        "norms": lambda: _over_training(recorded, "norm", "‖MH‖, ‖Δ‖"),
-        "angles": lambda: _over_training(recorded, "cos", "cosine of the angle to X"),
-        "ranks": lambda: _ranks(recorded),
-        "maps": lambda: _maps(recorded),
-        "heads": lambda: _heads(recorded, baseline),
+        "norms": lambda: _draw_over_training(diagnostics, "norm", "‖MH‖, ‖Δ‖"),
+        "angles": lambda: _draw_over_training(diagnostics, "cos", "cosine of the angle to X"),
+        "ranks": lambda: _draw_ranks(diagnostics),
+        "maps": lambda: _draw_maps(diagnostics),
+        "heads": lambda: _draw_heads(diagnostics, baseline),
     }
 
 
-def _over_training(recorded: dict[str, Recorded], what: str, label: str) -> "Figure | None":
-    """A panel per variant, a colour per layer: of MH solid, of Delta dashed."""
-    shown = {
-        name: one for name, one in recorded.items() if _any_of(one, (f"{what}-mh", f"{what}-delta"))
-    }
+def _draw_over_training(
+    diagnostics: dict[str, Diagnostics], name: str, label: str
+) -> "Figure | None":
+    """Draw a panel for each variant with a colour for each layer: MH solid, Δ dashed."""
+    dashes = {f"{name}-mh": "-", f"{name}-delta": "--"}
+    shown = {v: d for v, d in diagnostics.items() if d.has_any(tuple(dashes))}
     if not shown:
         return None
-    layers = sorted({layer for one in shown.values() for layer in one.layers})
-    colours = dict(zip(layers, _scale(len(layers)), strict=True))
-    figure, panels = _panels(len(shown), legend=2)
-    for axes, (name, one) in zip(panels, shown.items(), strict=False):
-        for layer in one.layers:
-            for of, dash in (("mh", "-"), ("delta", "--")):
-                curve = one.curves.get(Place(layer, None, f"{what}-{of}"), {})
-                _line(axes, curve, colours[layer], dash)
-        axes.set_title(name)
-    if what == "norm":
-        panels[0].set_ylim(bottom=0)
-    else:
-        for axes in panels:
+    layers = _all_layers(shown.values())
+    colours = dict(zip(layers, sequential_colours(len(layers)), strict=True))
+    figure, panels = new_panels(len(shown), legend_lines=2)
+    for axes, (variant, recorded) in zip(panels, shown.items(), strict=True):
+        for layer in recorded.layers:
+            for quantity, dash in dashes.items():
+                curve = recorded.curves.get(Quantity(layer, None, quantity), {})
+                # The bands of several layers overlap, so each one is faint.
+                draw_band(axes, curve, colours[layer], dash, alpha=0.1)
+        axes.set_title(variant)
+        if name == "cos":
             axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    _whole_numbers(panels[0])
+    if name == "norm":
+        panels[0].set_ylim(bottom=0)
+    use_integer_ticks(panels[0])
     figure.supxlabel("step", fontsize=8)
     figure.supylabel(label, fontsize=8)
-    key = {f"layer {layer}": (colours[layer], "-") for layer in _some(layers, NAMED_LAYERS)}
-    key |= {"MH": ("black", "-"), "Δ": ("black", "--")}
-    _legend(figure, key)
+    key = {f"layer {layer}": (colours[layer], "-") for layer in pick_evenly(layers, NAMED_LAYERS)}
+    add_legend(figure, key | {"MH": ("black", "-"), "Δ": ("black", "--")})
     return figure
 
 
-def _ranks(recorded: dict[str, Recorded]) -> "Figure | None":
-    """A strip per variant and layer: how many of its attention matrices have which rank."""
-    shown = {name: one for name, one in recorded.items() if any("rank.1" in a for a in one.arrays)}
+def _draw_ranks(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
+    """Draw a histogram strip of the attention matrices' ranks for each variant and layer."""
+    shown = {v: d for v, d in diagnostics.items() if any("rank.1" in a for a in d.arrays)}
     if not shown:
         return None
-    layers = _some(sorted({layer for one in shown.values() for layer in one.layers}), LAYERS)
+    layers = pick_evenly(_all_layers(shown.values()), RANK_LAYERS)
     figure = new_figure(0.26 * len(shown) + 0.75)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
-    every = np.concatenate([ranks(one, layer) for one in shown.values() for layer in layers])
-    low, high = int(every.min()), int(every.max())
+    ranks = np.concatenate([d.ranks(layer) for d in shown.values() for layer in layers])
+    low, high = int(ranks.min()), int(ranks.max())
     step = max(1, -(-(high - low + 1) // 40))
     edges = np.arange(low, high + step + 1, step) - 0.5
     for axes, layer in zip(panels, layers, strict=True):
-        for place, one in enumerate(shown.values()):
-            found = ranks(one, layer)
-            if not len(found):
+        for row, recorded in enumerate(shown.values()):
+            counts, _ = np.histogram(recorded.ranks(layer), edges)
+            if not counts.any():
                 continue
-            counts, _ = np.histogram(found, edges)
             heights = 0.8 * counts / counts.max()
-            bottom = place + 0.4
+            bottom = row + 0.4
             axes.bar(edges[:-1], -heights, step, bottom, align="edge", color=COLOURS[0], alpha=0.5)
-            for arrays in one.arrays:
-                mean = arrays[f"rank.{layer}"].mean()
-                axes.plot([mean, mean], [place - 0.4, bottom], color="black", linewidth=0.7)
+            for arrays in recorded.arrays:
+                if f"rank.{layer}" in arrays:
+                    mean = arrays[f"rank.{layer}"].mean()
+                    axes.plot([mean, mean], [row - 0.4, bottom], color="black", linewidth=0.7)
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
-        _whole_numbers(axes)
+        use_integer_ticks(axes)
     panels[0].set_yticks(range(len(shown)), list(shown))
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
     figure.supxlabel("rank", fontsize=8)
     return figure
 
 
-def _maps(recorded: dict[str, Recorded]) -> "Figure | None":
-    """A row per variant: some heads of some layers, all in one picture."""
-    shown = {
-        name: maps
-        for name, one in recorded.items()
-        if one.arrays and (maps := maps_of(one.arrays[0]))
-    }
+def _draw_maps(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
+    """Draw the attention matrices of some heads of some layers, one row for each variant."""
+    shown = {v: maps for v, d in diagnostics.items() if (maps := d.maps())}
     if not shown:
         return None
-    every = [layer_maps for maps in shown.values() for layer_maps in maps.values()]
-    layers = _some(sorted({layer for maps in shown.values() for layer in maps}), MAP_LAYERS)
-    heads = min(HEADS, max(len(layer_maps) for layer_maps in every))
-    side = max(layer_maps.shape[-1] for layer_maps in every)
+    layers = pick_evenly(sorted({layer for maps in shown.values() for layer in maps}), MAP_LAYERS)
+    matrices = [matrix for maps in shown.values() for matrix in maps.values()]
+    heads = min(MAP_HEADS, max(map(len, matrices)))
+    side = max(matrix.shape[-1] for matrix in matrices)
     pitch = side + max(1, side // 12)
     columns = [(layer, head) for layer in layers for head in range(heads)]
     picture = np.zeros((len(shown) * pitch, len(columns) * pitch))
@@ -147,7 +277,7 @@ def _maps(recorded: dict[str, Recorded]) -> "Figure | None":
                 weights = maps[layer][head].clip(0)
                 rows = slice(down * pitch, down * pitch + len(weights))
                 places = slice(across * pitch, across * pitch + len(weights))
-                picture[rows, places] = weights / max(float(weights.max()), TINY)
+                picture[rows, places] = weights / max(float(weights.max()), 1e-30)
     figure = new_figure(5.8 * len(shown) / len(columns) + 0.3)
     axes = figure.subplots()
     axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
@@ -161,40 +291,53 @@ def _maps(recorded: dict[str, Recorded]) -> "Figure | None":
     return figure
 
 
-def _heads(recorded: dict[str, Recorded], baseline: str) -> "Figure | None":
-    """A panel per variant: captured variance by layer, the baseline's behind it."""
+def _draw_heads(diagnostics: dict[str, Diagnostics], baseline: str) -> "Figure | None":
+    """Draw a panel for each variant: captured variance by layer, with the baseline's in grey."""
     circuits = (("captured-qk", COLOURS[0], "-"), ("captured-ov", COLOURS[1], "--"))
     names = tuple(name for name, _, _ in circuits)
-    shown = {name: one for name, one in recorded.items() if _any_of(one, names)}
+    shown = {v: d for v, d in diagnostics.items() if d.has_any(names)}
     if len(shown) > 1:
-        shown = {name: one for name, one in shown.items() if name != baseline}
+        shown.pop(baseline, None)
     if not shown:
         return None
-    figure, panels = _panels(len(shown), legend=1)
-    for axes, (title, one) in zip(panels, shown.items(), strict=False):
+    figure, panels = new_panels(len(shown), legend_lines=1)
+    for axes, (variant, recorded) in zip(panels, shown.items(), strict=True):
         for name, colour, dash in circuits:
-            if baseline in recorded and title != baseline:
-                _line(axes, _by_layer(recorded[baseline], name), GREY, dash)
-            _line(axes, _by_layer(one, name), colour, dash)
-        axes.set_title(title)
-    _whole_numbers(panels[0])
+            if baseline in diagnostics and variant != baseline:
+                draw_band(axes, _by_layer(diagnostics[baseline], name), GREY, dash, alpha=0.1)
+            draw_band(axes, _by_layer(recorded, name), colour, dash, alpha=0.1)
+        axes.set_title(variant)
+    use_integer_ticks(panels[0])
     figure.supxlabel("layer", fontsize=8)
     figure.supylabel("captured variance", fontsize=8)
     key = {"QK": (COLOURS[0], "-"), "OV": (COLOURS[1], "--")}
-    _legend(figure, key | ({baseline: (GREY, "-")} if baseline not in shown else {}))
+    add_legend(figure, key | ({baseline: (GREY, "-")} if baseline not in shown else {}))
     return figure
 
 
-def mixture_table(recorded: dict[str, Recorded]) -> str:
-    """The learned pi of every head and layer as a `<table>`; empty where no variant has any."""
+def _by_layer(recorded: Diagnostics, name: str) -> Curve:
+    values = {
+        layer: recorded.final_values(Quantity(layer, None, name)) for layer in recorded.layers
+    }
+    return {layer: of_layer for layer, of_layer in values.items() if of_layer}
+
+
+def _all_layers(diagnostics: Iterable[Diagnostics]) -> list[int]:
+    return sorted({layer for recorded in diagnostics for layer in recorded.layers})
+
+
+def make_mixture_table(diagnostics: dict[str, Diagnostics]) -> str:
+    """Return the learned weights pi of every head and layer as a `<table>`, or an empty string."""
     rows = []
-    layers = sorted({layer for one in recorded.values() for layer in one.layers})
-    for variant, one in recorded.items():
-        heads = {place.head for place in one.curves if place.name == "pi-1"}
-        for head in sorted(heads, key=lambda of: of or 0):
-            cells = "".join(f"<td>{_pi(one, layer, head)}</td>" for layer in layers)
-            of = "all" if head is None else str(head)
-            rows.append(f'<tr><th scope="row">{html.escape(variant)}</th><td>{of}</td>{cells}</tr>')
+    layers = _all_layers(diagnostics.values())
+    for variant, recorded in diagnostics.items():
+        heads = {quantity.head for quantity in recorded.curves if quantity.name == "pi-1"}
+        for head in sorted(heads, key=lambda head: head or 0):
+            weights = (_format_weights(recorded, layer, head) for layer in layers)
+            cells = "".join(
+                f"<td>{text}</td>" for text in ("all" if head is None else head, *weights)
+            )
+            rows.append(f'<tr><th scope="row">{html.escape(variant)}</th>{cells}</tr>')
     if not rows:
         return ""
     titles = ["variant", "head", *(f"layer {layer}" for layer in layers)]
@@ -207,68 +350,9 @@ def mixture_table(recorded: dict[str, Recorded]) -> str:
     )
 
 
-def _pi(one: Recorded, layer: int, head: int | None) -> str:
-    shown: list[str] = []
-    while values := one.last(Place(layer, head, f"pi-{len(shown) + 1}")):
+def _format_weights(recorded: Diagnostics, layer: int, head: int | None) -> str:
+    weights: list[str] = []
+    while values := recorded.final_values(Quantity(layer, head, f"pi-{len(weights) + 1}")):
         spread = f" ± {sd(values):.3f}" if len(values) > 1 else ""
-        shown.append(f"{statistics.fmean(values):.3f}{spread}")
-    return " / ".join(shown) or "\N{EM DASH}"
-
-
-def _by_layer(one: Recorded, name: str) -> Curve:
-    found = {layer: one.last(Place(layer, None, name)) for layer in one.layers}
-    return {layer: values for layer, values in found.items() if values}
-
-
-def _any_of(one: Recorded, names: tuple[str, ...]) -> bool:
-    return any(place.name in names for place in one.curves)
-
-
-def _line(axes: "Axes", curve: Curve, colour: Any, dash: str) -> None:
-    if curve:
-        # Several lie over each other.
-        band(axes, curve, colour, dash, alpha=0.1)
-    if len(curve) == 1:
-        # A line of one point is not to be seen.
-        axes.plot(list(curve), [statistics.fmean(*curve.values())], ".", color=colour)
-
-
-def _panels(count: int, legend: int) -> "tuple[Figure, list[Axes]]":
-    """`count` panels with common axes, four in a row, and room for lines of a legend."""
-    columns = min(4, count)
-    lines = -(-count // columns)
-    figure = new_figure(1.35 * lines + 0.55 + 0.17 * legend)
-    panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for place, axes in enumerate(panels[count:], start=count):
-        axes.set_visible(False)
-        panels[place - columns].tick_params(labelbottom=True)
-    return figure, panels
-
-
-def _whole_numbers(axes: "Axes") -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-
-
-def _legend(figure: "Figure", key: dict[str, tuple[Any, str]]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=colour, ls=dash, label=label) for label, (colour, dash) in key.items()
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=6)
-
-
-def _some(values: list[int], most: int) -> list[int]:
-    """At most so many, evenly from the first to the last."""
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def _scale(count: int) -> list[Any]:
-    """Colours in an order that the eye sees: dark is early."""
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
+        weights.append(f"{statistics.fmean(values):.3f}{spread}")
+    return " / ".join(weights) or "\N{EM DASH}"

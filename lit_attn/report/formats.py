@@ -1,33 +1,112 @@
-"""A table as Markdown, LaTeX (booktabs) and HTML."""
+"""A result table as Markdown, LaTeX (booktabs) and HTML, whatever characters its names have."""
 
 import html
+import re
+import unicodedata
+from dataclasses import dataclass
 
-from lit_attn.report.caption import DAGGER, STAR
-from lit_attn.report.latex import latex
-from lit_attn.report.table import Row, Table
+import pandas as pd
+
+from lit_attn.cells.records import Metric
+from lit_attn.report.caption import Caption
+from lit_attn.report.columns import (
+    DAGGER,
+    STAR,
+    Row,
+    headings,
+    make_rows,
+    make_scale,
+    used_columns,
+)
+
+COMMANDS = {
+    **{character: rf"\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "\N{EN DASH}": r"\textendash{}",
+    "\N{EM DASH}": r"\textemdash{}",
+    "…": r"\dots{}",
+    "†": r"\textdagger{}",
+    "°": r"\textdegree{}",
+}
+
+# Names of Unicode. LaTeX has no commands for Greek letters that look like Latin ones.
+SMALL_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau "
+    "upsilon phi chi psi omega"
+)
+CAPITAL_GREEK = "Gamma Delta Theta Lamda Xi Pi Sigma Upsilon Phi Psi Omega"
+
+MATHS = {
+    "\N{MINUS SIGN}": "-",
+    "±": r"\pm",
+    "\N{MULTIPLICATION SIGN}": r"\times",
+    "·": r"\cdot",
+    "≤": r"\le",
+    "≥": r"\ge",
+    "≠": r"\ne",
+    "≈": r"\approx",
+    "∞": r"\infty",
+    "→": r"\to",
+    "⊥": r"\perp",
+    "∥": r"\parallel",
+    "√": r"\surd",
+    **{
+        unicodedata.lookup(f"GREEK {size} LETTER {name}"): rf"\{name}".replace("amda", "ambda")
+        for size, names in (("SMALL", SMALL_GREEK), ("CAPITAL", CAPITAL_GREEK))
+        for name in names.split()
+    },
+}
+
+RAISED = {"<super>": "^", "<sub>": "_"}
+
+# Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
+ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings, rows and caption of a result table as plain text."""
+
+    headings: list[str]
+    rows: list[Row]
+    caption: Caption
+
+
+def make_table(summary: pd.DataFrame, metric: Metric, caption: Caption) -> Table:
+    """Print `summary` without the columns that would be empty in every row."""
+    columns, scale = used_columns(summary), make_scale(summary)
+    return Table(headings(columns, metric, scale), make_rows(summary, columns, scale), caption)
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table with its caption below."""
+    """Return a pipe table with its caption below."""
     lines = [
-        "| " + " | ".join(_markdown(heading) for heading in table.headings) + " |",
+        "| " + " | ".join(markdown(heading) for heading in table.headings) + " |",
         "|" + "|".join("---" if i == 0 else "---:" for i in range(len(table.headings))) + "|",
     ]
     for row in table.rows:
-        name, value, *rest = (_markdown(cell) for cell in row.cells)
-        name += f" {DAGGER}" if row.daggered else ""
-        value = f"**{value}**" if row.bold else value
-        value += f" {_markdown(STAR)}" if row.starred else ""
+        name, value, *rest = map(markdown, row.cells)
+        name += f" {DAGGER}" if row.is_daggered else ""
+        value = f"**{value}**" if row.is_bold else value
+        value += f" {markdown(STAR)}" if row.is_starred else ""
         lines.append("| " + " | ".join([name, value, *rest]) + " |")
     caption = table.caption
-    lines += ["", f"**{_markdown(caption.title)}**"]
-    lines += [f"**Warning: {_markdown(warning)}**" for warning in caption.warnings]
-    lines += [_markdown(note) for note in caption.notes]
+    lines += ["", f"**{markdown(caption.title)}**"]
+    lines += [f"**Warning: {markdown(warning)}**" for warning in caption.warnings]
+    lines += map(markdown, caption.notes)
     return "\n".join([*lines, ""])
 
 
 def to_latex(table: Table, label: str) -> str:
-    """A table that shrinks to the width of the text where it is wider, named `tab:label`."""
+    """Return a table named `tab:label` that shrinks to the width of the text if it is wider."""
+    caption = table.caption
+    safe_label = "".join(c if c.isascii() and c.isalnum() else "-" for c in label)
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
@@ -35,63 +114,84 @@ def to_latex(table: Table, label: str) -> str:
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         r"\begin{tabular}{l" + "r" * (len(table.headings) - 1) + "}",
         r"\toprule",
-        " & ".join(latex(heading) for heading in table.headings) + r" \\",
+        " & ".join(map(latex, table.headings)) + r" \\",
         r"\midrule",
-        *(_latex_row(row) for row in table.rows),
+        *map(_latex_row, table.rows),
         r"\bottomrule",
         r"\end{tabular}}",
-    ]
-    caption = table.caption
-    words = [
+        rf"\caption[{{{latex(caption.title)}}}]{{%",
         rf"\textbf{{{latex(caption.title)}}}",
         *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in caption.warnings),
-        *(latex(note) for note in caption.notes),
-    ]
-    lines += [
-        rf"\caption[{{{latex(caption.title)}}}]{{%",
-        *words,
+        *map(latex, caption.notes),
         "}",
-        rf"\label{{tab:{''.join(c if c.isascii() and c.isalnum() else '-' for c in label)}}}",
+        rf"\label{{tab:{safe_label}}}",
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])
 
 
+def _latex_row(row: Row) -> str:
+    name, value, *rest = map(latex, row.cells)
+    name += rf"\textsuperscript{{{latex(DAGGER)}}}" if row.is_daggered else ""
+    value = rf"\textbf{{{value}}}" if row.is_bold else value
+    value += rf"\textsuperscript{{{STAR}}}" if row.is_starred else ""
+    # Without a guard the end of the previous row takes these characters for its own argument.
+    guard = "{}" if name.startswith(("[", "*")) else ""
+    return guard + " & ".join([name, value, *rest]) + r" \\"
+
+
 def to_html(table: Table) -> str:
-    """A `<table>` element with its caption."""
+    """Return a `<table>` element with its caption."""
     head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in table.headings)
-    body = "\n".join(_html_row(row) for row in table.rows)
+    body = "\n".join(map(_html_row, table.rows))
     caption = table.caption
-    words = [
+    sentences = [
         f"<strong>{html.escape(caption.title)}</strong>",
         *(f'<span class="alert">Warning: {html.escape(w)}</span>' for w in caption.warnings),
         *(f"<span>{html.escape(note)}</span>" for note in caption.notes),
     ]
     return (
-        '<table class="results">\n<caption>\n' + "\n".join(words) + "\n</caption>\n"
+        '<table class="results">\n<caption>\n' + "\n".join(sentences) + "\n</caption>\n"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
     )
 
 
-def _latex_row(row: Row) -> str:
-    name, value, *rest = (latex(cell) for cell in row.cells)
-    name += rf"\textsuperscript{{{latex(DAGGER)}}}" if row.daggered else ""
-    value = rf"\textbf{{{value}}}" if row.bold else value
-    value += rf"\textsuperscript{{{STAR}}}" if row.starred else ""
-    # The end of the row before would take these two for its own argument and its star.
-    guard = "{}" if name.startswith(("[", "*")) else ""
-    return guard + " & ".join([name, value, *rest]) + r" \\"
-
-
 def _html_row(row: Row) -> str:
-    name, value, *rest = (html.escape(cell) for cell in row.cells)
-    name += f"<sup>{DAGGER}</sup>" if row.daggered else ""
-    value = f"<strong>{value}</strong>" if row.bold else value
-    value += f"<sup>{STAR}</sup>" if row.starred else ""
+    name, value, *rest = map(html.escape, row.cells)
+    name += f"<sup>{DAGGER}</sup>" if row.is_daggered else ""
+    value = f"<strong>{value}</strong>" if row.is_bold else value
+    value += f"<sup>{STAR}</sup>" if row.is_starred else ""
     cells = "".join(f"<td>{cell}</td>" for cell in (value, *rest))
     return f'<tr><th scope="row">{name}</th>{cells}</tr>'
 
 
-def _markdown(text: str) -> str:
-    """Text that no Markdown reader takes for markup, on one line."""
+def markdown(text: str) -> str:
+    """Return `text` on one line, escaped so that no Markdown reader takes it for markup."""
     return "".join(rf"\{c}" if c in r"\|*_`<>[]#~$&" else c for c in " ".join(text.split()))
+
+
+def latex(text: str) -> str:
+    """Escape `text` for the body of a document that `pdflatex` compiles without further packages.
+
+    Latin letters, Greek letters and the usual mathematical signs are printed as they are. A
+    character that the default fonts lack is printed as its code point, for example U+4E2D.
+    """
+    escaped = "".join(map(_latex_character, text))
+    # Two hyphens in a row would print as a dash, two apostrophes as a double quote.
+    return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
+
+
+def _latex_character(c: str) -> str:
+    if c in COMMANDS:
+        return COMMANDS[c]
+    if c in MATHS:
+        return f"${MATHS[c]}$"
+    if c.isascii():
+        return c if c.isprintable() else " "
+    decomposed = unicodedata.normalize("NFD", c)
+    if decomposed[0].isascii() and all(accent in ACCENTS for accent in decomposed[1:]):
+        return c
+    kind, _, point = unicodedata.decomposition(c).partition(" ")
+    if kind in RAISED and (plain := chr(int(point.split()[0], 16))).isalnum() and plain.isascii():
+        return f"${RAISED[kind]}{{{plain}}}$"
+    return f"U+{ord(c):04X}"

@@ -1,23 +1,28 @@
-"""From a folder of runs to one study's records: what was planned beside what is there."""
+"""Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from lit_attn.cells.folder import list_attempts, read_exit, read_result
+from lit_attn.cells.folder import read_result, read_state
 from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
 from lit_attn.schema.errors import ConfigError, suggest
+
+LOG = logging.getLogger(__name__)
+"""Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
 
 
 @dataclass(frozen=True)
 class CellRecord:
-    """A planned cell and what its folder holds.
+    """A planned cell and the content of its folder.
 
-    `status` is "done"; or the failure class of the last attempt; or "missing" (never begun),
-    "unfinished" (begun, with no recorded end: running, or cut off), "unreadable" (a result that is
-    torn or of another cell), "without <metric>". Only a cell that is done has a result and a value,
-    which is the study's metric in printed units.
+    `status` is a state of `lit_attn.cells.folder` ("done", "missing", "running", "interrupted" or
+    a failure class), or "without <metric>" for a result that lacks the study's metric. Only a cell
+    with status "done" has a result and a value. The value is the study's metric in printed units.
     """
 
     planned: PlannedCell
@@ -27,7 +32,7 @@ class CellRecord:
     value: float | None = None
 
     def curve(self, metric: Metric) -> list[MetricRow]:
-        """The logged rows of `metric`, in printed units."""
+        """Return the logged rows of `metric` in printed units."""
         return [
             row._replace(value=row.value * metric.scale)
             for row in read_metrics(self.folder / "metrics.csv")
@@ -37,79 +42,90 @@ class CellRecord:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """A plan and all of its cells, in the plan's order."""
+    """A plan and all of its cells, in the order of the plan."""
 
     plan: Plan
     cells: list[CellRecord]
 
-    def of(self, variant: str) -> list[CellRecord]:
-        """The cells of one variant, in the order of the plan's seeds."""
-        return [cell for cell in self.cells if cell.planned.variant == variant]
+    @cached_property
+    def _by_variant(self) -> dict[str, list[CellRecord]]:
+        groups: dict[str, list[CellRecord]] = {v.name: [] for v in self.plan.variants}
+        for cell in self.cells:
+            groups.setdefault(cell.planned.variant, []).append(cell)
+        return groups
+
+    def variant_cells(self, variant: str) -> list[CellRecord]:
+        """Return the cells of one variant, in the order of the plan's seeds."""
+        return self._by_variant.get(variant, [])
 
     def results(self, variant: str | None = None) -> list[Result]:
-        """The results of one variant, or of all."""
-        cells = self.cells if variant is None else self.of(variant)
+        """Return the results of one variant, or of all variants."""
+        cells = self.cells if variant is None else self.variant_cells(variant)
         return [cell.result for cell in cells if cell.result is not None]
 
     def values(self, variant: str) -> dict[int, float]:
-        """The study's metric by seed, of the cells that have it."""
-        cells = self.of(variant)
+        """Return the study's metric by seed, for the cells that have it."""
+        cells = self.variant_cells(variant)
         return {cell.planned.seed: cell.value for cell in cells if cell.value is not None}
 
 
-def read_studies(runs: Path, names: list[str] | None = None) -> list[StudyRecord]:
-    """Every study below `runs` that has a plan, or those in `names`, by name.
+def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
+    """Read the studies below `runs` (all that have a plan, or those in `names`) one by one.
 
-    Raises ConfigError where `runs` holds no plan, or none of a name, or a plan cannot be read.
+    A study that cannot be read is skipped with a warning. Raises ConfigError if `runs` holds no
+    plan, if a name has no plan, or if not one of the studies can be read.
     """
-    found = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
-    if not found:
+    plans = {path.parent.name: path for path in sorted(runs.glob("*/plan.json"))}
+    if not plans:
         raise ConfigError(f"{runs}: holds no study (no */plan.json)")
     for name in names or []:
-        if name not in found:
-            raise ConfigError(f"{runs}: has no study '{name}'{suggest(name, found)}")
-    return [_study(found[name]) for name in (names or found)]
+        if name not in plans:
+            raise ConfigError(f"{runs}: has no study '{name}'{suggest(name, plans)}")
+    errors: list[ConfigError] = []
+    chosen = names or list(plans)
+    for name in chosen:
+        try:
+            study = _read_study(plans[name])
+        except ConfigError as error:
+            errors.append(error)
+            if len(errors) == len(chosen):
+                raise
+            LOG.warning("%s. This study is skipped.", error)
+        else:
+            yield study
 
 
-def _study(path: Path) -> StudyRecord:
+def _read_study(path: Path) -> StudyRecord:
+    """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
     try:
         plan = Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
+    # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
-        # The report's folder is called after the study.
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
-    record = StudyRecord(plan, [_cell(path.parent, cell, plan.metric) for cell in plan.cells])
-    _some_have_the_metric(path, record)
-    return record
+    study = StudyRecord(plan, [_read_cell(path.parent, cell, plan.metric) for cell in plan.cells])
+    _require_metric(path, study)
+    return study
 
 
-def _some_have_the_metric(path: Path, record: StudyRecord) -> None:
-    """Raise ConfigError where cells have results and none of them the study's metric."""
-    name = record.plan.metric.name
-    lacking = [cell for cell in record.cells if cell.status == f"without {name}"]
-    if not lacking or record.results():
+def _require_metric(path: Path, study: StudyRecord) -> None:
+    """Raise ConfigError if cells have results but none of them has the study's metric."""
+    name = study.plan.metric.name
+    without = [cell for cell in study.cells if cell.status == f"without {name}"]
+    if not without or study.results():
         return
-    found = read_result(lacking[0].folder, lacking[0].planned.identity)
-    known = [] if found is None else sorted(found.metrics)
-    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, known)}")
+    result = read_result(without[0].folder, without[0].planned.identity)
+    measured = [] if result is None else sorted(result.metrics)
+    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, measured)}")
 
 
-def _cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
+def _read_cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
     folder = study / planned.path
-    found = read_result(folder, planned.identity)
-    if found is None:
-        return CellRecord(planned, folder, _unsuccessful(folder))
-    if metric.name not in found.metrics:
+    result = read_result(folder, planned.identity)
+    if result is None:
+        return CellRecord(planned, folder, read_state(folder, planned.identity))
+    if metric.name not in result.metrics:
         return CellRecord(planned, folder, f"without {metric.name}")
-    value = found.metrics[metric.name] * metric.scale
-    return CellRecord(planned, folder, "done", found, value)
-
-
-def _unsuccessful(folder: Path) -> str:
-    if (folder / "result.json").exists():
-        return "unreadable"
-    if not (begun := list_attempts(folder)):
-        return "missing"
-    ended = read_exit(begun[-1])
-    return "unfinished" if ended is None else ended.failure
+    value = result.metrics[metric.name] * metric.scale
+    return CellRecord(planned, folder, "done", result, value)

@@ -1,29 +1,29 @@
-"""One study's numbers: a frame with a row per cell and a frame with a row per variant.
+"""Numbers of one study: a frame with a row for each cell, and one with a row for each variant.
 
 Values are in printed units (an accuracy in percent), times in seconds, memory in bytes.
 """
 
 import statistics
+from collections import Counter
 from typing import Any
 
 import pandas as pd
 
 from lit_attn.cells.records import PlannedVariant, Result
 from lit_attn.report import stats
+from lit_attn.report.columns import ALPHA, Record, to_frame
 from lit_attn.report.read import CellRecord, StudyRecord
 
-ALPHA = 0.05
 
-
-def per_seed(study: StudyRecord) -> pd.DataFrame:
-    """Every planned cell with its status and, where it is done, everything that was measured."""
+def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return every planned cell with its status and all measurements of its result."""
     rows = [
         {
             "variant": cell.planned.variant,
             "seed": cell.planned.seed,
             "status": cell.status,
             "value": cell.value,
-            **({} if cell.result is None else _measured(cell.result)),
+            **({} if cell.result is None else _measurements(cell.result)),
             "identity": cell.planned.identity,
         }
         for cell in study.cells
@@ -34,26 +34,7 @@ def per_seed(study: StudyRecord) -> pd.DataFrame:
     return frame.astype({name: "Int64" for name in integers if name in frame})
 
 
-def per_variant(study: StudyRecord) -> pd.DataFrame:
-    """One row per variant in the plan's order: value, difference to the baseline, cost."""
-    rows = [_row(study, variant) for variant in study.plan.variants]
-    compared = [row for row in rows if row["p"] is not None]
-    for row, adjusted in zip(compared, stats.holm([r["p"] for r in compared]), strict=True):
-        row["p_holm"] = adjusted
-        row["significant"] = adjusted <= ALPHA
-    means = [row["mean"] for row in rows if row["mean"] is not None]
-    if means:
-        best = max(means) if study.plan.metric.goal == "max" else min(means)
-        for row in rows:
-            row["best"] = row["mean"] == best
-    frame = pd.DataFrame(rows)
-    integers = ["n", "planned", "pairs", "seeds_needed", "parameters", "flops", "peak_memory"]
-    numbers = ["mean", "sd", "difference", "low", "high", "p", "p_floor", "p_holm", "step_time"]
-    numbers += ["evaluation_time", "published", "published_sd", "published_difference"]
-    return frame.astype(dict.fromkeys(integers, "Int64")).astype(dict.fromkeys(numbers, "Float64"))
-
-
-def _measured(result: Result) -> dict[str, Any]:
+def _measurements(result: Result) -> dict[str, Any]:
     return {
         "selected_epoch": result.selected_epoch,
         "steps": result.steps,
@@ -75,22 +56,38 @@ def _measured(result: Result) -> dict[str, Any]:
     }
 
 
-def _row(study: StudyRecord, variant: PlannedVariant) -> dict[str, Any]:
-    cells, results = study.of(variant.name), study.results(variant.name)
-    own = study.values(variant.name)
+def make_variant_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return value, difference to the baseline and costs of every variant, in the plan's order."""
+    records = [_variant_record(study, variant) for variant in study.plan.variants]
+    compared = [record for record in records if record["p"] is not None]
+    adjusted = stats.holm([record["p"] for record in compared])
+    for record, p_value in zip(compared, adjusted, strict=True):
+        record["p_holm"] = p_value
+        record["significant"] = p_value <= ALPHA
+    means = [record["mean"] for record in records if record["mean"] is not None]
+    if means:
+        best = max(means) if study.plan.metric.goal == "max" else min(means)
+        for record in records:
+            record["best"] = record["mean"] == best
+    return to_frame(records)
+
+
+def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
+    cells, results = study.variant_cells(variant.name), study.results(variant.name)
+    values = study.values(variant.name)
     baseline = {} if variant.name == study.plan.baseline else study.values(study.plan.baseline)
-    differences = [value - baseline[seed] for seed, value in own.items() if seed in baseline]
+    differences = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
     interval = stats.paired_interval(differences)
-    mean = statistics.fmean(own.values()) if own else None
+    mean = statistics.fmean(values.values()) if values else None
     published, published_sd = variant.published or (None, None)
     evaluations = [r.evaluation_time.median for r in results if r.evaluation_time is not None]
     return {
         "variant": variant.name,
-        "n": len(own),
+        "n": len(values),
         "planned": len(cells),
-        "failures": _failures(cells),
+        "failures": _describe_failures(cells),
         "mean": mean,
-        "sd": statistics.stdev(own.values()) if len(own) > 1 else None,
+        "sd": statistics.stdev(values.values()) if len(values) > 1 else None,
         "best": False,
         "pairs": len(differences),
         "difference": statistics.fmean(differences) if differences else None,
@@ -103,28 +100,24 @@ def _row(study: StudyRecord, variant: PlannedVariant) -> dict[str, Any]:
         "seeds_needed": stats.seeds_needed(differences),
         "published": published,
         "published_sd": published_sd,
-        "published_difference": _difference(mean, published),
+        "published_difference": None if mean is None or published is None else mean - published,
         "parameters": _median_integer([r.parameters for r in results]),
         "flops": _median_integer([r.flops for r in results]),
         "step_time": statistics.median(r.step_time.median for r in results) if results else None,
         "evaluation_time": statistics.median(evaluations) if evaluations else None,
         "peak_memory": _median_integer([r.peak_memory for r in results]),
-        "mixed": _mixed(study, variant.name),
+        "mixed": _is_mixed(study, variant.name),
     }
 
 
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
+def _describe_failures(cells: list[CellRecord]) -> str:
+    """Return the cells without a value, as in "1 diverged, 2 missing", or an empty string."""
+    statuses = Counter(cell.status for cell in cells if cell.status != "done")
+    return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
 
 
-def _failures(cells: list[CellRecord]) -> str:
-    """The cells without a value, as in "1 diverged, 2 missing", or nothing."""
-    bad = [cell.status for cell in cells if cell.status != "done"]
-    return ", ".join(f"{bad.count(status)} {status}" for status in sorted(set(bad)))
-
-
-def _mixed(study: StudyRecord, variant: str) -> bool:
-    """Whether the variant's records and the baseline's are of more than one code or data."""
+def _is_mixed(study: StudyRecord, variant: str) -> bool:
+    """Return True if the results of the variant and the baseline differ in code or data."""
     results = study.results(variant) + study.results(study.plan.baseline)
     return len({(result.code, result.data) for result in results}) > 1
 

@@ -57,7 +57,7 @@ def write_study(
 def read(root: Path, **study: object) -> StudyRecord:
     """Write a study (see `write_study`) and read it back."""
     write_study(root, **study)
-    return read_studies(root)[0]
+    return next(read_studies(root))
 
 
 def accuracy_of(effect: float, seed: int, variant: str) -> float:

@@ -14,7 +14,8 @@ from helpers.fake_study import write_study
 
 from lit_attn.cells.records import DiagnosticRow, csv_lines
 from lit_attn.report import write_reports
-from lit_attn.report.diagnostics import FIGURES, _some
+from lit_attn.report.diagnostics import CAPTIONS
+from lit_attn.report.drawing import pick_evenly
 
 STEPS = (100, 200, 300)
 QUANTITIES = ("norm-mh", "norm-delta", "cos-mh", "cos-delta", "captured-qk", "captured-ov")
@@ -70,10 +71,10 @@ def test_every_figure_with_the_numbers_behind_it(drawn: Path) -> None:
     folder = drawn
     page = (folder / "table.html").read_text()
     assert page.count("<h2>Attention layers</h2>") == 1
-    for name in FIGURES:
+    for name in CAPTIONS:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f'<img src="{name}.svg"' in page
-        assert html.escape(FIGURES[name]) in page
+        assert html.escape(CAPTIONS[name]) in page
     values = pd.read_csv(folder / "diagnostics.csv")
     row = values.query("variant == 'belief' and step == 200 and layer == 2 and name == 'cos-mh'")
     of_seeds = [2.2, 2.3, 2.4]
@@ -102,13 +103,13 @@ def test_pi_that_all_heads_share(tmp_path: Path) -> None:
     page = (folder / "table.html").read_text()
     row = '<th scope="row">belief</th><td>all</td><td>0.100 / 0.200 / 0.300</td>'
     assert row in page
-    assert not any((folder / f"{name}.svg").exists() for name in FIGURES)
+    assert not any((folder / f"{name}.svg").exists() for name in CAPTIONS)
 
 
 def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn.parents[1] / "runs", tmp_path / "runs")
     folder = report(tmp_path)
-    for name in [f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")]:
+    for name in [f"{name}.{kind}" for name in CAPTIONS for kind in ("svg", "png")]:
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
     for name in ("diagnostics.csv", "ranks.csv", "table.html"):
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
@@ -120,7 +121,7 @@ def test_without_records_there_is_nothing(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn.parent, tmp_path / "reports")
     folder = report(tmp_path)
     left = {path.stem for path in folder.iterdir()}
-    assert not left & {*FIGURES, "diagnostics"}
+    assert not left & {*CAPTIONS, "diagnostics"}
     assert "Attention layers" not in (folder / "table.html").read_text()
     assert (folder / "curves.svg").exists()
 
@@ -137,7 +138,7 @@ def test_variants_have_what_they_have(tmp_path: Path) -> None:
     assert set(pd.read_csv(folder / "ranks.csv")["variant"]) == {"belief"}
     values = pd.read_csv(folder / "diagnostics.csv").groupby("variant")["n"].unique()
     assert {name: list(n) for name, n in values.items()} == {"standard": [3], "belief": [1]}
-    assert all((folder / f"{name}.svg").exists() for name in FIGURES)
+    assert all((folder / f"{name}.svg").exists() for name in CAPTIONS)
 
 
 def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_many_layers_and_heads(tmp_path: Path) -> None:
     """A deep network of long sequences: some layers and heads stand for all."""
     recorded(tmp_path, seeds=1, layers=24, heads=16, n=64)
     folder = report(tmp_path)
-    assert all((folder / f"{name}.png").exists() for name in FIGURES)
+    assert all((folder / f"{name}.png").exists() for name in CAPTIONS)
     assert set(pd.read_csv(folder / "ranks.csv")["layer"]) == set(range(1, 25))
 
 
@@ -167,7 +168,7 @@ def test_many_layers_and_heads(tmp_path: Path) -> None:
     ("count", "most", "expected"), [(3, 4, [1, 2, 3]), (24, 4, [1, 9, 16, 24]), (12, 3, [1, 7, 12])]
 )
 def test_some_layers_stand_for_all(count: int, most: int, expected: list[int]) -> None:
-    assert _some(list(range(1, count + 1)), most) == expected
+    assert pick_evenly(list(range(1, count + 1)), most) == expected
 
 
 def test_names_are_text(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from lit_attn.cells.records import Legend, Metric, Plan
 from lit_attn.report import write_reports
+from lit_attn.report.drawing import SETTINGS
 from lit_attn.report.read import StudyRecord, read_studies
-from lit_attn.report.segmentation import class_table, draw_pictures, per_class
-from lit_attn.report.style import SETTINGS
+from lit_attn.report.segmentation import draw_pictures, make_class_frame, make_class_table
 
 NASTY = 'tree | <b>&"x"</b>'
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -50,11 +50,11 @@ def write(
             panels = [np.full((4, 6, 3), colour, np.uint8) for colour in (RED, GREEN, BLUE)]
             picture = Image.fromarray(np.concatenate(panels, axis=1))
             picture.save(folder / "pictures" / f"{number}.png")
-    return read_studies(root)[0]
+    return next(read_studies(root))
 
 
 def test_means_of_each_class_over_seeds(tmp_path: Path) -> None:
-    found = per_class(write(tmp_path)).set_index(["variant", "class"])
+    found = make_class_frame(write(tmp_path)).set_index(["variant", "class"])
     assert found.loc[("a", "wall"), "mean"] == pytest.approx(55)
     assert found.loc[("a", "wall"), "sd"] == pytest.approx(np.std([50, 60], ddof=1))
     assert found.loc[("b", "wall"), ["mean", "n"]].tolist() == [pytest.approx(30), 1]
@@ -63,14 +63,14 @@ def test_means_of_each_class_over_seeds(tmp_path: Path) -> None:
 
 
 def test_the_table_is_of_what_the_study_compares(tmp_path: Path) -> None:
-    averaged = per_class(write(tmp_path, metric="test/ema-mIoU"))
+    averaged = make_class_frame(write(tmp_path, metric="test/ema-mIoU"))
     assert set(averaged["mean"]) == {80}
     assert set(averaged["class"]) == {"wall"}
-    assert per_class(write(tmp_path / "other", metric="other/mIoU")).empty
+    assert make_class_frame(write(tmp_path / "other", metric="other/mIoU")).empty
 
 
 def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
-    table = class_table(per_class(write(tmp_path)))
+    table = make_class_table(make_class_frame(write(tmp_path)))
     assert "<b>" not in table
     assert html.escape(NASTY) in table
     assert "<td><strong>55.00</strong> ± 7.07</td><td>30.00</td>" in table
@@ -103,7 +103,7 @@ def tell(
 ) -> None:
     """What a cell of the first seed says of its pictures' colours."""
     legend = Legend(weights=weights, classes=classes, shown=shown)
-    legend.write(study.of(variant)[0].folder / "pictures" / "legend.json")
+    legend.write(study.variant_cells(variant)[0].folder / "pictures" / "legend.json")
 
 
 def legend_of(study: StudyRecord) -> tuple[str, dict[str, tuple[int, ...]], int]:

@@ -14,7 +14,7 @@ from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
 from lit_attn.cells.records import Metric, PlannedCell, Result, Spread, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.latex import latex
+from lit_attn.report.formats import latex
 from lit_attn.schema.errors import ConfigError
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
@@ -51,8 +51,8 @@ def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
     assert not table["significant"].any()
     markdown = (folder / "table.md").read_text()
     assert f"**{belief2.mean():.2f} ± {belief2.std():.2f}**" in markdown
-    assert "cannot go below 2/2ⁿ (0.0625 at 5 pairs)" in markdown
-    assert "it takes at least 7 pairs" in markdown
+    assert "cannot fall below 2/2ⁿ (0.0625 for 5 pairs)" in markdown
+    assert "needs at least 7 seeds whatever the effect" in markdown
     assert "3,375,076" in markdown
     assert index_cells(tmp_path) == ["belief2", "none"]
 
@@ -84,7 +84,7 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
     markdown = (folder / "table.md").read_text()
     assert "3/5, 1 diverged, 1 missing" in markdown
     assert "(2 pairs)" in markdown
-    assert "in no average" in markdown
+    assert "enter no mean" in markdown
     seeds = pd.read_csv(folder / "per_seed.csv")
     assert len(seeds) == 15
     assert seeds.set_index(["variant", "seed"]).loc[("belief", 3), "status"] == "diverged"
@@ -133,8 +133,8 @@ def test_columns_say_what_is_counted_and_by_which_test(tmp_path: Path) -> None:
     for name in ("table.md", "table.tex", "table.html"):
         text = (folder / name).read_text()
         assert "seeds needed (t test)" in text
-        assert "A star is of another test: it takes 7 pairs however large the difference" in text
-        assert "softmax, norms, epilogues and all other element-wise work are not counted" in text
+        assert "The star uses the corrected exact test, which can need more seeds." in text
+        assert "softmax, norms, epilogues and other element-wise work are not counted" in text
 
 
 def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
     text = (report(tmp_path) / "table.md").read_text()
     assert "| evaluation (s) |" in text
     assert text.count(" 38.00 |") == 1
-    assert "evaluation: the same over a run's evaluations" in text
+    assert "Evaluation is the median time of one evaluation of all splits" in text
     assert rows(tmp_path / "reports" / "fake").loc["belief", "evaluation_time"] == 38
     assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
 
@@ -173,7 +173,7 @@ def test_published_values_stand_beside(tmp_path: Path) -> None:
     markdown = (folder / "table.md").read_text()
     assert "72.01 ± 0.20" in markdown
     assert "| 76.15 |" in markdown
-    assert "Published: Belief2, Table 2, ± as printed there." in markdown
+    assert "Published values and their ± are copied from Belief2, Table 2." in markdown
     table = rows(folder)
     difference = table.loc["standard", "published_difference"]
     assert difference == pytest.approx(table.loc["standard", "mean"] - 72.01)

@@ -1,0 +1,285 @@
+"""Columns of the result table, declared once for Markdown, LaTeX, HTML and CSV."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lit_attn.cells.records import Metric
+
+NOTHING = "\N{EM DASH}"
+MINUS = "\N{MINUS SIGN}"
+STAR, DAGGER = "*", "†"
+ALPHA = 0.05
+
+Record = dict[str, Any]
+"""One variant's numbers by CSV field."""
+
+
+class Unit(NamedTuple):
+    """SI prefix, its factor, and the format of a number in this unit."""
+
+    prefix: str
+    size: float
+    form: str
+
+
+UNITS = (Unit("T", 1e12, ",.2f"), Unit("G", 1e9, ",.2f"), Unit("M", 1e6, ",.0f"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Decimals of the metric, and units of FLOPs and memory: the same in every row of a table."""
+
+    digits: int
+    flops: Unit
+    memory: Unit
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a study's table.
+
+    `heading` and `note` (the sentences that define the column in the caption) are templates of
+    `str.format`. `text` prints the cell of one variant. `fields` are the CSV fields behind the
+    column with their pandas types. Without `text` the column is in the CSV file only.
+    """
+
+    key: str
+    heading: str = ""
+    note: str = ""
+    text: Callable[[Record, Scale], str] | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Printed cells of one variant: the name, the value, then the rest.
+
+    The value is bold for the best mean and starred if the variant passes the corrected test. A
+    dagger marks a name whose records do not compare with the baseline's.
+    """
+
+    cells: list[str]
+    is_bold: bool
+    is_starred: bool
+    is_daggered: bool
+
+
+def make_scale(summary: pd.DataFrame) -> Scale:
+    """Choose the decimals and units of a table: the median spread keeps two significant digits."""
+    spreads = summary["sd"][summary["sd"] > 0]
+    digits = 2
+    if len(spreads):
+        digits = min(max(2, 1 - math.floor(math.log10(spreads.median()))), 6)
+    return Scale(digits, _choose_unit(summary["flops"]), _choose_unit(summary["peak_memory"]))
+
+
+def make_rows(summary: pd.DataFrame, columns: list[Column], scale: Scale) -> list[Row]:
+    """Print the rows of `summary`."""
+    records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
+    return [
+        Row(
+            [column.text(record, scale) for column in columns if column.text],
+            record["best"],
+            record["significant"],
+            record["mixed"],
+        )
+        for record in records
+    ]
+
+
+def used_columns(summary: pd.DataFrame) -> list[Column]:
+    """Return the printed columns that have a value in at least one row."""
+    scale = make_scale(summary)
+    printed = [column for column in COLUMNS if column.text]
+    cells = zip(*(row.cells for row in make_rows(summary, printed, scale)), strict=True)
+    always = ("variant", "value", "n")
+    return [
+        column
+        for column, texts in zip(printed, cells, strict=True)
+        if column.key in always or set(texts) != {NOTHING}
+    ]
+
+
+def to_frame(records: list[Record]) -> pd.DataFrame:
+    """Return the records as a frame with the CSV fields of all columns and their types."""
+    types = {name: kind for column in COLUMNS for name, kind in column.fields.items()}
+    return pd.DataFrame(records, columns=list(types)).astype(types)
+
+
+def headings(columns: list[Column], metric: Metric, scale: Scale) -> list[str]:
+    """Return the printed headings of `columns`."""
+    names = {"label": metric.label, "flops": scale.flops.prefix, "memory": scale.memory.prefix}
+    return [column.heading.format(**names) for column in columns]
+
+
+def _choose_unit(values: "pd.Series[Any]") -> Unit:
+    """Return the largest unit that the largest value reaches, or the smallest unit."""
+    largest = 0 if values.isna().all() else values.max()
+    return next((unit for unit in UNITS if largest >= unit.size), UNITS[-1])
+
+
+def _value(record: Record, scale: Scale) -> str:
+    return _plus_minus(record["mean"], record["sd"], scale.digits)
+
+
+def _count(record: Record, _: Scale) -> str:
+    if not record["failures"]:
+        return str(record["n"])
+    return f"{record['n']}/{record['planned']}, {record['failures']}"
+
+
+def _difference(record: Record, scale: Scale) -> str:
+    if pd.isna(record["difference"]):
+        return NOTHING
+    text = _number(record["difference"], f"+.{scale.digits}f")
+    if not pd.isna(record["low"]):
+        low, high = (_number(record[end], f"+.{scale.digits}f") for end in ("low", "high"))
+        text += f" [{low}, {high}]"
+    if record["pairs"] == record["n"]:
+        return text
+    return f"{text} ({record['pairs']} pair{'s' * (record['pairs'] != 1)})"
+
+
+def _needed(record: Record, _: Scale) -> str:
+    if pd.isna(record["seeds_needed"]):
+        return NOTHING
+    return str(record["seeds_needed"]) if record["seeds_needed"] <= 1000 else "> 1000"
+
+
+def _published(record: Record, _: Scale) -> str:
+    """Print a published value with the decimals of the paper, at least two."""
+    mean, spread = record["published"], record["published_sd"]
+    printed = [repr(float(value)) for value in (mean, spread) if not pd.isna(value)]
+    digits = max((len(text.partition(".")[2]) for text in printed), default=0)
+    return _plus_minus(mean, spread, max(2, digits))
+
+
+def _plus_minus(mean: Any, spread: Any, digits: int) -> str:
+    text = _number(mean, f".{digits}f")
+    if pd.isna(mean) or pd.isna(spread):
+        return text
+    return f"{text} ± {_number(spread, f'.{digits}f')}"
+
+
+def _p_value(value: Any) -> str:
+    return "< 0.0001" if not pd.isna(value) and value < 1e-4 else _number(value, ".3g")
+
+
+def _number(value: Any, form: str, unit: float = 1) -> str:
+    if pd.isna(value):
+        return NOTHING
+    text = format(value if unit == 1 else value / unit, form)
+    # A difference that rounds to zero has no sign.
+    if not any(digit in text for digit in "123456789"):
+        text = text.lstrip("+-")
+    return text.replace("-", MINUS)
+
+
+COLUMNS = (
+    Column("variant", "variant", "", lambda r, _: str(r["variant"]), {"variant": "object"}),
+    Column(
+        "value",
+        "{label}",
+        "{label} is {metric} {epoch}: mean ± sample standard deviation over the n seeds that "
+        "finished; {direction} is better, and the best mean is bold.",
+        _value,
+        {"mean": "Float64", "sd": "Float64", "best": "bool"},
+    ),
+    Column(
+        "n",
+        "n",
+        "n counts the seeds with a result (planned seeds: {seeds}).",
+        _count,
+        {"n": "Int64", "planned": "Int64", "failures": "object"},
+    ),
+    Column(
+        "difference",
+        "difference [95 %]",
+        "The difference is the mean of the per-seed differences to {baseline}, with its 95 % "
+        "paired t interval.",
+        _difference,
+        {"pairs": "Int64", "difference": "Float64", "low": "Float64", "high": "Float64"},
+    ),
+    Column(
+        "p",
+        "p",
+        "p is the exact two-sided sign-flip test of the paired differences; it cannot fall below "
+        "2/2ⁿ ({floor} for {pairs}).",
+        lambda r, _: _p_value(r["p"]),
+        {"p": "Float64", "p_floor": "Float64"},
+    ),
+    Column(
+        "p_holm",
+        "p Holm",
+        "p Holm is p after Holm's correction for the {comparisons} of this table. A star marks "
+        "p Holm ≤ {alpha}, which needs at least {star_pairs} seeds whatever the effect.",
+        lambda r, _: _p_value(r["p_holm"]),
+        {"p_holm": "Float64", "significant": "bool"},
+    ),
+    Column(
+        "seeds_needed",
+        "seeds needed (t test)",
+        "Seeds needed is the number of pairs with which an uncorrected two-sided paired t test at "
+        "0.05 has 80 % power, if the observed mean and standard deviation of the difference are "
+        "the true ones. The star uses the corrected exact test, which can need more seeds.",
+        _needed,
+        {"seeds_needed": "Int64"},
+    ),
+    Column(
+        "published",
+        "published",
+        "Published values and their ± are copied from {source}.",
+        _published,
+        {"published": "Float64", "published_sd": "Float64"},
+    ),
+    Column(
+        "published_difference",
+        f"ours {MINUS} published",
+        "",
+        lambda r, s: _number(r["published_difference"], f"+.{s.digits}f"),
+        {"published_difference": "Float64"},
+    ),
+    Column(
+        "parameters",
+        "parameters",
+        "Parameters are all trainable scalars.",
+        lambda r, _: _number(r["parameters"], ",d"),
+        {"parameters": "Int64"},
+    ),
+    Column(
+        "flops",
+        "{flops}FLOPs",
+        "FLOPs count the forward pass of one sample (a multiply-add is 2): matrix products, "
+        "including attention's, and convolutions; softmax, norms, epilogues and other element-wise "
+        "work are not counted.",
+        lambda r, s: _number(r["flops"], ",.2f", s.flops.size),
+        {"flops": "Int64"},
+    ),
+    Column(
+        "step_time",
+        "ms / step",
+        "Time per step is the median over the training steps of a run, then over seeds.",
+        lambda r, _: _number(r["step_time"], ",.1f", 1e-3),
+        {"step_time": "Float64"},
+    ),
+    Column(
+        "evaluation_time",
+        "evaluation (s)",
+        "Evaluation is the median time of one evaluation of all splits in float32, including "
+        "reading the data, then over seeds.",
+        lambda r, _: _number(r["evaluation_time"], ",.2f"),
+        {"evaluation_time": "Float64"},
+    ),
+    Column(
+        "peak_memory",
+        "memory ({memory}B)",
+        "Memory is {peaks}, as the median over seeds.",
+        lambda r, s: _number(r["peak_memory"], s.memory.form, s.memory.size),
+        {"peak_memory": "Int64"},
+    ),
+    Column("mixed", fields={"mixed": "bool"}),
+)

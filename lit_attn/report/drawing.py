@@ -1,0 +1,152 @@
+"""Appearance and building blocks of every figure: size, colours, curves, panels, legends.
+
+Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
+"""
+
+import io
+import statistics
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Palette of Okabe and Ito, which colour-blind readers can tell apart."""
+GREY = "#8a8a8a"
+
+WIDTH = 7.2
+"""Width of a figure in inches: the text of a two-column page."""
+LINE_HEIGHT, LETTER_WIDTH = 0.17, 0.07
+"""Size of a legend's line and of an average letter, in inches."""
+
+# Matplotlib types this dictionary by its hundreds of literal keys.
+SETTINGS: Any = {
+    "text.parse_math": False,  # A dollar sign in a variant's name is printed as it is.
+    "svg.hashsalt": "lit_attn",
+    "svg.fonttype": "path",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+}
+
+Curve = dict[int, list[float]]
+"""Values of all seeds by training time (epoch or step)."""
+
+Key = dict[str, tuple[Any, str]]
+"""Colour and line style by legend label."""
+
+
+@contextmanager
+def appearance() -> Iterator[None]:
+    """Apply SETTINGS in place of the user's matplotlibrc, which would change the bytes."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        # Matplotlib draws boxes for a script that the font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def render(figure: "Figure", kind: str) -> bytes:
+    """Return the figure as a file of `kind` ("svg" or "png") without a date."""
+    content = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    figure.savefig(content, format=kind, dpi=200, metadata=metadata)
+    return content.getvalue()
+
+
+def new_figure(height: float) -> "Figure":
+    """Return an empty figure of WIDTH and `height` inches.
+
+    It does not use pyplot, whose state belongs to the importing program.
+    """
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def new_panels(count: int, legend_lines: int = 0) -> "tuple[Figure, list[Axes]]":
+    """Return a figure with `count` panels that share axes, and room for lines of a legend."""
+    columns = min(4, count)
+    lines = -(-count // columns)
+    figure = new_figure(1.35 * lines + 0.55 + LINE_HEIGHT * legend_lines)
+    panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for place, axes in enumerate(panels[count:], start=count):
+        axes.set_visible(False)
+        panels[place - columns].tick_params(labelbottom=True)
+    return figure, panels[:count]
+
+
+def sd(values: list[float]) -> float:
+    """Return the sample standard deviation (ddof 1), or 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def draw_band(axes: "Axes", curve: Curve, colour: Any, dash: str, alpha: float = 0.2) -> None:
+    """Draw the mean of a curve in a band of one standard deviation with opacity `alpha`.
+
+    A curve with a single time is drawn as a point, because a line of one point is invisible.
+    """
+    if not curve:
+        return
+    means = [statistics.fmean(values) for values in curve.values()]
+    spreads = [sd(values) for values in curve.values()]
+    if len(curve) == 1:
+        axes.errorbar(list(curve), means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
+        return
+    low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
+    axes.fill_between(list(curve), low, high, color=colour, alpha=alpha, linewidth=0)
+    axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
+
+
+def use_integer_ticks(axes: "Axes") -> None:
+    """Put at most four integer ticks on the horizontal axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+def legend_columns(names: list[str]) -> int:
+    """Return how many legend entries as wide as the longest name fit side by side."""
+    longest = max(map(len, names), default=0)
+    return max(1, min(len(names), int(WIDTH / (0.5 + LETTER_WIDTH * longest))))
+
+
+def add_legend(figure: "Figure", key: Key) -> None:
+    """Put a legend of lines above the panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, ls=dash, label=label) for label, (colour, dash) in key.items()
+    ]
+    columns = min(6, legend_columns(list(key)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+
+
+def pick_evenly(values: list[int], most: int) -> list[int]:
+    """Return at most `most` values, evenly spaced from the first to the last."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def sequential_colours(count: int) -> list[Any]:
+    """Return `count` colours from dark to light that the eye reads as an order."""
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
