@@ -1,76 +1,252 @@
-"""Augmentation steps of images, applied in the order in which they are written."""
+"""Augmentation steps: the configuration of each, and how it is built.
 
-from typing import Literal
+`Augmentation` is the family for images with one label each, `SceneAugmentation` the family for
+images with a label for every pixel. A list of steps is applied in the order in which it is written.
+"""
 
-from pydantic import Field, PositiveInt
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from lit_attn.schema.base import Kind
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from lit_attn.schema.base import Kind, load
+
+if TYPE_CHECKING:
+    from lit_attn.config.data.segmentation import Scenery
+
+Stage = Literal["any", "bytes", "normalize", "normalized", "batch"]
+
+
+class ImageFormat(NamedTuple):
+    """Training images that a step is built for."""
+
+    shape: tuple[int, int, int]
+    """(channels, height, width)"""
+    classes: int
+    mean: list[float]
+    """Mean of each channel, 0 to 1."""
+    std: list[float]
+    """Standard deviation of each channel, 0 to 1."""
 
 
 class Augmentation(Kind):
-    """One step of augmentation; a list of them is applied in the order written."""
+    """Base of the augmentation steps for images with one label each."""
+
+    stage: ClassVar[Stage]
+    """Input of the step: `bytes` (uint8), `normalize` (bytes in, float out), `normalized` (float),
+    `any` of both, or `batch` (the normalised images and the labels of a batch)."""
+
+    @abstractmethod
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step, an instance of `lit_attn.data.augment.steps.Step` or `BatchStep`."""
+
+    def with_statistics(self, images: ImageFormat) -> ImageFormat:
+        """Return `images` with the mean and deviation by which this step normalises."""
+        return images
 
 
-class Flip(Augmentation):
-    """Mirror left-right with probability `p`."""
+def check_order(steps: Sequence[Augmentation]) -> None:
+    """Raise ValueError unless the steps stand around one normalisation, each at its stage."""
+    stages = [step.stage for step in steps]
+    if stages.count("normalize") != 1:
+        raise ValueError(f"needs 'normalize' once, has it {stages.count('normalize')} times")
+    normalization = stages.index("normalize")
+    for position, step in enumerate(steps):
+        if step.stage == "bytes" and position > normalization:
+            raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
+        if step.stage in ("normalized", "batch") and position < normalization:
+            raise ValueError(f"'{step.kind}' works on normalised images: put it after normalize")
+        if step.stage == "batch" and position < len(steps) - 1:
+            raise ValueError(f"'{step.kind}' works on the batch: put it last")
+
+
+class FlipConfig(Augmentation):
+    """Mirroring left-right."""
 
     kind: Literal["flip"] = "flip"
-    p: float = Field(0.5, ge=0, le=1)
+    stage = "any"
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image; 0 to 1")
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step."""
+        return load("lit_attn.data.augment.steps:Flip")(self)
 
 
-class Crop(Augmentation):
-    """Pad every side by `padding` zero pixels and cut out the original size at random."""
+class CropConfig(Augmentation):
+    """Padding of every side by zeros, and a random crop of the original size."""
 
     kind: Literal["crop"] = "crop"
-    padding: PositiveInt = 4
+    stage = "any"
+    padding: PositiveInt = Field(4, description="zero pixels added to every side; > 0")
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step."""
+        return load("lit_attn.data.augment.steps:Crop")(self)
 
 
-class AutoAugment(Augmentation):
+class AutoAugmentConfig(Augmentation):
     """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
 
-    As the CIFAR-100 set-up has it: shears are bicubic, rotations turn one way (docs/setups.md).
+    It is the variant of the CIFAR-100 set-up: shears are bicubic, and rotations turn one way only
+    (docs/setups.md).
     """
 
     kind: Literal["autoaugment"] = "autoaugment"
-    fill: int = Field(128, ge=0, le=255)
+    stage = "bytes"
+    fill: int = Field(128, ge=0, le=255, description="grey level outside the image; 0 to 255")
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step for images of one width."""
+        return load("lit_attn.data.augment.policies:AutoAugment")(self, images.shape[2])
 
 
-class RandAugment(Augmentation):
-    """`ops` operations drawn with replacement at magnitude `magnitude` of 30.
+class RandAugmentConfig(Augmentation):
+    """RandAugment (Cubuk et al. 2020): `ops` operations, drawn with replacement.
 
-    `flavour: blanking` is the one of the ViT-small CIFAR set-up: its translations move by more than
-    the image is wide, so with two draws 23.4 % of the images are black (docs/setups.md).
-    `flavour: torchvision` is torchvision's.
+    `flavour: torchvision` is torchvision's. `flavour: blanking` is that of the ViT-small CIFAR
+    set-up: its translations exceed the image's width, so that two draws make 23.4 % of the images
+    black (docs/setups.md).
     """
 
     kind: Literal["randaugment"] = "randaugment"
-    ops: PositiveInt = 2
-    magnitude: int = Field(14, ge=0, le=30)
-    flavour: Literal["blanking", "torchvision"] = "torchvision"
+    stage = "bytes"
+    ops: PositiveInt = Field(2, description="operations for each image; > 0")
+    magnitude: int = Field(14, ge=0, le=30, description="strength of the operations; 0 to 30")
+    flavour: Literal["blanking", "torchvision"] = Field(
+        "torchvision", description="source of the operations and their ranges"
+    )
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step for images of one width."""
+        if self.flavour == "blanking":
+            return load("lit_attn.data.augment.policies:BlankingRandAugment")(self)
+        return load("lit_attn.data.augment.policies:TorchvisionRandAugment")(self, images.shape[2])
 
 
-class Normalize(Augmentation):
-    """To float, minus the data set's mean, over its standard deviation (both per channel, 0..1)."""
+class NormalizeConfig(Augmentation):
+    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
 
     kind: Literal["normalize"] = "normalize"
-    mean: tuple[float, ...] | None = Field(None, description="the data set's own where null")
-    std: tuple[float, ...] | None = None
+    stage = "normalize"
+    mean: tuple[float, ...] | None = Field(
+        None, description="mean of each channel, 0 to 1; null: the training images' own"
+    )
+    std: tuple[float, ...] | None = Field(
+        None, description="deviation of each channel, 0 to 1; null: the training images' own"
+    )
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step."""
+        return load("lit_attn.data.augment.steps:Normalize")(images.mean, images.std)
+
+    def with_statistics(self, images: ImageFormat) -> ImageFormat:
+        """Return `images` with the mean and the deviation of this configuration."""
+        mean, std = list(self.mean or images.mean), list(self.std or images.std)
+        return images._replace(mean=mean, std=std)
 
 
-class Erasing(Augmentation):
-    """Random erasing of a normalised image: a rectangle is set to the raw dataset mean."""
+class ErasingConfig(Augmentation):
+    """Random erasing (Zhong et al. 2020): a rectangle is set to the raw mean of the data set."""
 
     kind: Literal["erasing"] = "erasing"
-    p: float = Field(0.25, ge=0, le=1)
-    area: tuple[float, float] = (0.02, 0.4)
-    aspect: tuple[float, float] = (0.3, 3.33)
+    stage = "normalized"
+    p: float = Field(0.25, ge=0, le=1, description="probability for each image; 0 to 1")
+    area: tuple[float, float] = Field(
+        (0.02, 0.4), description="least and greatest share of the image that is erased; 0 to 1"
+    )
+    aspect: tuple[float, float] = Field(
+        (0.3, 3.33), description="least and greatest height over width; > 0"
+    )
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step for images of one size."""
+        return load("lit_attn.data.augment.steps:Erasing")(self, images.mean, images.shape[1:])
 
 
-class Mix(Augmentation):
-    """MixUp or CutMix, one lambda for the batch, with probability `p` for the batch."""
+class MixConfig(Augmentation):
+    """MixUp or CutMix, with one lambda for the batch."""
 
     kind: Literal["mix"] = "mix"
-    mixup: float = Field(1.0, ge=0, description="alpha of Beta(alpha, alpha); 0 switches it off")
-    cutmix: float = Field(1.0, ge=0)
-    p: float = Field(0.5, ge=0, le=1)
-    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
+    stage = "batch"
+    mixup: float = Field(
+        1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); >= 0, 0 switches it off"
+    )
+    cutmix: float = Field(
+        1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); >= 0, 0 switches it off"
+    )
+    p: float = Field(0.5, ge=0, le=1, description="probability for each batch; 0 to 1")
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on; 0 to 1")
+
+    def build(self, images: ImageFormat) -> Any:
+        """Return the step for labels of so many classes."""
+        return load("lit_attn.data.augment.steps:Mix")(self, images.classes)
+
+
+class SceneAugmentation(Kind):
+    """Base of the augmentation steps for images with a label for every pixel.
+
+    A step becomes a transform of mmsegmentation, which changes the image and its labels together.
+    """
+
+    makes_window: ClassVar[bool] = False
+    """True if the step cuts a window of `data.crop` pixels, so that images make a batch."""
+
+    @abstractmethod
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's configuration of the transform."""
+
+
+class Rescale(SceneAugmentation):
+    """Resizing by a random factor, relative to the size of evaluation."""
+
+    kind: Literal["rescale"] = "rescale"
+    ratio: tuple[PositiveFloat, PositiveFloat] = Field(
+        (0.5, 2.0), description="least and greatest factor; > 0"
+    )
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's RandomResize."""
+        return {
+            "type": "RandomResize",
+            "ratio_range": self.ratio,
+            "resize_type": "mmseg.Resize",
+            "scale": (data.long_side, data.short_side),
+            "keep_ratio": True,
+        }
+
+
+class CategoryCrop(SceneAugmentation):
+    """A random window in which no class covers more than `most` of the labelled pixels."""
+
+    kind: Literal["category-crop"] = "category-crop"
+    makes_window = True
+    most: float = Field(
+        0.75, gt=0, le=1, description="greatest share of one class in the window; 0 to 1"
+    )
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's RandomCrop."""
+        size = (data.crop, data.crop)
+        return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": self.most}
+
+
+class SceneFlip(SceneAugmentation):
+    """Mirroring left-right."""
+
+    kind: Literal["flip"] = "flip"
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image; 0 to 1")
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's RandomFlip."""
+        return {"type": "mmseg.RandomFlip", "prob": self.p}
+
+
+class Photometric(SceneAugmentation):
+    """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
+
+    kind: Literal["photometric"] = "photometric"
+
+    def transform(self, data: "Scenery") -> dict[str, Any]:
+        """Return mmsegmentation's PhotoMetricDistortion."""
+        return {"type": "mmseg.PhotoMetricDistortion"}

@@ -16,13 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lit_attn.config.augment import Augmentation, Flip
 from lit_attn.config.data.segmentation import (
     IGNORED,
     SCENE_CLASSES,
-    CategoryCrop,
-    Photometric,
-    Rescale,
     Scenery,
     Scenes,
 )
@@ -181,28 +177,11 @@ def pipeline(data: Scenery, *, augmented: bool) -> list[dict[str, Any]]:
     labels = {"type": CheckedAnnotations, "num_classes": data.num_classes}
     packed = {"type": "mmseg.PackSegInputs"}
     if augmented:
-        return [read, labels, *(_step(step, data) for step in data.augment), packed]
+        return [read, labels, *(step.transform(data) for step in data.augment), packed]
     # Labels after the resize: the prediction is brought to their size, not they to its.
-    return [read, {"type": "mmseg.Resize", **_size(data)}, labels, packed]
-
-
-def _step(step: Augmentation, data: Scenery) -> dict[str, Any]:
-    match step:
-        case Rescale():
-            resize = {"resize_type": "mmseg.Resize", **_size(data)}
-            return {"type": "RandomResize", "ratio_range": step.ratio, **resize}
-        case CategoryCrop():
-            size = (data.crop, data.crop)
-            return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": step.most}
-        case Flip():
-            return {"type": "mmseg.RandomFlip", "prob": step.p}
-        case _:
-            assert isinstance(step, Photometric)
-            return {"type": "mmseg.PhotoMetricDistortion"}
-
-
-def _size(data: Scenery) -> dict[str, Any]:
-    return {"scale": (data.long_side, data.short_side), "keep_ratio": True}
+    size = (data.long_side, data.short_side)
+    resize = {"type": "mmseg.Resize", "scale": size, "keep_ratio": True}
+    return [read, resize, labels, packed]
 
 
 def _dataset(

@@ -1,5 +1,6 @@
 """Strict configurations and families of configurations that `kind` tells apart."""
 
+import re
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, ClassVar, get_args
@@ -123,7 +124,9 @@ class Kind(Config):
 
     @classmethod
     def _family_name(cls) -> str:
-        return next(base for base in cls.__mro__ if Kind in base.__bases__).__name__.lower()
+        """Return the name of the family in words, for error messages."""
+        family = next(base for base in cls.__mro__ if Kind in base.__bases__)
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", family.__name__).lower()
 
 
 def load(target: str) -> Any:

@@ -9,7 +9,7 @@ from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.attention.spec import PRESETS
-from lit_attn.config.augment import RandAugment
+from lit_attn.config.augment import RandAugmentConfig
 from lit_attn.config.study import read_studies
 
 
@@ -170,7 +170,7 @@ def test_readings_differ_in_what_they_say() -> None:
         name: step.flavour
         for name, experiment in found.items()
         for step in experiment.data.augment
-        if isinstance(step, RandAugment)
+        if isinstance(step, RandAugmentConfig)
     }
     assert flavours == {
         name: "torchvision" if name.startswith("torchvision") else "blanking" for name in found

@@ -9,9 +9,9 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from timm.data.mixup import cutmix_bbox_and_lam, mixup_target
 from torch import Tensor
 
-from lit_attn.config.data import images as config
+from lit_attn.config import augment as config
 from lit_attn.data.augment import pixels, shapes
-from lit_attn.data.augment.mixing import Drawn, Mix, cutmix
+from lit_attn.data.augment.steps import Mix, MixDraw, cutmix
 
 FILL = (125, 7, 250)
 
@@ -191,10 +191,10 @@ def test_mixes_against_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> N
     torchvision do.
     """
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
-    mix, others = Mix(config.Mix(), 4), torch.arange(6).flip(0)
+    mix, others = Mix(config.MixConfig(), 4), torch.arange(6).flip(0)
     centre = (0.21, 0.83)
 
-    mixed, targets = mix.apply(x, y, Drawn("mixup", weight, centre, others))
+    mixed, targets = mix.apply(x, y, MixDraw("mixup", weight, centre, others))
     torch.testing.assert_close(mixed, weight * x + (1 - weight) * x.flip(0), rtol=0, atol=0)
     torch.testing.assert_close(targets, mixup_target(y, 4, weight))
 
@@ -203,6 +203,6 @@ def test_mixes_against_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> N
     (top, bottom, left, right), kept = cutmix_bbox_and_lam(x.shape, weight)
     expected = x.clone()
     expected[..., top:bottom, left:right] = x.flip(0)[..., top:bottom, left:right]
-    mixed, targets = mix.apply(x, y, Drawn("cutmix", weight, centre, others))
+    mixed, targets = mix.apply(x, y, MixDraw("cutmix", weight, centre, others))
     torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
     torch.testing.assert_close(targets, mixup_target(y, 4, kept))

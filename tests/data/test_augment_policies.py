@@ -11,16 +11,15 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import RandAugment, _apply_op
 
-from lit_attn.config.data import images as config
-from lit_attn.config.data.segmentation import Rescale
+from lit_attn.config import augment as config
+from lit_attn.config.data.images import Cifar10, Digits
 from lit_attn.data.augment import policies
-from lit_attn.data.augment.mixing import Mix
 from lit_attn.data.augment.pipeline import Pipeline
-from lit_attn.data.augment.steps import Crop, Erasing, Flip
+from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix
 
-AUTOAUGMENT = policies.AutoAugment(config.AutoAugment(), 32)
-BLANKING = policies.BlankingRandAugment(config.RandAugment(flavour="blanking"))
-TORCHVISION = policies.TorchvisionRandAugment(config.RandAugment(), 32)
+AUTOAUGMENT = policies.AutoAugment(config.AutoAugmentConfig(), 32)
+BLANKING = policies.BlankingRandAugment(config.RandAugmentConfig(flavour="blanking"))
+TORCHVISION = policies.TorchvisionRandAugment(config.RandAugmentConfig(), 32)
 POLICIES = pytest.mark.parametrize(
     "policy", [AUTOAUGMENT, BLANKING, TORCHVISION], ids=lambda p: type(p).__name__
 )
@@ -120,7 +119,10 @@ def test_torchvision_randaugment_equals_torchvisions() -> None:
 
 
 def every_magnitude() -> list[policies.Policy]:
-    return [policies.TorchvisionRandAugment(config.RandAugment(magnitude=m), 32) for m in range(31)]
+    return [
+        policies.TorchvisionRandAugment(config.RandAugmentConfig(magnitude=m), 32)
+        for m in range(31)
+    ]
 
 
 def test_blanking_randaugment_blanks_23_percent() -> None:
@@ -189,15 +191,15 @@ def test_policies_change_a_copy(policy: policies.Policy, channels: int) -> None:
 
 
 def test_flips_and_crops_are_drawn_evenly() -> None:
-    (which,) = Flip(config.Flip(p=0.5)).draw(4000, generator())
+    (which,) = Flip(config.FlipConfig(p=0.5)).draw(4000, generator())
     assert which.float().mean() == pytest.approx(0.5, abs=0.03)
-    for corner in Crop(config.Crop(padding=4)).draw(9000, generator()):
+    for corner in Crop(config.CropConfig(padding=4)).draw(9000, generator()):
         counts = corner.bincount()
         assert len(counts) == 9
         assert counts.min() > 850
 
 
-def published_box(part: config.Erasing) -> list[int]:
+def published_box(part: config.ErasingConfig) -> list[int]:
     """Random erasing's box as its paper's code and the CIFAR-100 set-up draw it, on 32 x 32."""
     for _ in range(100):
         area = random.uniform(*part.area) * 32 * 32
@@ -210,7 +212,7 @@ def published_box(part: config.Erasing) -> list[int]:
 
 def test_boxes_are_distributed_as_published() -> None:
     random.seed(0)
-    part = config.Erasing(p=1.0)
+    part = config.ErasingConfig(p=1.0)
     (boxes,) = Erasing(part, [0.5] * 3, (32, 32)).draw(20_000, generator())
     assert (boxes[:, :2] + boxes[:, 2:] <= 32).all()
     expected = np.array([published_box(part) for _ in range(20_000)])
@@ -219,12 +221,12 @@ def test_boxes_are_distributed_as_published() -> None:
         difference = np.quantile(drawn, quantiles) - np.quantile(reference, quantiles)
         assert np.abs(difference).max() <= 1
         assert drawn.mean() == pytest.approx(reference.mean(), abs=0.25)
-    (sometimes,) = Erasing(config.Erasing(), [0.5] * 3, (32, 32)).draw(4000, generator())
+    (sometimes,) = Erasing(config.ErasingConfig(), [0.5] * 3, (32, 32)).draw(4000, generator())
     assert (sometimes[:, 2] > 0).float().mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_mix_mixes_half_the_batches_half_of_them_by_cutting() -> None:
-    mix = Mix(config.Mix(), 4)
+    mix = Mix(config.MixConfig(), 4)
     drawn = [mix.draw(16, generator(seed)) for seed in range(600)]
     kinds = [one.kind for one in drawn]
     assert kinds.count("none") / 600 == pytest.approx(0.5, abs=0.08)
@@ -248,24 +250,24 @@ def test_mix_mixes_half_the_batches_half_of_them_by_cutting() -> None:
     ],
 )
 def test_mixes_switched_off(changes: dict[str, float], kinds: set[str]) -> None:
-    mix = Mix(config.Mix(**changes), 4)
+    mix = Mix(config.MixConfig(**changes), 4)
     assert {mix.draw(4, generator(seed)).kind for seed in range(40)} == kinds
 
 
 STEPS = (
-    config.Flip(),
-    config.Crop(),
-    config.AutoAugment(),
-    config.Normalize(),
-    config.Erasing(p=1.0),
-    config.Mix(p=1.0),
+    config.FlipConfig(),
+    config.CropConfig(),
+    config.AutoAugmentConfig(),
+    config.NormalizeConfig(),
+    config.ErasingConfig(p=1.0),
+    config.MixConfig(p=1.0),
 )
 
 
 def test_the_steps_are_carried_out_in_the_order_written() -> None:
     """The same draws, step by step by hand."""
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.25]
-    pipeline = Pipeline(config.Cifar10(augment=STEPS), mean, std)
+    pipeline = Pipeline(Cifar10(augment=STEPS), mean, std)
     x, y = batch(), torch.arange(64) % 10
     drawn = pipeline.draw(64, generator())
     ((out, targets),) = pipeline.apply(x, y, [drawn])
@@ -287,7 +289,7 @@ def test_the_steps_are_carried_out_in_the_order_written() -> None:
 
 
 def test_batches_do_not_depend_on_what_is_augmented_beside_them() -> None:
-    pipeline = Pipeline(config.Cifar10(augment=STEPS), [0.5] * 3, [0.2] * 3)
+    pipeline = Pipeline(Cifar10(augment=STEPS), [0.5] * 3, [0.2] * 3)
     x, y = batch(50), torch.arange(50) % 10
     drawn = [pipeline.draw(n, generator(n)) for n in (20, 17, 13)]
     together = pipeline.apply(x, y, drawn)
@@ -311,12 +313,12 @@ def test_policies_are_the_same_on_the_gpu(policy: policies.Policy) -> None:
     [
         ([], "needs 'normalize' once, has it 0 times"),
         (["normalize", "normalize"], "has it 2 times"),
-        (["normalize", Rescale()], "'rescale' has no meaning for images with one label"),
+        (["normalize", "rescale"], "'rescale' is not a known augmentation"),
         (["mix", "normalize"], "'mix' works on normalised images"),
-        (["normalize", "mix", "erasing"], "'mix' works on the whole batch: it goes last"),
+        (["normalize", "mix", "erasing"], "'mix' works on the batch: put it last"),
         (["normalize", "autoaugment"], "'autoaugment' works on bytes"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused(steps: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config.Digits.model_validate({"augment": steps})
+        Digits.model_validate({"augment": steps})

@@ -12,8 +12,14 @@ from helpers.paths import ADE20K
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.config.augment import Mix
-from lit_attn.config.data.segmentation import Ade20k, CategoryCrop, Flip, Rescale, Scenery, Scenes
+from lit_attn.config.data.segmentation import (
+    Ade20k,
+    CategoryCrop,
+    Rescale,
+    SceneFlip,
+    Scenery,
+    Scenes,
+)
 from lit_attn.data import scenes, sets
 from lit_attn.data.ade20k import Sample, SceneryData, _Seeded, pipeline
 from lit_attn.schema.errors import ConfigError
@@ -204,8 +210,8 @@ def test_the_pipeline_is_the_published_one() -> None:
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        ([CategoryCrop(), Mix()], "'mix' has no meaning for segmentation; choose from rescale"),
-        ([Rescale(), Flip()], "needs 'category-crop'"),
+        ([CategoryCrop(), "mix"], "'mix' is not a known scene augmentation; choose from rescale"),
+        ([Rescale(), SceneFlip()], "needs 'category-crop'"),
     ],
 )
 def test_steps_without_a_meaning_are_refused(augment: list[object], message: str) -> None:

@@ -8,7 +8,7 @@ from helpers import studies
 from pydantic import ValidationError
 
 from lit_attn.ablate.plan import expand
-from lit_attn.config.augment import Crop, Flip, Normalize
+from lit_attn.config.augment import CropConfig, FlipConfig, NormalizeConfig
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import Cifar10, Digits
@@ -97,7 +97,7 @@ def test_a_configuration_never_changes() -> None:
 
 def test_paths_of_data_are_outside_identity() -> None:
     assert Cifar10(root=Path("a")).identity() == Cifar10(root=Path("b")).identity()
-    flipped, cropped = ((step, Normalize()) for step in (Flip(), Crop()))
+    flipped, cropped = ((step, NormalizeConfig()) for step in (FlipConfig(), CropConfig()))
     assert Digits(augment=flipped).identity() != Digits(augment=cropped).identity()
 
 

@@ -38,12 +38,45 @@ class Halved(Schedule):
 
     def rate(self, peak, steps_per_epoch, epochs):
         return lambda step: peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
+
+
+from lit_attn.config.augment import Augmentation
+from lit_attn.config.losses import Loss
+
+
+class Negative(Augmentation):
+    """255 minus every value."""
+
+    kind: Literal["negative"] = "negative"
+    stage = "bytes"
+
+    def build(self, images):
+        return self
+
+    def draw(self, n, generator):
+        return ()
+
+    def apply(self, images, drawn):
+        return 255 - images
+
+
+class Squared(Loss):
+    """Mean squared error of the probabilities."""
+
+    kind: Literal["squared"] = "squared"
+
+    def build(self):
+        def loss(logits, targets):
+            probabilities = logits.softmax(1)
+            wanted = torch.nn.functional.one_hot(targets, logits.shape[1])
+            return (probabilities - wanted).square().mean()
+        return loss
 '''
 
 STUDY = """\
 studies:
   mine:
-    title: an optimiser and a schedule from outside the package
+    title: parts from outside the package
     experiment: {root}/experiments/digits_vit.yaml
     parts: [{parts}]
     seeds: 1
@@ -51,7 +84,12 @@ studies:
     match: none
     cells:
       baseline: {{}}
-      mine: {{optimizer: {{kind: plain, lr: 0.1}}, schedule: halved}}
+      mine:
+        optimizer: {{kind: plain, lr: 0.1}}
+        schedule: halved
+        loss: squared
+        data.augment: [negative, normalize]
+        training.devices: 2
     baseline: baseline
 """
 
@@ -92,8 +130,8 @@ def cells(folder: Path, variant: str) -> list[Path]:
     return sorted((folder / "runs" / "mine" / variant).iterdir())
 
 
-def test_a_study_trains_with_an_optimiser_and_a_schedule_from_a_file(tmp_path: Path) -> None:
-    """A cell that runs again alone, as a SLURM job does, imports the file too."""
+def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
+    """Both processes of a cell import the file, and so does a cell that runs again alone."""
     (tmp_path / "mine.py").write_text(PARTS)
     write_study(tmp_path)
     finished = run(tmp_path, "lit_attn.ablate", "study.yaml", "--jobs", "1")
@@ -144,6 +182,11 @@ CHDIR = "changes the working directory to / when imported; remove the call of os
             PARTS.replace("def rate", "def rates"),
             ":18: class Halved (kind 'halved') does not define rate, "
             "which every schedule has to define",
+        ),
+        (
+            PARTS.replace('    stage = "bytes"', ""),
+            ":31: class Negative (kind 'negative') does not define stage, "
+            "which every augmentation has to define",
         ),
         (
             PARTS.replace('"plain"', '"adam"'),

@@ -5,21 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from lit_attn.config.augment import (
-    Augmentation,
-    AutoAugment,
-    Crop,
-    Erasing,
-    Flip,
-    Mix,
-    Normalize,
-    RandAugment,
-)
+from lit_attn.config.augment import Augmentation, NormalizeConfig, check_order
 from lit_attn.config.data.base import Data
 from lit_attn.schema.base import outside_identity
-
-# What `augment` of images with one label each may hold.
-STEPS = (Flip, Crop, AutoAugment, RandAugment, Normalize, Erasing, Mix)
 
 
 class Images(Data):
@@ -28,26 +16,12 @@ class Images(Data):
     epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
     drop_last: bool = True
     validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
-    augment: tuple[Augmentation, ...] = (Normalize(),)
+    augment: tuple[Augmentation, ...] = (NormalizeConfig(),)
 
     @field_validator("augment")
     @classmethod
-    def _around_one_normalize(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
-        kinds = [step.kind for step in steps]
-        if kinds.count("normalize") != 1:
-            raise ValueError(f"needs 'normalize' once, has it {kinds.count('normalize')} times")
-        here = kinds.index("normalize")
-        for place, step in enumerate(steps):
-            if not isinstance(step, STEPS):
-                raise ValueError(f"'{step.kind}' has no meaning for images with one label")
-            if isinstance(step, Erasing | Mix) and place < here:
-                raise ValueError(
-                    f"'{step.kind}' works on normalised images: put it after normalize"
-                )
-            if isinstance(step, Mix) and place < len(kinds) - 1:
-                raise ValueError("'mix' works on the whole batch: it goes last")
-            if isinstance(step, AutoAugment | RandAugment) and place > here:
-                raise ValueError(f"'{step.kind}' works on bytes: it goes before normalize")
+    def _check_order(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
+        check_order(steps)
         return steps
 
     @property

@@ -6,42 +6,23 @@ The order of `augment` is the order of mmsegmentation's pipeline.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from lit_attn.config.augment import Augmentation, Flip
+from lit_attn.config.augment import (
+    CategoryCrop,
+    Photometric,
+    Rescale,
+    SceneAugmentation,
+    SceneFlip,
+)
 from lit_attn.config.data.base import Data
 from lit_attn.schema.base import outside_identity
-from lit_attn.schema.errors import suggest
 
 # The label of pixels that have none.
 IGNORED = 255
 
 # Of `kind: scenes`: three grounds and ten digits.
 SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
-
-
-class Rescale(Augmentation):
-    """Resize by a factor drawn from `ratio`, relative to the size of evaluation."""
-
-    kind: Literal["rescale"] = "rescale"
-    ratio: tuple[PositiveFloat, PositiveFloat] = (0.5, 2.0)
-
-
-class CategoryCrop(Augmentation):
-    """A random window in which no class has more than `most` of the labelled pixels."""
-
-    kind: Literal["category-crop"] = "category-crop"
-    most: float = Field(0.75, gt=0, le=1)
-
-
-class Photometric(Augmentation):
-    """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
-
-    kind: Literal["photometric"] = "photometric"
-
-
-# What `augment` may hold.
-STEPS = (Rescale, CategoryCrop, Flip, Photometric)
 
 
 class Scenery(Data):
@@ -60,19 +41,14 @@ class Scenery(Data):
     eval_batch_size: Literal[1] = Field(1, description="images differ in size")
     drop_last: bool = False
     validation: int = Field(0, ge=0, description="images held out of training, by a fixed split")
-    augment: tuple[Augmentation, ...] = (Rescale(), CategoryCrop(), Flip(), Photometric())
+    augment: tuple[SceneAugmentation, ...] = (Rescale(), CategoryCrop(), SceneFlip(), Photometric())
     workers: int = outside_identity(4, "processes that read and augment; 0: the trainer's own")
 
     @field_validator("augment")
     @classmethod
-    def _of_scenery(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
-        known = {kind.model_fields["kind"].default: kind for kind in STEPS}
-        for step in steps:
-            if not isinstance(step, STEPS):
-                hint = suggest(step.kind, known)
-                raise ValueError(f"'{step.kind}' has no meaning for segmentation{hint}")
-        if not any(isinstance(step, CategoryCrop) for step in steps):
-            raise ValueError("needs 'category-crop': a batch is of windows of one size")
+    def _check_window(cls, steps: tuple[SceneAugmentation, ...]) -> tuple[SceneAugmentation, ...]:
+        if not any(step.makes_window for step in steps):
+            raise ValueError("needs 'category-crop': all windows of a batch have one size")
         return steps
 
     @property
@@ -112,7 +88,7 @@ class Scenes(Scenery):
     root: Path = outside_identity(Path("data/scenes"), "where the images are written")
     training_images: PositiveInt = 2000
     evaluation_images: PositiveInt = 200
-    augment: tuple[Augmentation, ...] = (CategoryCrop(),)
+    augment: tuple[SceneAugmentation, ...] = (CategoryCrop(),)
     crop: PositiveInt = 32
     short_side: PositiveInt = 32
     long_side: PositiveInt = 128

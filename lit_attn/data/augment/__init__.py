@@ -1,7 +1,7 @@
-"""Augmentation on the device, in the order a set-up gives.
+"""Augmentation of image batches on the device.
 
-Every step is two: `draw` makes parameters from a generator, one row per image, on the CPU; `apply`
-carries them out on whatever device the images are. So a batch is the same on every device, however
-many batches are carried out together, and the tests hold `apply` to Pillow, torchvision and timm on
-the same draws.
+Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
+for each image. `apply` changes the images on their device. A batch is therefore the same on every
+device, however many batches are augmented together, and the tests compare `apply` with Pillow,
+torchvision and timm on the same draws.
 """

@@ -1,77 +1,57 @@
-"""The augmentation of one set-up, for one batch or for many at once."""
+"""Augmentation of image batches on the device: the steps of `data.augment` in their order."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_attn.config.data import images as config
-from lit_attn.data.augment import mixing, policies
-from lit_attn.data.augment.steps import Crop, Erasing, Flip, Normalize, Parameters, Step
+from lit_attn.config.augment import ImageFormat
+from lit_attn.config.data.images import Images
+from lit_attn.data.augment.steps import BatchStep, Parameters, Step
 
 Batch = tuple[Tensor, Tensor]
 
 
-class Drawn(NamedTuple):
-    """What happens to one batch of `size` images: every step's parameters, and the mix."""
+class Draw(NamedTuple):
+    """Random parameters of one batch of `size` images: one entry for each step, and the mix."""
 
     size: int
     steps: list[Parameters]
-    mix: mixing.Drawn | None
+    mix: Any
 
 
 class Pipeline:
-    """The steps of `data.augment`, in its order.
+    """Augmentation of one data set, for one batch or for many batches at once.
 
-    `mean` and `std` (per channel, 0..1) stand where its `normalize` gives none.
+    `mean` and `std` (per channel, 0 to 1) are the training images'; `normalize` can set its own.
     """
 
-    def __init__(self, data: config.Images, mean: list[float], std: list[float]) -> None:
-        *_, height, width = data.image_shape
-        given = next(part for part in data.augment if isinstance(part, config.Normalize))
-        mean, std = list(given.mean or mean), list(given.std or std)
-        self.normalize = Normalize(mean, std)
-        self.steps: list[Step] = []
-        self.mix: mixing.Mix | None = None
-        for part in data.augment:
-            match part:
-                case config.Flip():
-                    self.steps.append(Flip(part))
-                case config.Crop():
-                    self.steps.append(Crop(part))
-                case config.AutoAugment():
-                    self.steps.append(policies.AutoAugment(part, width))
-                case config.RandAugment(flavour="blanking"):
-                    self.steps.append(policies.BlankingRandAugment(part))
-                case config.RandAugment():
-                    self.steps.append(policies.TorchvisionRandAugment(part, width))
-                case config.Normalize():
-                    self.steps.append(self.normalize)
-                case config.Erasing():
-                    self.steps.append(Erasing(part, mean, (height, width)))
-                case config.Mix():
-                    self.mix = mixing.Mix(part, data.num_classes)
-                case _:
-                    raise ValueError(f"no augmentation for '{part.kind}'")
+    def __init__(self, data: Images, mean: list[float], std: list[float]) -> None:
+        images = ImageFormat(data.image_shape, data.num_classes, mean, std)
+        for config in data.augment:
+            images = config.with_statistics(images)
+        built = [(config.stage, config.build(images)) for config in data.augment]
+        self.normalize: Step = next(step for stage, step in built if stage == "normalize")
+        self.steps: list[Step] = [step for stage, step in built if stage != "batch"]
+        self.mix: BatchStep | None = next((s for stage, s in built if stage == "batch"), None)
 
-    def draw(self, n: int, generator: torch.Generator) -> Drawn:
-        """Parameters for one batch of `n` images."""
+    def draw(self, n: int, generator: torch.Generator) -> Draw:
+        """Draw the parameters of one batch of `n` images."""
         steps = [step.draw(n, generator) for step in self.steps]
-        return Drawn(n, steps, None if self.mix is None else self.mix.draw(n, generator))
+        return Draw(n, steps, None if self.mix is None else self.mix.draw(n, generator))
 
-    def apply(self, images: Tensor, labels: Tensor, drawn: Sequence[Drawn]) -> list[Batch]:
-        """The batches that `drawn` describes, from their images and labels one after the other.
+    def apply(self, images: Tensor, labels: Tensor, drawn: Sequence[Draw]) -> list[Batch]:
+        """Return a batch for each of `drawn`, from their concatenated images and labels.
 
-        Small operations take a device as long as large ones, so that many small batches are best
-        augmented together; what each becomes does not depend on the others.
+        A small operation takes a device as long as a large one, so many small batches are best
+        augmented together. A batch does not depend on the batches that are augmented with it.
         """
-        for place, step in enumerate(self.steps):
-            together = zip(*(one.steps[place] for one in drawn), strict=True)
-            images = step.apply(images, tuple(torch.cat(parts) for parts in together))
+        for position, step in enumerate(self.steps):
+            parameters = zip(*(one.steps[position] for one in drawn), strict=True)
+            images = step.apply(images, tuple(torch.cat(parts) for parts in parameters))
         sizes = [one.size for one in drawn]
         batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-        return [
-            batch if self.mix is None or one.mix is None else self.mix.apply(*batch, one.mix)
-            for batch, one in zip(batches, drawn, strict=True)
-        ]
+        if self.mix is None:
+            return batches
+        return [self.mix.apply(*batch, one.mix) for batch, one in zip(batches, drawn, strict=True)]

@@ -1,8 +1,8 @@
-"""AutoAugment and RandAugment: which operation each image gets, and how much of it.
+"""AutoAugment and RandAugment: random operations of random strength for every image.
 
-Images are uint8 (N, C, H, W). Drawn is, for every image and round, an operation (an index into the
-policy's names), a magnitude and two uniform numbers: three tensors, (N, rounds), (N, rounds) and
-(N, rounds, 2), on the CPU. Images with the same operation are handled together.
+Images are uint8 (N, C, H, W). The parameters of a batch are three CPU tensors: for every image and
+round an operation (an index into the policy's names; (N, rounds)), a magnitude (N, rounds), and two
+uniform numbers (N, rounds, 2). Images with the same operation are processed together.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 
-from lit_attn.config.data import images as config
+from lit_attn.config.augment import AutoAugmentConfig, RandAugmentConfig
 from lit_attn.data.augment import pixels, shapes
 
 PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -30,14 +30,15 @@ PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SolarizeAdd": pixels.solarize_add,
 }
 
-# Operations whose factor is one plus or minus the magnitude.
+# Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
 
+# Colour of the cutout in the ViT-small CIFAR set-up (docs/setups.md).
 CUTOUT_FILL = (125, 123, 114)
 
 
 class Policy:
-    """A list of operation names and how to draw rounds of them."""
+    """Base of the policies: a list of operation names, and rounds of operations."""
 
     names: list[str]
     fill = 0
@@ -50,14 +51,14 @@ class Policy:
     }
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Operations, magnitudes and places for `n` images."""
+        """Draw the operations, magnitudes and places of `n` images."""
         raise NotImplementedError
 
     def apply(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
-        """The images after all rounds."""
+        """Return the images after all rounds."""
         fill = torch.full((images.shape[1],), self.fill, dtype=torch.uint8, device=images.device)
         for operation, magnitude, place in zip(*(part.unbind(1) for part in drawn), strict=True):
-            # Sorted on the CPU: asking a GPU which images have an operation would wait for it.
+            # Sorting on the CPU avoids a wait for the GPU.
             order = operation.argsort(stable=True)
             counts = operation.bincount(minlength=len(self.names)).tolist()
             amounts, places = (
@@ -86,9 +87,9 @@ class Policy:
 class AutoAugment(Policy):
     """One of 25 sub-policies of two operations, each with its probability (Cubuk et al. 2019).
 
-    The variant of the CIFAR-100 set-up (docs/setups.md, section 2), which is not torchvision's:
+    The variant of the CIFAR-100 set-up (docs/setups.md, section 2) differs from torchvision's:
     shears are bicubic, rotations turn one way only, translations are not rounded to pixels, and
-    what comes in is grey.
+    pixels from outside the image are grey.
     """
 
     shapes: ClassVar = Policy.shapes | {
@@ -97,8 +98,8 @@ class AutoAugment(Policy):
     }
     SIGNED = (*ENHANCEMENTS, "ShearX", "ShearY", "TranslateX", "TranslateY")
 
-    def __init__(self, chosen: config.AutoAugment, size: int) -> None:
-        self.fill = chosen.fill
+    def __init__(self, config: AutoAugmentConfig, size: int) -> None:
+        self.fill = config.fill
         table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
         self.names = ["Identity", *sorted({name for pair in table for name, _, _ in pair})]
         self.operation = torch.tensor([[self.names.index(name) for name, _, _ in p] for p in table])
@@ -111,7 +112,7 @@ class AutoAugment(Policy):
         self.centre = _centre(self.names)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """A sub-policy per image; where one of its operations does not happen, Identity."""
+        """Draw a sub-policy for each image; an operation that does not happen is Identity."""
         policy = torch.randint(len(self.p), (n,), generator=generator)
         happens = torch.rand(n, 2, generator=generator) < self.p[policy]
         operation = torch.where(happens, self.operation[policy], 0)
@@ -120,10 +121,10 @@ class AutoAugment(Policy):
 
 
 class BlankingRandAugment(Policy):
-    """RandAugment of the ViT-small CIFAR set-up: 16 operations, ranges as they stand there.
+    """RandAugment of the ViT-small CIFAR set-up: 16 operations with the ranges of its code.
 
     Magnitude m of 30 maps linearly onto each range. Colour operations only weaken (factor 0.94 at
-    m = 14), and translations are in absolute pixels up to 100: more than the image is wide.
+    m = 14), and translations reach 100 pixels, more than the image's width.
     """
 
     RANGES: ClassVar = {
@@ -145,17 +146,17 @@ class BlankingRandAugment(Policy):
         "TranslateY": (0.0, 100.0),
     }
 
-    def __init__(self, chosen: config.RandAugment) -> None:
-        self.rounds = chosen.ops
+    def __init__(self, config: RandAugmentConfig) -> None:
+        self.rounds = config.ops
         self.names = list(self.RANGES)
-        share = chosen.magnitude / 30
+        share = config.magnitude / 30
         amounts = {name: share * (high - low) + low for name, (low, high) in self.RANGES.items()}
         amounts["Posterize"] = max(1, int(amounts["Posterize"]))
         self.magnitude = torch.tensor(list(amounts.values()), dtype=torch.double)
         self.signed = torch.tensor([name in self.shapes for name in self.names])
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Operations with replacement; every one happens."""
+        """Draw operations with replacement; every operation happens."""
         operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
         signs = _signs(operation.shape, self.signed[operation], generator)
         place = torch.rand(n, self.rounds, 2, generator=generator, dtype=torch.double)
@@ -167,13 +168,13 @@ class TorchvisionRandAugment(Policy):
 
     SIGNED = (*ENHANCEMENTS, *Policy.shapes)
 
-    def __init__(self, chosen: config.RandAugment, size: int) -> None:
-        self.rounds = chosen.ops
+    def __init__(self, config: RandAugmentConfig, size: int) -> None:
+        self.rounds = config.ops
 
         def bin_of(most: float) -> float:
-            return float(torch.linspace(0.0, most, 31)[chosen.magnitude])
+            return float(torch.linspace(0.0, most, 31)[config.magnitude])
 
-        # Torchvision moves by whole pixels.
+        # Torchvision translates by whole pixels.
         move = int(bin_of(150 / 331 * size))
         amounts = {
             "Identity": 0.0,
@@ -183,8 +184,8 @@ class TorchvisionRandAugment(Policy):
             "TranslateY": move,
             "Rotate": bin_of(30.0),
             **dict.fromkeys(ENHANCEMENTS, bin_of(0.9)),
-            "Posterize": 8 - round(chosen.magnitude / 7.5),
-            "Solarize": float(torch.linspace(255.0, 0.0, 31)[chosen.magnitude]),
+            "Posterize": 8 - round(config.magnitude / 7.5),
+            "Solarize": float(torch.linspace(255.0, 0.0, 31)[config.magnitude]),
             "AutoContrast": 0.0,
             "Equalize": 0.0,
         }
@@ -194,7 +195,7 @@ class TorchvisionRandAugment(Policy):
         self.centre = _centre(self.names)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Operations with replacement; every one happens."""
+        """Draw operations with replacement; every operation happens."""
         operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
         amount = self.magnitude[operation]
         amount = amount * _signs(operation.shape, self.signed[operation], generator)
@@ -202,7 +203,7 @@ class TorchvisionRandAugment(Policy):
 
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:
-    """Magnitude `index` of 0 to 9, from none to most."""
+    """Return magnitude `index` of 0 (none) to 9 (strongest) for images of `size` pixels."""
     match name:
         case "ShearX" | "ShearY":
             bins = np.linspace(0, 0.3, 10)
@@ -222,18 +223,18 @@ def _autoaugment_bin(name: str, index: int, size: int) -> float:
 def _signs(
     shape: torch.Size | tuple[int, int], signed: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Plus or minus one, as likely, where `signed`; elsewhere one."""
+    """Draw +1 or -1 with equal probability where `signed` is True, and return 1 elsewhere."""
     signs = torch.randint(2, shape, generator=generator, dtype=torch.double) * 2 - 1
     return torch.where(signed, signs, 1)
 
 
 def _centre(names: list[str]) -> Tensor:
-    """What the signed magnitude is added to: 1 for enhancements, else 0."""
+    """Return the number to which the signed magnitude is added: 1 for enhancements, else 0."""
     return torch.tensor([float(name in ENHANCEMENTS) for name in names], dtype=torch.double)
 
 
 def _cutout(images: Tensor, side: Tensor, place: Tensor) -> Tensor:
-    """The set-up asks its generator for "32 to 1", so that centres are in (1, 32], not [0, 32)."""
+    """Cut out squares. The set-up draws centres "from 32 to 1", that is in (1, 32], not [0, 32)."""
     height, width = images.shape[-2:]
     fill = torch.tensor(CUTOUT_FILL[: images.shape[1]], dtype=torch.uint8, device=images.device)
     x, y = width + (1 - width) * place[:, 0], height + (1 - height) * place[:, 1]

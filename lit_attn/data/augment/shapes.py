@@ -1,8 +1,8 @@
 """Operations that move pixels: flips, crops, Pillow's affine maps, rectangles.
 
-Images are (N, C, H, W), uint8 unless said otherwise; parameters are one per image, (N,), and `fill`
-(C,) is what comes in from outside. Shears, translations and rotations equal Pillow's to the last
-bit (tests/data/test_augment_ops.py), given their parameters in float64.
+Images are (N, C, H, W), uint8 unless a function states another type. Parameters have one value for
+each image (N,), and `fill` (C,) is the colour outside the image. Shears, translations and rotations
+with float64 parameters equal Pillow's to the last bit (tests/data/test_augment_ops.py).
 """
 
 import math
@@ -13,19 +13,19 @@ from torch.nn import functional as F
 
 
 def flip(images: Tensor, which: Tensor) -> Tensor:
-    """Mirror left-right the images whose entry of `which` (bool) is set."""
+    """Mirror left-right the images whose entry of `which` (bool) is True."""
     return torch.where(which.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def crop(images: Tensor, padding: int, top: Tensor, left: Tensor) -> Tensor:
-    """Cut the original size out of the zero-padded image, at rows `top` and columns `left`."""
+    """Crop the zero-padded images to their original size at rows `top` and columns `left`."""
     n, _, height, width = images.shape
     windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(n, device=images.device), :, top, left]
 
 
 def affine(images: Tensor, matrix: Tensor, fill: Tensor) -> Tensor:
-    """Output pixel (x, y) takes input pixel floor(matrix (x + 0.5, y + 0.5, 1)), or `fill`.
+    """Give output pixel (x, y) the input pixel floor(matrix (x + 0.5, y + 0.5, 1)), or `fill`.
 
     `matrix` is (N, 6), Pillow's AFFINE coefficients. Coordinates are in 16-bit fixed point as in
     Pillow's nearest-neighbour code.
@@ -51,17 +51,17 @@ def affine(images: Tensor, matrix: Tensor, fill: Tensor) -> Tensor:
 
 
 def shear_x(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
-    """x' = x + amount y."""
+    """Shear by x' = x + amount y."""
     return affine(images, _matrix(amount, b=amount), fill)
 
 
 def shear_y(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
-    """y' = y + amount x."""
+    """Shear by y' = y + amount x."""
     return affine(images, _matrix(amount, d=amount), fill)
 
 
 def shear_x_bicubic(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
-    """x' = x + amount y, with Pillow's bicubic interpolation along x."""
+    """Shear by x' = x + amount y with Pillow's bicubic interpolation along x."""
     n, channels, height, width = images.shape
     x = torch.arange(width, dtype=torch.double, device=images.device).view(1, 1, width) + 0.5
     y = torch.arange(height, dtype=torch.double, device=images.device).view(1, height, 1) + 0.5
@@ -81,22 +81,22 @@ def shear_x_bicubic(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
 
 
 def shear_y_bicubic(images: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
-    """y' = y + amount x, with Pillow's bicubic interpolation along y."""
+    """Shear by y' = y + amount x with Pillow's bicubic interpolation along y."""
     return shear_x_bicubic(images.transpose(2, 3), amount, fill).transpose(2, 3)
 
 
 def translate_x(images: Tensor, pixels: Tensor, fill: Tensor) -> Tensor:
-    """x' = x + pixels."""
+    """Translate by x' = x + pixels."""
     return affine(images, _matrix(pixels, c=pixels), fill)
 
 
 def translate_y(images: Tensor, pixels: Tensor, fill: Tensor) -> Tensor:
-    """y' = y + pixels."""
+    """Translate by y' = y + pixels."""
     return affine(images, _matrix(pixels, f=pixels), fill)
 
 
 def rotate(images: Tensor, degrees: Tensor, fill: Tensor) -> Tensor:
-    """Turn counter-clockwise about the centre."""
+    """Rotate counter-clockwise about the centre."""
     height, width = images.shape[-2:]
     angle = -degrees.double() * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
@@ -106,7 +106,7 @@ def rotate(images: Tensor, degrees: Tensor, fill: Tensor) -> Tensor:
 
 
 def cutout(images: Tensor, side: Tensor, x: Tensor, y: Tensor, fill: Tensor) -> Tensor:
-    """Fill the square of `side` pixels about (x, y), cut at the image's edges."""
+    """Fill the square of `side` pixels around (x, y), cut at the image's edges."""
     height, width = images.shape[-2:]
     left, top = ((centre - side / 2).clamp_min(0).floor() for centre in (x, y))
     # Pillow's rectangle includes its far corner.
@@ -131,6 +131,6 @@ def _matrix(
     d: Tensor | float = 0,
     f: Tensor | float = 0,
 ) -> Tensor:
-    """Identity with the given coefficients; Pillow names them a to f, row by row."""
+    """Return the identity with other coefficients; Pillow names them a to f, row by row."""
     zero = torch.zeros_like(like, dtype=torch.float64)
     return torch.stack([zero + 1, zero + b, zero + c, zero + d, zero + 1, zero + f], dim=1)

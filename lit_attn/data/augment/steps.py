@@ -1,58 +1,72 @@
-"""The steps that are not policies: flip, crop, normalisation, random erasing.
+"""Augmentation steps except the policies: flip, crop, normalisation, erasing, MixUp and CutMix.
 
-Shapes: images (N, C, H, W), uint8 before normalisation and float after.
+Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
+indices, mixed targets (N, classes).
 """
 
-from typing import Protocol
+import math
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lit_attn.config.data import images as config
+from lit_attn.config.augment import CropConfig, ErasingConfig, FlipConfig, MixConfig
 from lit_attn.data.augment import shapes
 
 Parameters = tuple[Tensor, ...]
 
 
 class Step(Protocol):
-    """What a pipeline is made of."""
+    """Step that changes every image by itself."""
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        """Parameters for `n` images: CPU tensors of `n` rows."""
+        """Draw the parameters of `n` images: CPU tensors with `n` rows."""
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        """The changed images; those given stay as they are."""
+        """Return the changed images; `images` does not change."""
+
+
+class BatchStep(Protocol):
+    """Step that mixes the images and labels of a batch."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Any:
+        """Draw the parameters of a batch of `n` images."""
+
+    def apply(self, images: Tensor, labels: Tensor, drawn: Any) -> tuple[Tensor, Tensor]:
+        """Return the mixed images, and their targets as probabilities (N, classes)."""
 
 
 class Flip:
-    """Mirror left-right. Drawn: which images (N,)."""
+    """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
-    def __init__(self, part: config.Flip) -> None:
-        self.p = part.p
+    def __init__(self, config: FlipConfig) -> None:
+        self.p = config.p
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
         return (torch.rand(n, generator=generator) < self.p,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.flip(images, *_beside(images, drawn))
+        return shapes.flip(images, *_to_device_of(images, drawn))
 
 
 class Crop:
-    """Cut out of the zero-padded image. Drawn: top row and left column (N,) each."""
+    """Crop of the zero-padded image; parameters: the top row and the left column (N,) each."""
 
-    def __init__(self, part: config.Crop) -> None:
-        self.padding = part.padding
+    def __init__(self, config: CropConfig) -> None:
+        self.padding = config.padding
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
         corners = torch.randint(2 * self.padding + 1, (2, n), generator=generator)
         return tuple(corners.unbind())
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.crop(images, self.padding, *_beside(images, drawn))
+        return shapes.crop(images, self.padding, *_to_device_of(images, drawn))
 
 
 class Normalize:
-    """To float, minus `mean`, over `std`: per channel, of values from 0 to 1. Nothing is drawn."""
+    """Conversion to float, minus `mean`, over `std` (per channel, of values from 0 to 1)."""
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         self.mean = torch.tensor(mean).view(-1, 1, 1)
@@ -62,43 +76,109 @@ class Normalize:
         return ()
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        mean, std = _beside(images, (self.mean, self.std))
+        mean, std = _to_device_of(images, (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std)
 
 
 class Erasing:
-    """Random erasing (Zhong et al. 2020) of a normalised image, with the raw dataset mean.
+    """Random erasing (Zhong et al. 2020) of a normalised image, with the raw mean of the data set.
 
-    Drawn: boxes (N, 4) of top, left, height, width; a height of 0 where nothing is erased. The box
-    is the first of 100 tries that fits: area uniform in `area` of the image, aspect ratio uniform
-    in `aspect`, as in the CIFAR-100 set-up (docs/setups.md, section 2).
+    Parameters: boxes (N, 4) of top, left, height, width; the height is 0 if nothing is erased. The
+    box is the first of 100 tries that fits: its share of the image's area is uniform in `area`, its
+    aspect ratio uniform in `aspect`, as in the CIFAR-100 set-up (docs/setups.md, section 2).
     """
 
     tries = 100
 
-    def __init__(self, part: config.Erasing, mean: list[float], size: tuple[int, int]) -> None:
-        self.part = part
+    def __init__(self, config: ErasingConfig, mean: list[float], size: tuple[int, int]) -> None:
+        self.config = config
         self.mean = torch.tensor(mean)
         self.size = size
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        (height, width), part = self.size, self.part
+        (height, width), config = self.size, self.config
         happens, y, x = torch.rand(3, n, 1, generator=generator)
         area, aspect = torch.rand(2, n, self.tries, generator=generator)
-        area = (part.area[0] + area * (part.area[1] - part.area[0])) * height * width
-        aspect = part.aspect[0] + aspect * (part.aspect[1] - part.aspect[0])
+        area = (config.area[0] + area * (config.area[1] - config.area[0])) * height * width
+        aspect = config.aspect[0] + aspect * (config.aspect[1] - config.aspect[0])
         tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
         fits = (tall < height) & (wide < width)
         first = fits.float().argmax(1, keepdim=True)
         tall, wide = (side.gather(1, first) for side in (tall, wide))
         top = (y * (height - tall + 1)).floor()
         left = (x * (width - wide + 1)).floor()
-        used = (happens < part.p) & fits.any(1, keepdim=True)
+        used = (happens < config.p) & fits.any(1, keepdim=True)
         return (torch.cat([top, left, tall, wide], dim=1).long() * used,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.erase(images, *_beside(images, (*drawn, self.mean)))
+        return shapes.erase(images, *_to_device_of(images, (*drawn, self.mean)))
 
 
-def _beside(images: Tensor, tensors: Parameters) -> Parameters:
+class MixDraw(NamedTuple):
+    """Parameters of `Mix` for one batch."""
+
+    kind: str
+    """"none", "mixup" or "cutmix"."""
+    weight: float
+    """Lambda, before CutMix corrects it for the edges."""
+    centre: tuple[float, float]
+    """(row, column) of CutMix's box, relative to the image's size."""
+    others: Tensor
+    """Index (N,) of the image that each image is mixed with."""
+
+
+class Mix:
+    """MixUp (Zhang et al. 2018) or CutMix (Yun et al. 2019) with a shuffled copy of the batch."""
+
+    def __init__(self, config: MixConfig, num_classes: int) -> None:
+        self.config = config
+        self.num_classes = num_classes
+
+    def draw(self, n: int, generator: torch.Generator) -> MixDraw:
+        config = self.config
+        happens, switch, row, column = torch.rand(4, generator=generator).tolist()
+        others = torch.randperm(n, generator=generator)
+        # torch's own sampler of the beta distribution takes no generator.
+        seed = int(torch.randint(2**31, (), generator=generator))
+        kind = "none"
+        if happens < config.p and (config.mixup or config.cutmix):
+            cut = config.cutmix > 0 and (config.mixup == 0 or switch < config.switch)
+            kind = "cutmix" if cut else "mixup"
+        alpha = config.cutmix if kind == "cutmix" else config.mixup
+        weight = 1.0 if kind == "none" else float(np.random.default_rng(seed).beta(alpha, alpha))
+        return MixDraw(kind, weight, (row, column), others)
+
+    def apply(self, images: Tensor, labels: Tensor, drawn: MixDraw) -> tuple[Tensor, Tensor]:
+        """Return the images and targets; targets are probabilities even if nothing is mixed."""
+        targets = F.one_hot(labels, self.num_classes).to(images.dtype)
+        if drawn.kind == "none":
+            return images, targets
+        others, weight = drawn.others.to(images.device, non_blocking=True), drawn.weight
+        if drawn.kind == "cutmix":
+            images, weight = cutmix(images, images[others], weight, *drawn.centre)
+        else:
+            images = weight * images + (1 - weight) * images[others]
+        return images, weight * targets + (1 - weight) * targets[others]
+
+
+def cutmix(
+    images: Tensor, others: Tensor, weight: float, row: float, column: float
+) -> tuple[Tensor, float]:
+    """Replace a box of 1 - `weight` of the area by the other image's.
+
+    `row` and `column` are the box's centre relative to the size; the box is cut at the edges.
+    Returns the images and the share of pixels that stayed.
+    """
+    height, width = images.shape[-2:]
+    ratio = math.sqrt(1 - weight)
+    tall, wide = int(height * ratio), int(width * ratio)
+    y, x = int(row * height), int(column * width)
+    top, bottom = max(0, y - tall // 2), min(height, y + tall // 2)
+    left, right = max(0, x - wide // 2), min(width, x + wide // 2)
+    mixed = images.clone()
+    mixed[..., top:bottom, left:right] = others[..., top:bottom, left:right]
+    return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def _to_device_of(images: Tensor, tensors: Parameters) -> Parameters:
     return tuple(tensor.to(images.device, non_blocking=True) for tensor in tensors)
