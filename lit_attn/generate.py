@@ -62,7 +62,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
         )
 
     from lit_attn.data.text.corpus import text_encoder
-    from lit_attn.models.sampling import Sampling, continuation
+    from lit_attn.models.gpt import Sampling, continuation
 
     network = trained(options.run, cell)
     encoder = text_encoder(data)

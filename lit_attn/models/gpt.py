@@ -1,9 +1,17 @@
-"""Causal language models: one module, from GPT-2 to Transformer++ and MGK's WikiText models.
+"""Causal language models, from GPT-2 to Transformer++ and MGK's WikiText-103 models.
 
-Shapes: B batch, n tokens, V vocabulary. tokens: (B, n) int64 -> logits: (B, n, V).
+Sources of the shapes that the experiments use:
+- GPT-2: github.com/karpathy/nanoGPT, and the branch `casted` of
+  github.com/KellerJordan/modded-nanogpt
+- Transformer++ for DCMHA (arXiv:2405.08553): github.com/Caiyun-AI/DCFormer
+- WikiText-103 for MGK (arXiv:2110.08678): github.com/minhtannguyen/transformer-mgk
+
+Shapes: B batch, n tokens, d width, V vocabulary. tokens: (B, n) int64 -> logits: (B, n, V).
 """
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +19,19 @@ from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models import language
-from lit_attn.models.adaptive import AdaptiveSoftmax
-from lit_attn.models.initialisation import initialise
+from lit_attn.config.models.language import GPTConfig
+from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.trunk import Device, Trunk
+from lit_attn.models.trunk import Trunk, initialise
 
 
 class GPT(nn.Module):
-    """A causal trunk with a tied, untied or adaptive head."""
+    """Causal trunk with a tied, untied or adaptive head."""
 
     def __init__(
-        self, model: language.GPTConfig, vocabulary: int, context: int, device: Device = None
+        self, model: GPTConfig, vocabulary: int, context: int, device: Device = None
     ) -> None:
-        """`context` is the longest sequence; learned positions are as many."""
+        """Build a network for sequences of at most `context` tokens."""
         super().__init__()
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
         self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
@@ -35,14 +42,14 @@ class GPT(nn.Module):
             self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
-        """Logits, which are log-probabilities where the head is adaptive.
+        """Return logits; an adaptive head returns log-probabilities.
 
-        With `caches` (from `trunk.new_caches`), `tokens` are what follows those already in them.
+        With `caches` (from `trunk.new_caches`), `tokens` follow the tokens already cached.
         """
         return self.logits(self.trunk(tokens, caches=caches))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The same of what the trunk returns, (B, n, d) -> (B, n, V)."""
+        """Return the logits of the trunk's output, (B, n, d) -> (B, n, V)."""
         if isinstance(self.head, AdaptiveSoftmax):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
@@ -52,7 +59,7 @@ class GPT(nn.Module):
         return F.linear(hidden, self.trunk.tokens.weight)
 
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) in nats, (B, n), in float32 or wider; 0 where the target is IGNORED."""
+        """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
         if not isinstance(self.head, AdaptiveSoftmax):
             logits = self(tokens).flatten(0, 1)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -62,17 +69,58 @@ class GPT(nn.Module):
             return flat.unflatten(0, targets.shape)
         hidden = self.trunk(tokens).flatten(0, 1)
         predicted = targets.flatten() != IGNORED
-        found = self.head.nll(
+        predicted_nll = self.head.nll(
             hidden[predicted], targets.flatten()[predicted], self.trunk.tokens.weight
         )
-        nll = found.new_zeros(targets.numel())
-        return nll.masked_scatter(predicted, found).unflatten(0, targets.shape)
+        nll = predicted_nll.new_zeros(targets.numel())
+        return nll.masked_scatter(predicted, predicted_nll).unflatten(0, targets.shape)
 
 
-def build(model: language.GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
-    """The network that `model` describes, initialised; nothing is allocated on "meta"."""
+def build(model: GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
+    """Build the network that `model` describes; initialise it except on the meta device."""
     network = GPT(model, vocabulary, context, device)
-    if network.trunk.tokens.weight.device.type != "meta":
+    if not network.trunk.tokens.weight.is_meta:
         with by_name(network):
             initialise(network, model, tied=model.head != "untied")
     return network
+
+
+class Sampling(NamedTuple):
+    """How to draw a token: from softmax(logits / temperature) over the `top_k` largest logits.
+
+    Temperature 0 takes the largest logit. Equal seeds draw equal tokens on one kind of device.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+
+def continuation(
+    network: GPT, prompt: list[int], count: int, vocabulary: int, sampling: Sampling
+) -> Iterator[int]:
+    """Yield `count` ids below `vocabulary` that continue `prompt`.
+
+    The prompt goes through the network in one piece, then each token alone. Raises ValueError past
+    the positions that the network learned, and if the network is in training mode.
+    """
+    device = network.trunk.tokens.weight.device
+    generator = torch.Generator().manual_seed(sampling.seed)
+    caches = network.trunk.new_caches()
+    new = prompt
+    for _ in range(count):
+        with torch.no_grad():
+            hidden = network.trunk(torch.tensor([new], device=device), caches=caches)
+            logits = network.logits(hidden[:, -1:])[0, 0, :vocabulary]
+        new = [sample_token(logits.double().cpu(), sampling, generator)]
+        yield new[0]
+
+
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Draw one id by its logit, (V,)."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    kept, ids = logits.topk(min(sampling.top_k or len(logits), len(logits)))
+    # Relative to the largest logit, so that nothing overflows at a small temperature.
+    weights = ((kept - kept[0]) / sampling.temperature).softmax(-1)
+    return int(ids[torch.multinomial(weights, 1, generator=generator)])

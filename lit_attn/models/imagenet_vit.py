@@ -1,4 +1,8 @@
-"""timm's VisionTransformer with our attention, for images of any size.
+"""Vision transformers for ImageNet: timm's VisionTransformer with our attention, any image size.
+
+Sources of the two shapes that the experiments use:
+- DeiT-S/16 (Touvron et al. 2021, arXiv:2012.12877): github.com/facebookresearch/deit
+- ViT-S/16 (Beyer et al. 2022, arXiv:2205.01580): github.com/google-research/big_vision
 
 Shapes: images (B, C, H, W) -> logits (B, classes); d width.
 """
@@ -13,13 +17,9 @@ from torch import nn
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
+from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vit import AttentionBlock, initialise
-from lit_attn.schema.errors import ConfigError
-
-Device = torch.device | str | None
-
-Shape = tuple[int, int, int]
+from lit_attn.models.vit import AttentionBlock, Shape, initialise, require_tiles
 
 FeedForward = Callable[[int, int, Device], nn.Module]
 
@@ -27,7 +27,10 @@ FeedForward = Callable[[int, int, Device], nn.Module]
 def build(
     model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
-    """The network that `model` describes, initialised as timm does; raises as `assemble`."""
+    """Build the network that `model` describes; initialise it except on the meta device.
+
+    Raises ConfigError if the patches do not tile the image.
+    """
     vit = assemble(
         model,
         image_shape,
@@ -56,11 +59,11 @@ def assemble(
     class_token: bool = True,
     device: Device = None,
 ) -> VisionTransformer:
-    """A network without initial values, whose own images are of `image_shape` (C, H, W).
+    """Build a network without initial values for images of `image_shape` (C, H, W).
 
-    Another size is met by resampling the positions at each call, so that they go on learning.
-    `feed_forward(d, width, device)` makes a block's FFN; without a class token the mean over
-    patches is classified. Raises ConfigError where the patches do not tile the image.
+    For images of another size the positions are resampled at each call, so that they stay trained.
+    `feed_forward(d, width, device)` builds a block's FFN. Without a class token the mean over
+    patches is classified. Raises ConfigError if the patches do not tile the image.
     """
     channels, height, width = image_shape
     require_tiles(model.patch, height, width)
@@ -88,26 +91,18 @@ def assemble(
         if model.ffn is None:
             vit.blocks[index] = AttentionBlock(block)
         else:
-            # timm takes the width as a ratio of d, which cannot say every integer.
+            # timm takes the width as a ratio of d, which cannot express every integer.
             block.mlp = feed_forward(model.dim, model.ffn.width, device)
     return vit
 
 
 def perceptron(dim: int, width: int, device: Device) -> Mlp:
-    """Linear, GELU, Linear."""
+    """Return Linear, GELU, Linear."""
     return Mlp(dim, width, device=device)
 
 
-def require_tiles(patch: int, height: int, width: int) -> None:
-    """ConfigError where patches of `patch` pixels do not tile an image of `height` x `width`."""
-    if height % patch or width % patch:
-        raise ConfigError(
-            f"model.patch: patches of {patch} do not tile images of {height} x {width}"
-        )
-
-
 def fix_positions(vit: VisionTransformer) -> None:
-    """Make the positions the fixed sines and cosines of Beyer et al. 2022; nothing trains there."""
+    """Set the positions to the fixed sines and cosines of Beyer et al. 2022, untrained."""
     assert not vit.has_class_token
     positions = vit.get_parameter("pos_embed")
     grid = build_sincos2d_pos_embed(

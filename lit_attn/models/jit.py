@@ -1,4 +1,6 @@
-"""JiT (Li & He 2025) as a classifier, as Belief2's ImageNet experiment has it (section 4.2).
+"""JiT (Li & He 2025, arXiv:2511.13720) as a classifier, the model of Belief2's section 4.2.
+
+It follows github.com/LTH14/JiT.
 
 Shapes: B batch, n patches, d width, D head width, w FFN width, b bottleneck.
 Images (B, C, H, W) -> logits (B, classes).
@@ -12,9 +14,9 @@ from torch.nn import functional as F
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.config.models.imagenet import JiTConfig
-from lit_attn.models.imagenet_vit import Device, Shape, require_tiles
-from lit_attn.models.norms import HeadNorm
+from lit_attn.models.layers import Device, HeadNorm
 from lit_attn.models.seeded_draws import by_name
+from lit_attn.models.vit import Shape, require_tiles
 from lit_attn.schema.errors import ConfigError
 
 EPS = 1e-6
@@ -24,7 +26,7 @@ class Block(nn.Module):
     """x + gate * attention(modulated norm(x)), then the same with SwiGLU; (B, n, d) -> (B, n, d).
 
     adaLN-zero (Peebles & Xie 2023): shift, scale and gate of each branch are a Linear of the
-    condition that starts at zero, so that the block starts as the identity.
+    condition. The Linear starts at zero, so the block starts as the identity.
     """
 
     def __init__(self, model: JiTConfig, device: Device) -> None:
@@ -46,7 +48,7 @@ class Block(nn.Module):
         self.modulation = nn.Linear(model.dim, 3 * branches * model.dim, device=device)
 
     def forward(self, x: Tensor, condition: Tensor, turned: Rotary) -> Tensor:
-        """`condition` is (B, d)."""
+        """Return the block's output for x (B, n, d) and `condition` (B, d)."""
         modulation = self.modulation(F.silu(condition)).unsqueeze(1)
         shift, scale, gate, *rest = modulation.split(x.shape[-1], dim=-1)
         x = x + gate * self.attn(self.norm1(x) * (1 + scale) + shift, rotary=turned)
@@ -57,7 +59,7 @@ class Block(nn.Module):
 
 
 class JiTClassifier(nn.Module):
-    """Patches through a bottleneck, fixed sine and cosine positions, blocks, mean over patches.
+    """Bottleneck patch embedding, fixed sine and cosine positions, blocks, mean over patches.
 
     The condition of every block is the mean over the embedded patches (the paper names none).
     """
@@ -69,7 +71,7 @@ class JiTClassifier(nn.Module):
     def __init__(
         self, model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
     ) -> None:
-        """Raises ConfigError where the patches do not tile the image."""
+        """Raise ConfigError if the patches do not tile the image."""
         super().__init__()
         channels, height, width = image_shape
         require_tiles(model.patch, height, width)
@@ -99,14 +101,16 @@ class JiTClassifier(nn.Module):
 
 
 def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rotary:
-    """Angles for rows x columns patches: half of a head turns by row, the other half by column.
+    """Return rotary angles: half of a head turns by the patch's row, the other half by its column.
 
-    The published code pairs neighbouring coordinates, ours one half with the other: the same
-    functions of the weights, whose rows come in another order. Raises ConfigError where a head's
-    width is no multiple of 4.
+    The published code pairs neighbouring coordinates, this one pairs the halves. Both compute the
+    same functions; the rows of the weights come in another order. Raises ConfigError if the width
+    of a head is not a multiple of 4.
     """
     if head_dim % 4:
-        raise ConfigError(f"model.heads: axial positions need heads of 4 k, not of {head_dim}")
+        raise ConfigError(
+            f"model.heads: the width of a head is {head_dim}; axial positions need a multiple of 4"
+        )
     by_row = rotary(torch.arange(rows, device=device), head_dim // 2)
     by_column = rotary(torch.arange(columns, device=device), head_dim // 2)
     cos, sin = (
@@ -119,7 +123,7 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
 def build(
     model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> JiTClassifier:
-    """The network that `model` describes, initialised except on the meta device."""
+    """Build the network that `model` describes; initialise it except on the meta device."""
     network = JiTClassifier(model, image_shape, num_classes, device)
     if not network.head.weight.is_meta:
         with by_name(network):
@@ -128,7 +132,7 @@ def build(
 
 
 def initialise(network: JiTClassifier) -> None:
-    """Every matrix Xavier-uniform, biases zero; what modulates, and the head, start at zero."""
+    """Draw every matrix Xavier-uniform; biases, modulations and the head are zero."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(module.weight.flatten(1))

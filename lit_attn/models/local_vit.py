@@ -1,4 +1,6 @@
-"""LocalViT "hs" as BeliefFormer's ImageNet experiment has it (docs/setups.md, section 5).
+"""LocalViT "hs" (Li et al. 2021, arXiv:2104.05707), for BeliefFormer's ImageNet study.
+
+It follows github.com/BorealisAI/efficient-vit-training.
 
 Shapes: B batch, n patches in a square grid of g x g, d width, w FFN width.
 """
@@ -11,14 +13,16 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
 from lit_attn.config.models.imagenet import LocalViTConfig
-from lit_attn.models.imagenet_vit import Device, Shape, assemble
+from lit_attn.models.imagenet_vit import assemble
+from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
+from lit_attn.models.vit import Shape
 
 
 class LocalFFN(nn.Module):
-    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, none with a bias.
+    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, without biases.
 
-    (B, 1 + n, d) -> the same; the class token's place is zero, so that it goes around the FFN.
+    (B, 1 + n, d) -> the same shape. The output for the class token is zero: it skips the FFN.
     """
 
     def __init__(self, dim: int, width: int, device: Device = None) -> None:
@@ -31,7 +35,7 @@ class LocalFFN(nn.Module):
         patches = x[:, 1:]
         side = math.isqrt(patches.shape[1])
         if side * side != patches.shape[1]:
-            raise ValueError(f"{patches.shape[1]} patches are not a square: images must be")
+            raise ValueError(f"{patches.shape[1]} patches are not a square grid; use square images")
         hidden = F.hardswish(self.fc1(patches)).transpose(1, 2).unflatten(-1, (side, side))
         hidden = F.hardswish(self.conv(hidden)).flatten(2).transpose(1, 2)
         return F.pad(self.fc2(hidden), (0, 0, 1, 0))
@@ -40,7 +44,10 @@ class LocalFFN(nn.Module):
 def build(
     model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
-    """The network that `model` describes, initialised; ConfigError where patches do not tile."""
+    """Build the network that `model` describes; initialise it except on the meta device.
+
+    Raises ConfigError if the patches do not tile the image.
+    """
     vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)
     if not vit.get_parameter("pos_embed").is_meta:
         with by_name(vit):
@@ -51,7 +58,7 @@ def build(
 
 
 def initialise(vit: VisionTransformer) -> None:
-    """Every Linear, the class token and the positions Xavier-normal, biases zero.
+    """Draw every Linear, the class token and the positions Xavier-normal; biases are zero.
 
     Convolutions and norms keep PyTorch's defaults.
     """

@@ -1,6 +1,7 @@
-"""A backbone and a mask head with our attention, registered in mmsegmentation's MODELS.
+"""Backbone and mask head of the Segmenter with our attention, for mmsegmentation's registry.
 
-A plain mmsegmentation configuration uses them with
+Segmenter (Strudel et al. 2021, arXiv:2105.05633): github.com/rstrudel/segmenter. A plain
+mmsegmentation configuration uses the two with
     custom_imports = dict(imports=["lit_attn.models.mmseg_parts"])
     backbone = dict(type="AttentionViT", attention="belief2", img_size=512, ...)
     decode_head = dict(type="AttentionMaskHead", attention="belief2", ...)
@@ -26,26 +27,26 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViTConfig
 from lit_attn.models import imagenet_vit
-from lit_attn.models.pretrained import load_pretrained
+from lit_attn.models.pretrained import load_timm
 from lit_attn.models.vit import AttentionBlock, initialise
 
-# What a YAML's `attention:` may be; mmengine's ConfigDict is a dict.
-Given = AttentionSpec | str | dict[str, Any]
+# Values of `attention:` in a YAML; mmengine's ConfigDict is a dict.
+AttentionChoice = AttentionSpec | str | dict[str, Any]
 
 
 @MODELS.register_module()
 class AttentionViT(BaseModule):
     """timm's vision transformer as a backbone: images (B, 3, H, W) -> one map (B, d, h, w).
 
-    The final norm is applied and the class token dropped (Strudel et al. 2021, section 3.1).
-    Defaults are ViT-Ti/16's. Images that the patches do not tile are padded on the right and below.
-    `ffn` is the FFN's width; None leaves it out. `pretrained` is timm's name of the weights that
-    `init_weights` loads, from `checkpoint` where that is given.
+    The final norm is applied and the class token dropped (Strudel et al. 2021, section 3.1). The
+    defaults are those of ViT-Ti/16. Images that the patches do not tile are padded on the right and
+    at the bottom. `ffn` is the FFN's width; None leaves the FFN out. `pretrained` is timm's name of
+    the weights that `init_weights` loads, from the file `checkpoint` if there is one.
     """
 
     def __init__(
         self,
-        attention: Given = "standard",
+        attention: AttentionChoice = "standard",
         img_size: int = 512,
         patch_size: int = 16,
         embed_dims: int = 192,
@@ -72,11 +73,11 @@ class AttentionViT(BaseModule):
         self.checkpoint = checkpoint
 
     def init_weights(self) -> None:
-        """Initialise anew, or load the pretrained weights; ConfigError where they are missing."""
+        """Draw initial values, or load the pretrained weights; ConfigError if they are missing."""
         if self.pretrained is None:
             initialise(self.vit, "timm")
         else:
-            load_pretrained(self.vit, self.pretrained, self.checkpoint)
+            load_timm(self.vit, self.pretrained, self.checkpoint)
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
         tokens = self.vit.forward_features(images)[:, self.vit.num_prefix_tokens :]
@@ -88,14 +89,14 @@ class AttentionViT(BaseModule):
 class AttentionMaskHead(SegmenterMaskTransformerHead):
     """mmsegmentation's mask transformer with our attention: (B, d, h, w) -> masks (B, K, h, w).
 
-    Defaults are Seg-T-Mask/16's. The two projections onto which patches and classes are compared
-    start from N(0, 1/d), as the published code has it; mmsegmentation's own head starts smaller.
+    The defaults are those of Seg-T-Mask/16. The projections of patches and of classes start from
+    N(0, 1/d), as in the published code; mmsegmentation's own head starts smaller.
     """
 
     def __init__(
         self,
         num_classes: int,
-        attention: Given = "standard",
+        attention: AttentionChoice = "standard",
         in_channels: int = 192,
         embed_dims: int = 192,
         num_layers: int = 2,
@@ -113,7 +114,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
             embed_dims=embed_dims,
             dropout_ratio=0.0,
             ignore_index=ignore_index,
-            # The mean over labelled pixels: mmsegmentation's default divides by all of them.
+            # The mean over labelled pixels; mmsegmentation's default divides by all pixels.
             loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
         )
         layer = attn_layer(attention)
@@ -134,7 +135,7 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
         self.layers = ModuleList(blocks)
 
     def init_weights(self) -> None:
-        """Truncated normals of deviation 0.02; W_p copies W where the attention says so."""
+        """Draw truncated normals of deviation 0.02; W_p copies W if the attention is defined so."""
         super().init_weights()
         for projection in (self.patch_proj, self.classes_proj):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)

@@ -1,8 +1,9 @@
-"""Initial values that depend on the seed and the parameter's name alone.
+"""Initial values that depend only on the seed and on the parameter's name.
 
-Drawn one after the other from one generator, a layer with one more matrix would shift the draws of
-all that come behind it, and two variants of one seed would share nothing. Drawn by name, whatever
-they have in common starts the same, which is what a difference within a seed is about.
+With one generator for all parameters, an additional matrix in a layer would shift the draws of all
+later parameters, and two variants of one seed would share no initial values. Drawn by name, the
+parameters that two variants have in common start equal, so a difference within a seed is a
+difference between the variants.
 """
 
 import hashlib
@@ -18,13 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def by_name(network: nn.Module) -> Iterator[None]:
-    """Within it every random fill of a parameter of `network` is drawn by seed, name and turn.
+    """Draw every random fill of a parameter of `network` by seed, name and count of fills.
 
-    The seed is that of torch's generator (`torch.initial_seed`), which does not move. What modules
-    drew in their constructors is drawn again first.
+    The seed is that of torch's generator (`torch.initial_seed`), whose state does not change. The
+    values that modules drew in their constructors are drawn again first.
     """
     with _ByName(network, torch.initial_seed()):
-        # A module that fills what its children hold comes after them.
+        # Children first: a module may fill parameters of its children.
         for module in reversed(list(network.modules())):
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
@@ -37,12 +38,12 @@ class _ByName(TorchDispatchMode):
     def __init__(self, network: nn.Module, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        # Initialisers fill views too, as a convolution's weight flattened to a matrix.
+        # By storage, since initialisers also fill views, such as a flattened convolution weight.
         self.names = {
             parameter.untyped_storage().data_ptr(): name
             for name, parameter in network.named_parameters()
         }
-        self.turns: Counter[str] = Counter()
+        self.fills: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -55,6 +56,6 @@ class _ByName(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _generator(self, name: str, device: torch.device) -> torch.Generator:
-        self.turns[name] += 1
-        digest = hashlib.blake2b(f"{self.seed} {name} {self.turns[name]}".encode()).digest()
+        self.fills[name] += 1
+        digest = hashlib.blake2b(f"{self.seed} {name} {self.fills[name]}".encode()).digest()
         return torch.Generator(device).manual_seed(int.from_bytes(digest[:8]) >> 1)

@@ -1,4 +1,6 @@
-"""Segmenter (Strudel et al. 2021) out of mmsegmentation's parts.
+"""Segmenter (Strudel et al. 2021, arXiv:2105.05633), built of mmsegmentation's parts.
+
+It follows github.com/rstrudel/segmenter.
 
 Shapes: images (B, 3, H, W) -> masks (B, K, H / P, W / P) for K classes and patches of P pixels.
 """
@@ -15,7 +17,7 @@ from lit_attn.models.seeded_draws import by_name
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder
 
-# Pixels go from 0..255 to -1..1, as for the published weights.
+# Pixels are mapped from 0..255 to -1..1, as for the published weights.
 MEAN = STD = 127.5
 
 
@@ -25,11 +27,12 @@ def build(
     num_classes: int,
     device: torch.device | str | None = None,
 ) -> "EncoderDecoder":
-    """mmsegmentation's EncoderDecoder for windows of `image_shape` (3, H, H), initialised.
+    """Build mmsegmentation's EncoderDecoder for windows of `image_shape` (3, H, H).
 
-    Called on normalised images it returns the masks; its `loss` and `predict` are
-    mmsegmentation's. Pretrained weights are loaded except on the meta device. Raises ConfigError
-    where mmsegmentation or those weights are missing, or the patches do not tile the window.
+    The network maps normalised images to masks; its `loss` and `predict` are mmsegmentation's.
+    Except on the meta device, it is initialised and pretrained weights are loaded. Raises
+    ConfigError if mmsegmentation or those weights are missing, or if the patches do not tile the
+    window.
     """
     require_mmseg("model.kind")
     from mmengine.config import ConfigDict
@@ -38,7 +41,7 @@ def build(
     with torch.device(device or torch.get_default_device()):
         network = MODELS.build(ConfigDict(configuration(model, image_shape[-1], num_classes)))
     if torch.device(device or "cpu").type != "meta":
-        # The parts one by one: mmengine's own loop over them logs every parameter.
+        # Each part by itself: mmengine's own loop over the parts logs every parameter.
         with by_name(network):
             network.backbone.init_weights()
             network.decode_head.init_weights()
@@ -46,7 +49,7 @@ def build(
 
 
 def configuration(model: SegmenterConfig, crop: int, num_classes: int) -> dict[str, object]:
-    """The mmsegmentation configuration of `model`, for training windows of `crop` pixels."""
+    """Return the mmsegmentation configuration of `model` for training windows of `crop` pixels."""
     import lit_attn.models.mmseg_parts as parts
 
     ffn = None if model.ffn is None else model.ffn.width

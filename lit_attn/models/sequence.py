@@ -1,4 +1,7 @@
-"""Sequence classification by a bidirectional encoder with mean pooling.
+"""Sequence classifier of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006).
+
+It follows github.com/minhtannguyen/transformer-mgk (MGK, arXiv:2110.08678), whose arena code comes
+from github.com/mlpen/Nystromformer.
 
 Shapes: B batch, n tokens, d width. tokens: (B, n), or (B, 2, n) for pairs of documents; `present`
 has the same shape and is False where a token is padding. logits: (B, classes).
@@ -8,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.config.models import language
-from lit_attn.models.initialisation import initialise
+from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.trunk import Device, Trunk
+from lit_attn.models.trunk import Trunk, initialise
 
 
 class SequenceClassifier(nn.Module):
-    """Linear, ReLU, Linear on the mean x; on [x0, x1, x0 x1, x0 - x1] where documents are pairs."""
+    """Bidirectional trunk, mean pooling, then Linear, ReLU, Linear.
+
+    For pairs of documents the classifier sees [x0, x1, x0 x1, x0 - x1] of their pooled vectors.
+    """
 
     def __init__(
         self,
@@ -37,22 +43,21 @@ class SequenceClassifier(nn.Module):
         )
 
     def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
-        if not self.pairs:
-            return self._classified(self.document(tokens, present))
-        first, second = (self.document(tokens[:, i], present[:, i]) for i in (0, 1))
-        return self._classified(torch.cat([first, second, first * second, first - second], dim=-1))
+        if self.pairs:
+            first, second = (self.document(tokens[:, i], present[:, i]) for i in (0, 1))
+            features = torch.cat([first, second, first * second, first - second], dim=-1)
+        else:
+            features = self.document(tokens, present)
+        logits: Tensor = self.classifier(features)
+        return logits
 
     def document(self, tokens: Tensor, present: Tensor) -> Tensor:
-        """The pooled vector of each document, (B, d)."""
+        """Return the pooled vector of each document, (B, d)."""
         hidden = self.trunk(tokens, present)
         if self.pool == "positions":
             return hidden.mean(1)
         weights = present.to(hidden.dtype)[..., None]
         return (hidden * weights).sum(1) / weights.sum(1)
-
-    def _classified(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(features)
-        return logits
 
 
 def build(
@@ -63,9 +68,9 @@ def build(
     pairs: bool = False,
     device: Device = None,
 ) -> SequenceClassifier:
-    """The network that `model` describes, initialised; nothing is allocated on "meta"."""
+    """Build the network that `model` describes; initialise it except on the meta device."""
     network = SequenceClassifier(model, vocabulary, context, classes, pairs, device)
-    if network.trunk.tokens.weight.device.type != "meta":
+    if not network.trunk.tokens.weight.is_meta:
         with by_name(network):
             initialise(network, model, tied=False)
     return network

@@ -1,4 +1,4 @@
-"""The transformer over tokens that language models and sequence classifiers share.
+"""Transformer over tokens, which language models and sequence classifiers share.
 
 Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden: (B, n, d).
 """
@@ -14,10 +14,7 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import TokenTransformer
-from lit_attn.models.norms import HeadNorm, norm
-from lit_attn.models.quantise import quantise
-
-Device = torch.device | str | None
+from lit_attn.models.layers import Device, HeadNorm, norm, quantise
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
@@ -54,13 +51,13 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the FFN where there is one, each with its norm and skip connection.
+    """Attention, then the FFN if there is one, each with its norm and skip connection.
 
-    pre: x + f(norm(x)); post: norm(x + f(x)).
+    Pre-norm computes x + f(norm(x)), post-norm computes norm(x + f(x)).
     """
 
     def __init__(self, model: TokenTransformer, number: int, device: Device) -> None:
-        """The block of layer `number`, which may have a window of its own."""
+        """Build the block of layer `number`; layers may have different windows."""
         super().__init__()
         self.pre = model.norm_order == "pre"
         self.attention_scale = 1.0
@@ -108,7 +105,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embedding, positions, blocks and, for pre-norm blocks, the norm before the head."""
+    """Embedding, positions, blocks and, after pre-norm blocks, a final norm."""
 
     def __init__(
         self,
@@ -132,9 +129,9 @@ class Trunk(nn.Module):
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
     def new_caches(self) -> list[Cache]:
-        """An empty cache for every block, to decode one batch of sequences with.
+        """Return an empty cache for every block, to decode one batch of sequences with.
 
-        Raises ValueError where tokens attend to later ones: each would change all before it.
+        Raises ValueError for a bidirectional model, in which a new token changes all earlier ones.
         """
         if not self.is_causal:
             raise ValueError("a bidirectional model cannot be decoded token by token")
@@ -142,7 +139,7 @@ class Trunk(nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that the model has learned positions for; None where it learned none."""
+        """Largest number of tokens with learned positions; None if no positions are learned."""
         limits = [] if self.positions is None else [self.context]
         part = self.model.attention.similarity
         if isinstance(part, spec.MixedKeysConfig) and part.prior_scope == "position":
@@ -155,9 +152,9 @@ class Trunk(nn.Module):
         present: Tensor | None = None,
         caches: list[Cache] | None = None,
     ) -> Tensor:
-        """`present` (B, n) is False where a token is padding, which no token then attends to.
+        """Return the hidden states; no token attends to padding, where `present` (B, n) is False.
 
-        With `caches` (from `new_caches`), `tokens` are what follows those already in them. Raises
+        With `caches` (from `new_caches`), `tokens` follow the tokens already cached. Raises
         ValueError for more tokens than there are learned positions.
         """
         before = 0 if caches is None else caches[0].seen
@@ -184,7 +181,44 @@ class Trunk(nn.Module):
 
 
 def sinusoids(positions: Tensor, dim: int) -> Tensor:
-    """Fixed positions of Vaswani et al. 2017 (section 3.5), sines before cosines; (n, d)."""
+    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d)."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
     angles = torch.outer(positions.to(torch.float32), torch.exp(-math.log(10_000.0) * exponents))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
+
+
+@torch.no_grad()
+def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
+    """Fill the parameters of a freshly built `network`, in place, as `model.init` says.
+
+    Compositions across heads keep the initial values of their own paper.
+    """
+    init = model.init
+    for name, module in network.named_modules():
+        if "composers" in name.split("."):
+            continue
+        if isinstance(module, nn.Linear) and init.matrices != "torch":
+            nn.init.normal_(module.weight, std=init.matrices)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            if init.embedding != "torch":
+                nn.init.normal_(module.weight, std=init.embedding)
+            elif tied:
+                bound = 1 / math.sqrt(module.embedding_dim)
+                nn.init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
+            nn.init.normal_(module.weight, 1.0, init.norms)
+    for module in network.modules():
+        if isinstance(module, Block) and init.depth_scaled:
+            for projection in _residual_projections(module):
+                projection.weight.mul_((2 * model.depth) ** -0.5)
+        if isinstance(module, Attention):
+            module.copy_projection()
+
+
+def _residual_projections(block: Block) -> list[nn.Linear]:
+    """Return the matrices that write to the residual stream: W, W^l or W_p, and the FFN's last."""
+    further = [part for part in block.attn.residual.modules() if isinstance(part, nn.Linear)]
+    down = [] if block.ffn is None else [block.ffn.down]
+    return [block.attn.proj, *further, *down]

@@ -1,22 +1,30 @@
-"""The vision transformers of the CIFAR studies: timm's VisionTransformer with our attention.
+"""Vision transformers of the CIFAR studies: timm's VisionTransformer with our attention.
 
-Shapes: images (B, C, H, W) -> logits (B, classes).
+Sources of the two shapes that the experiments use:
+- ViT with shifted patch tokenisation (SPT) and locality self-attention (LSA), Lee et al. 2021,
+  arXiv:2112.13492: github.com/aanna0701/SPT_LSA_ViT
+- ViT-small: github.com/kentaroy47/vision-transformers-cifar10
+
+Shapes: images (B, C, H, W) -> logits (B, classes); d width, P side of a patch in pixels.
 """
 
 import torch
 from timm.layers import DropPath, Mlp
 from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.config.models.vit import ViTConfig
-from lit_attn.models.patches import ShiftedPatchEmbed
+from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
 from lit_attn.schema.errors import ConfigError
 
+Shape = tuple[int, int, int]
+
 
 class AttentionBlock(nn.Module):
-    """What is left of timm's block without its FFN and that FFN's norm."""
+    """timm's transformer block without the FFN and its norm."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -31,18 +39,54 @@ class AttentionBlock(nn.Module):
         return x + self.drop_path1(attended)
 
 
+class ShiftedPatchEmbed(nn.Module):
+    """Shifted patch tokenisation, SPT (Lee et al. 2021): (B, C, H, W) -> (B, H W / P^2, d).
+
+    The image and its four copies shifted left, right, up and down by one pixel are stacked to 5 C
+    channels and cut into patches; LayerNorm(5 C P^2) and a Linear follow (eq. 1-3). The arguments
+    are those
+    with which timm builds its `embed_layer`.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int,
+        embed_dim: int,
+        bias: bool,
+        dynamic_img_pad: bool,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.num_patches = (img_size[0] // patch_size) * (img_size[1] // patch_size)
+        features = 5 * in_chans * patch_size**2
+        self.norm = nn.LayerNorm(features, device=device, dtype=dtype)
+        self.proj = nn.Linear(features, embed_dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (1, 1, 1, 1))
+        height, width = x.shape[-2:]
+        left = padded[..., 1 : 1 + height, 2 : 2 + width]
+        right = padded[..., 1 : 1 + height, :width]
+        up = padded[..., 2 : 2 + height, 1 : 1 + width]
+        down = padded[..., :height, 1 : 1 + width]
+        stacked = torch.cat([x, left, right, up, down], dim=1)
+        patches = F.unfold(stacked, self.patch_size, stride=self.patch_size).transpose(1, 2)
+        return self.proj(self.norm(patches))
+
+
 def build(
-    model: ViTConfig,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    device: torch.device | str | None = None,
+    model: ViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
-    """The network that `model` describes, initialised; ConfigError where patches do not tile."""
+    """Build the network that `model` describes; initialise it except on the meta device.
+
+    Raises ConfigError if the patches do not tile the image.
+    """
     channels, height, width = image_shape
-    if height % model.patch or width % model.patch:
-        raise ConfigError(
-            f"model.patch: patches of {model.patch} do not tile images of {height} x {width}"
-        )
+    require_tiles(model.patch, height, width)
     vit = VisionTransformer(
         img_size=(height, width),
         patch_size=model.patch,
@@ -61,18 +105,26 @@ def build(
         device=device,
     )
     vit.blocks = nn.Sequential(*(_fitted(block, model, device) for block in vit.blocks))
-    if vit.head.weight.device.type != "meta":
+    if not vit.head.weight.is_meta:
         with by_name(vit):
             initialise(vit, model.init)
     return vit
 
 
-def initialise(vit: VisionTransformer, scheme: str) -> None:
-    """Fill every parameter as `scheme` says: the published set-ups' "xavier" or "torch", or timm's.
+def require_tiles(patch: int, height: int, width: int) -> None:
+    """Raise ConfigError if patches of `patch` pixels do not tile an image of `height` x `width`."""
+    if height % patch or width % patch:
+        raise ConfigError(
+            f"model.patch: patches of {patch} do not tile images of {height} x {width}"
+        )
 
-    xavier: every matrix Xavier-normal, q, k and v as one matrix; biases zero. torch: PyTorch's own
-    defaults. Both draw the class token and the position embedding from N(0, 1). What composes heads
-    keeps the initialisation that it was published with.
+
+def initialise(vit: VisionTransformer, scheme: str) -> None:
+    """Fill every parameter as `scheme` says: "timm", "xavier" (SPT_LSA_ViT) or "torch" (ViT-small).
+
+    xavier: every matrix Xavier-normal, with q, k and v as one matrix; biases zero. torch: PyTorch's
+    defaults. Both draw the class token and the position embedding from N(0, 1). Compositions across
+    heads keep the initial values of their own paper.
     """
     if scheme == "timm":
         vit.init_weights("", needs_reset=True)
@@ -94,14 +146,14 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
             module.copy_projection()
 
 
-def _fitted(block: nn.Module, model: ViTConfig, device: torch.device | str | None) -> nn.Module:
-    """Timm's block with the exact FFN width (or none) and, by choice, constant stochastic depth."""
+def _fitted(block: nn.Module, model: ViTConfig, device: Device) -> nn.Module:
+    """Return timm's block with the configured FFN width (or no FFN) and stochastic depth."""
     assert isinstance(block, Block)
     if model.drop_path_schedule == "constant" and model.drop_path > 0:
         block.drop_path1 = DropPath(model.drop_path)
         block.drop_path2 = DropPath(model.drop_path)
     if model.ffn is None:
         return AttentionBlock(block)
-    # Block takes the width as a ratio of d, which cannot say every integer.
+    # timm takes the width as a ratio of d, which cannot express every integer.
     block.mlp = Mlp(model.dim, model.ffn.width, drop=model.dropout, device=device)
     return block

@@ -29,8 +29,8 @@ from lit_attn.config.study import read_studies
 from lit_attn.data.augment.pipeline import Pipeline
 from lit_attn.data.module import torch_generator
 from lit_attn.models import gpt, imagenet_vit, jit, local_vit, sequence, vit
-from lit_attn.models.norms import HeadNorm
-from lit_attn.models.sampling import Sampling, continuation
+from lit_attn.models.gpt import Sampling, continuation
+from lit_attn.models.layers import HeadNorm
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 

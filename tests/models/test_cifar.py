@@ -10,8 +10,7 @@ from lit_attn.config.data.images import Cifar10, Cifar100
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models.budget import count, describe, resolve
-from lit_attn.models.patches import ShiftedPatchEmbed
-from lit_attn.models.vit import build
+from lit_attn.models.vit import ShiftedPatchEmbed, build
 from lit_attn.schema.errors import ConfigError
 
 CIFAR = (3, 32, 32)

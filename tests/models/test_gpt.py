@@ -13,7 +13,7 @@ from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import gpt, sequence
-from lit_attn.models.quantise import E5M2Linear, e5m2
+from lit_attn.models.layers import E5M2Linear, e5m2
 from lit_attn.schema.errors import ConfigError
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)

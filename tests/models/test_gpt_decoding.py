@@ -14,8 +14,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig, Mixtur
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init, SequenceClassifierConfig
 from lit_attn.models import sequence
-from lit_attn.models.gpt import GPT
-from lit_attn.models.sampling import Sampling, continuation, drawn
+from lit_attn.models.gpt import GPT, Sampling, continuation, sample_token
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))
@@ -43,7 +42,7 @@ def without_caches(network: GPT, prompt: list[int], count: int, how: Sampling) -
     ids, draws = list(prompt), torch.Generator().manual_seed(how.seed)
     for _ in range(count):
         with torch.no_grad():
-            ids.append(drawn(network(torch.tensor([ids]))[0, -1, :VOCABULARY], how, draws))
+            ids.append(sample_token(network(torch.tensor([ids]))[0, -1, :VOCABULARY], how, draws))
     return ids[len(prompt) :]
 
 
@@ -147,7 +146,7 @@ def test_draws_follow_temperature_and_top_k() -> None:
     draws = torch.Generator().manual_seed(0)
     for temperature, kept in ((1.0, [0, 1, 2, 3]), (2.0, [1, 3, 0]), (0.5, [1, 3])):
         how = Sampling(temperature, None if len(kept) == 4 else len(kept))
-        counts = Counter(drawn(logits, how, draws) for _ in range(4000))
+        counts = Counter(sample_token(logits, how, draws) for _ in range(4000))
         assert set(counts) == set(kept)
         expected = (logits[kept] / temperature).softmax(-1)
         for number, share in zip(kept, expected.tolist(), strict=True):
@@ -157,10 +156,10 @@ def test_draws_follow_temperature_and_top_k() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-300])
 def test_cold_is_greedy(temperature: float) -> None:
     logits = torch.tensor([-1.0, 700.0, 699.0], dtype=torch.double)
-    assert drawn(logits, Sampling(temperature), torch.Generator()) == 1
+    assert sample_token(logits, Sampling(temperature), torch.Generator()) == 1
 
 
 def test_top_k_of_more_than_there_are_is_all() -> None:
     logits = torch.zeros(3, dtype=torch.double)
     draws = torch.Generator().manual_seed(0)
-    assert {drawn(logits, Sampling(top_k=10), draws) for _ in range(100)} == {0, 1, 2}
+    assert {sample_token(logits, Sampling(top_k=10), draws) for _ in range(100)} == {0, 1, 2}

@@ -12,7 +12,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.models import gpt
-from lit_attn.models.interchange import load_gpt2, read_state
+from lit_attn.models.pretrained import load_gpt2, read_state
 from lit_attn.schema.errors import ConfigError
 
 VOCABULARY, CONTEXT, DIM, DEPTH, HEADS = 40, 12, 16, 2, 2
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_named() -> None:
 
     state = random_state()
     state["transformer.wte.weight"] = state["transformer.wte.weight"][:-1]
-    with pytest.raises(ConfigError, match=r"tokens.weight is \(39, 16\), this model's is \(40, 16"):
+    with pytest.raises(ConfigError, match=r"shape \(39, 16\), this model needs \(40, 16"):
         load_gpt2(model(), state)
 
     state = random_state() | {"transformer.h.2.ln_1.weight": torch.ones(DIM)}

@@ -226,5 +226,5 @@ def test_patches_must_tile_the_image() -> None:
     for model in (ImageViTConfig(), LocalViTConfig(), JiTConfig()):
         with pytest.raises(ConfigError, match="patches of 16 do not tile images of 32 x 40"):
             OF_IMAGES[type(model)](model, (3, 32, 40), 10, "meta")
-    with pytest.raises(ConfigError, match="heads of 4 k, not of 6"):
+    with pytest.raises(ConfigError, match="is 6; axial positions need a multiple of 4"):
         jit.axial(2, 2, 6)

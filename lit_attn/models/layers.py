@@ -1,0 +1,127 @@
+"""Layers that transformers over tokens choose from: norms, e5m2 weights, adaptive softmax."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.schema.errors import ConfigError
+
+Device = torch.device | str | None
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm with weight over the width of a head, eps 1e-6, for queries and keys."""
+
+    def __init__(self, width: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(width, eps=1e-6, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Under autocast the weight is wider than x, for which PyTorch has no fused kernel.
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+def norm(kind: str, dim: int, eps: float, device: Device) -> nn.Module:
+    """Return the norm over the last axis that the configuration calls `kind`."""
+    makers: dict[str, Callable[..., nn.Module]] = {
+        "layernorm": nn.LayerNorm,
+        "layernorm-unbiased": partial(nn.LayerNorm, bias=False),
+        "rmsnorm": nn.RMSNorm,
+        "rmsnorm-unweighted": partial(nn.RMSNorm, elementwise_affine=False),
+    }
+    return makers[kind](dim, eps=eps, device=device)
+
+
+class E5M2Linear(nn.Linear):
+    """Linear layer that computes with its weight rounded to e5m2 (5 exponent, 2 mantissa bits).
+
+    The branch `casted` of github.com/KellerJordan/modded-nanogpt, which BeliefFormer's GPT-2 cites,
+    trains its blocks this way. The parameter itself stays exact.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, e5m2(self.weight), self.bias)
+
+
+def e5m2(weight: Tensor) -> Tensor:
+    """Return `weight` rounded to e5m2 at the scale of its mean magnitude.
+
+    The gradient passes to the exact weight as if nothing were rounded (straight-through).
+    """
+    scale = weight.detach().abs().mean().clamp_min(torch.finfo(weight.dtype).tiny)
+    rounded = (weight.detach() / scale).to(torch.float8_e5m2).to(weight.dtype) * scale
+    return weight + (rounded - weight.detach())
+
+
+def quantise(block: nn.Module) -> None:
+    """Replace every Linear of `block` by an `E5M2Linear`, in place, with the same parameters."""
+    for child in block.modules():
+        for name, linear in child.named_children():
+            if type(linear) is nn.Linear:
+                shape, bias = (linear.in_features, linear.out_features), linear.bias is not None
+                rounding = E5M2Linear(*shape, bias=bias, device="meta")
+                rounding.weight, rounding.bias = linear.weight, linear.bias
+                setattr(child, name, rounding)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Softmax by frequency classes (Grave et al. 2017, arXiv:1609.04309), divisor 1, tied weights.
+
+    Shapes: N tokens, d width, V vocabulary. hidden: (N, d), targets: (N,), embedding: (V, d).
+
+    Ids are in order of falling frequency, and `cutoffs` are the first ids of the rarer classes. The
+    head scores the most frequent ids and one column for each rarer class. The probability of a
+    rarer id is p(class) p(id | class). Every id has a bias, as in Transformer-XL.
+    """
+
+    def __init__(
+        self, vocabulary: int, dim: int, cutoffs: tuple[int, ...], device: Device = None
+    ) -> None:
+        """Raise ConfigError for a cutoff that is not an id."""
+        super().__init__()
+        if cutoffs[-1] >= vocabulary:
+            raise ConfigError(
+                f"model.cutoffs: {cutoffs[-1]} is beyond the vocabulary of {vocabulary}; "
+                f"the largest cutoff is {vocabulary - 1}"
+            )
+        self.edges = (*cutoffs, vocabulary)
+        self.classes = nn.Linear(dim, len(cutoffs), device=device)
+        self.bias = nn.Parameter(torch.zeros(vocabulary, device=device))
+
+    def nll(self, hidden: Tensor, targets: Tensor, embedding: Tensor) -> Tensor:
+        """Return -log p(target), (N,) float32. Only classes that have a target are scored."""
+        head = self._head(hidden, embedding)
+        first = self.edges[0]
+        nll = -head.gather(1, targets.clamp_max(first - 1)[:, None]).squeeze(1)
+        for number, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False)):
+            rows = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
+            within = self._within(hidden[rows], embedding, start, stop)
+            log_p = within.gather(1, (targets[rows] - start)[:, None]).squeeze(1)
+            nll = nll.index_copy(0, rows, -head[rows, first + number] - log_p)
+        return nll
+
+    def log_probabilities(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        """Return log p of every id, (N, V) float32."""
+        head = self._head(hidden, embedding)
+        first = self.edges[0]
+        parts = [head[:, :first]]
+        for number, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False)):
+            within = self._within(hidden, embedding, start, stop)
+            parts.append(head[:, first + number, None] + within)
+        return torch.cat(parts, dim=1)
+
+    def _head(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        """Return log p of the frequent ids and of the rarer classes."""
+        first = self.edges[0]
+        frequent = F.linear(hidden, embedding[:first], self.bias[:first])
+        return _log_softmax(torch.cat([frequent, self.classes(hidden)], dim=1))
+
+    def _within(self, hidden: Tensor, embedding: Tensor, start: int, stop: int) -> Tensor:
+        """Return log p(id | class) of the class with ids `start` to `stop` - 1."""
+        return _log_softmax(F.linear(hidden, embedding[start:stop], self.bias[start:stop]))
+
+
+def _log_softmax(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
