@@ -18,7 +18,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight lie
     near 1 (norms), other vectors near 0. No value is zero, so no gradient vanishes by symmetry.
     """
-    drawn = torch.from_numpy(generator("weights", seed, name).standard_normal(shape))
+    drawn = torch.from_numpy(np.asarray(generator("weights", seed, name).standard_normal(shape)))
     if len(shape) > 1:
         return drawn * min(0.5, 1 / math.sqrt(math.prod(shape[1:])))
     return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
@@ -64,11 +66,13 @@ def shared_draws(seed: int) -> Iterator[None]:
     """Draw dropout and drop-path masks from `seed`, the call's number and the mask's shape."""
     calls = 0
 
-    def mask(shape: tuple[int, ...], keep: float) -> Tensor:
+    def uniform(shape: tuple[int, ...]) -> Tensor:
         nonlocal calls
         calls += 1
-        uniform = generator("draw", seed, calls, tuple(shape)).random(tuple(shape))
-        return torch.from_numpy((uniform < keep).astype(np.float64))
+        return torch.from_numpy(generator("draw", seed, calls, tuple(shape)).random(tuple(shape)))
+
+    def mask(shape: tuple[int, ...], keep: float) -> Tensor:
+        return (uniform(shape) < keep).double()
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not p:
@@ -78,12 +82,16 @@ def shared_draws(seed: int) -> Iterator[None]:
     def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
         return x.copy_(mask(tuple(x.shape), p))
 
-    before = torch.nn.functional.dropout, torch.Tensor.bernoulli_
-    torch.nn.functional.dropout, torch.Tensor.bernoulli_ = dropout, bernoulli_  # type: ignore
-    try:
+    def rand(*shape: Any, **_: Any) -> Tensor:
+        # Some drop paths are floor(keep + rand(shape)), which is 1 if rand is at least 1 - keep.
+        return 1 - uniform(shape[0] if isinstance(shape[0], tuple) else shape)
+
+    with (
+        patch.object(torch.nn.functional, "dropout", dropout),
+        patch.object(torch.Tensor, "bernoulli_", bernoulli_),
+        patch.object(torch, "rand", rand),
+    ):
         yield
-    finally:
-        torch.nn.functional.dropout, torch.Tensor.bernoulli_ = before  # type: ignore
 
 
 class Recorder:
@@ -207,9 +215,21 @@ class Clone:
 
     def run(self, path: str, replacements: Mapping[str, str], names: dict[str, Any]) -> None:
         """Execute a file of the checkout as a script, with `names` as additional globals."""
-        sys.path.insert(0, str((self.folder / path).parent))
-        code = compile(self.source(path, replacements), str(self.folder / path), "exec")
-        exec(code, {"__name__": "__main__", "__file__": str(self.folder / path), **names})
+        self._execute(path, replacements, {"__name__": "__main__", **names})
+
+    def load(self, name: str, path: str, replacements: Mapping[str, str]) -> ModuleType:
+        """Import a file of the checkout as the module `name`; later imports of it get this one."""
+        module = ModuleType(name)
+        module.__package__ = name.rpartition(".")[0]
+        sys.modules[name] = module
+        self._execute(path, replacements, module.__dict__)
+        return module
+
+    def _execute(self, path: str, replacements: Mapping[str, str], names: dict[str, Any]) -> None:
+        if str(self.folder) not in sys.path:
+            sys.path.insert(0, str(self.folder))
+        names["__file__"] = str(self.folder / path)
+        exec(compile(self.source(path, replacements), names["__file__"], "exec"), names)
 
 
 def save(record: str, clone: Clone, records: Mapping[str, Arrays]) -> None:

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -15,6 +16,7 @@ from helpers.paths import EXPERIMENTS
 from torch import Tensor
 
 from lit_attn.config.cell import Cell
+from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import Task
 from lit_attn.train import run_cell
 from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws
@@ -79,23 +81,29 @@ def start_from_record(
             parameter.copy_(flat[numbers[name].long()])
 
 
-def run(replay: Replay, folder: Path, monkeypatch: Any, seed: int) -> Arrays:
+def run(replay: Replay, folder: Path, seed: int) -> Arrays:
     """Train the cell in `folder` and return its record under released names."""
     recorder = Recorder(replay.micro_batches)
     configure = Task.configure_optimizers
 
     def start(task: Task) -> torch.optim.Optimizer:
         task.double()
+        task.network.register_forward_pre_hook(to_double)
         start_from_record(task.network, replay.view, seed)
         recorder.attach(task.network, replay.view)
         return configure(task)
 
-    monkeypatch.setattr(Task, "configure_optimizers", start)
     replay.cell.write(folder / "config.yaml")
     draws = shared_draws(seed) if replay.draws else contextlib.nullcontext()
-    with recorder, double_precision(), recorded_batches(replay, monkeypatch), draws:
+    started = patch.object(Task, "configure_optimizers", start)
+    with recorder, double_precision(), recorded_batches(replay), draws, started:
         run_cell(folder)
     return recorder.arrays()
+
+
+def to_double(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert the floating-point inputs of a network, as evaluation batches are float32."""
+    return tuple(x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs)
 
 
 @contextlib.contextmanager
@@ -110,9 +118,15 @@ def double_precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_batches(replay: Replay, monkeypatch: Any) -> Iterator[None]:
-    """Replace the batches of every data module of token sequences."""
-    from lit_attn.data.text.batches import TextData
+def recorded_batches(replay: Replay) -> Iterator[None]:
+    """Replace the training batches of every data module by those of the record."""
 
-    monkeypatch.setattr(TextData, "batch", lambda data, step: replay.batch(step))
-    yield
+    def batches(loader: TrainLoader) -> Iterator[Any]:
+        assert loader.data.trainer is not None
+        start = loader.data.trainer.global_step
+        for step in range(start, start + loader.data.steps_per_epoch):
+            parts = [tensor.chunk(replay.micro_batches) for tensor in replay.batch(step)]
+            yield from zip(*parts, strict=True)
+
+    with patch.object(TrainLoader, "__iter__", batches):
+        yield

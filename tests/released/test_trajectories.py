@@ -6,9 +6,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from released import nanogpt, recording, replaying
+from released import nanogpt, recording, replaying, spt_lsa_vit, vit_small
 
-SETUPS = {"nanogpt": nanogpt}
+SETUPS = {"nanogpt": nanogpt, "spt_lsa_vit": spt_lsa_vit, "vit_small": vit_small}
 
 
 def runs() -> list[tuple[str, int]]:
@@ -21,13 +21,11 @@ def runs() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("name", "seed"), runs())
-def test_training_steps_agree_with_released_code(
-    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_steps_agree_with_released_code(name: str, seed: int, tmp_path: Path) -> None:
     setup: ModuleType = SETUPS[name]
     with np.load(recording.FOLDER / f"{name}.npz") as record:
         theirs = {k.split("/")[1]: v for k, v in record.items() if k.startswith(f"{seed}/")}
-    ours = replaying.run(setup.replay(seed, tmp_path), tmp_path, monkeypatch, seed)
+    ours = replaying.run(setup.replay(seed, tmp_path), tmp_path, seed)
     assert ours["names"].tolist() == theirs["names"].tolist()
     assert ours["shapes"].tolist() == theirs["shapes"].tolist()
     for key in ("lr", "beta1", "beta2", "decay"):

@@ -1,0 +1,187 @@
+"""The ViT of SPT_LSA_ViT on CIFAR, and experiments/cifar100_vit.yaml.
+
+The model, the loss, the schedule and the loop over batches with CutMix and MixUp are the released
+ones, in float64 on a CPU, for a smaller model. Augmented images are random numbers.
+Record it with `PYTHONPATH=tests python -m released.spt_lsa_vit CLONE`.
+"""
+
+import contextlib
+import sys
+import types
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from lit_attn.config.augment import Mix as MixConfig
+from lit_attn.data.augment.mixing import Drawn, Mix
+from released import vision
+from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.replaying import Replay, shipped_cell
+
+TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
+EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH, DEPTH, HEADS = 3, 8, 4, 100, 24, 2, 3
+
+
+def mixing(seed: int, step: int) -> Drawn:
+    """Return what happens to the batch of `step`: nothing, MixUp or CutMix."""
+    drawn = generator("mix", seed, step)
+    kind = ("none", "none", "mixup", "cutmix")[drawn.integers(4)]
+    weight, centre = drawn.beta(1, 1), drawn.integers(32, size=2)
+    others = torch.from_numpy(drawn.permutation(BATCH))
+    return Drawn(kind, weight, (centre[0] / 32, centre[1] / 32), others)
+
+
+@contextlib.contextmanager
+def released_draws(seed: int, steps: list[int]) -> "contextlib.Iterator[None]":
+    """Let numpy and torch draw what `mixing` says for the batch that `steps` counts."""
+    asked = iter(())
+
+    def rand(_: int) -> float:
+        nonlocal asked
+        drawn = mixing(seed, steps[0])
+        if (second := next(asked, None)) is not None:
+            return second
+        asked = iter([0.0 if drawn.kind == "cutmix" else 1.0] if drawn.kind != "none" else [])
+        return 1.0 if drawn.kind == "none" else 0.0
+
+    corners = iter(())
+
+    def randint(_: int) -> int:
+        nonlocal corners
+        if (second := next(corners, None)) is not None:
+            return second
+        row, column = (round(32 * share) for share in mixing(seed, steps[0]).centre)
+        corners = iter([column])
+        return row
+
+    with (
+        patch.object(np.random, "rand", rand),
+        patch.object(np.random, "randint", randint),
+        patch.object(np.random, "beta", lambda a, b: mixing(seed, steps[0]).weight),
+        patch.object(torch, "randperm", lambda n: mixing(seed, steps[0]).others),
+    ):
+        yield
+
+
+def record(clone: Clone, seed: int) -> Arrays:
+    """Train from the initial values of `seed` and return the record."""
+    torch.set_default_dtype(torch.float64)
+    for name in ("colorama", "torchsummary", "utils.print_progress", "utils.dataloader"):
+        stub = types.ModuleType(name)
+        stub.__getattr__ = lambda _: lambda *a, **k: None  # type: ignore
+        sys.modules[name] = stub
+    clone.load("utils.mix", "utils/mix.py", {"np.int(W": "int(W", "np.int(H": "int(H"})
+    factory = clone.load(
+        "models.create_model",
+        "models/create_model.py",
+        {
+            "dim=192, \n                    mlp_dim_ratio=2, depth=9, heads=12, dim_head=192//12": (
+                f"dim={WIDTH}, mlp_dim_ratio=2, depth={DEPTH}, heads={HEADS}, "
+                f"dim_head={WIDTH // HEADS}"
+            )
+        },
+    )
+    main = clone.load("main", "main.py", {})
+    main.logger_dict = types.SimpleNamespace(update=lambda *a: None)  # type: ignore
+    main.writer = types.SimpleNamespace(add_scalar=lambda *a: None)  # type: ignore
+    main.keys = range(4)  # type: ignore
+    args = main.init_parser().parse_args([])
+    args.epochs, args.warmup, args.no_cuda = EPOCHS, 1, True
+    assert (args.batch_size, args.lr, args.weight_decay) == (128, 1e-3, 0.05)
+    assert (args.smoothing, args.sd, args.mix_prob) == (0.1, 0.1, 0.5)
+    model = factory.create_model(32, CLASSES, args)
+    fill(model, seed)
+    recorder = Recorder()
+    recorder.attach(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    scheduler = main.build_scheduler(args, optimizer, EPOCH_STEPS)
+    steps = [-1]
+
+    def batches(epoch: int) -> "contextlib.Iterator[tuple[torch.Tensor, torch.Tensor]]":
+        for step in range(epoch * EPOCH_STEPS, (epoch + 1) * EPOCH_STEPS):
+            steps[0] = step
+            yield (
+                vision.images(seed, step, BATCH, 32),
+                vision.labels(seed, step, BATCH, CLASSES),
+            )
+
+    class Epoch:
+        def __init__(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return EPOCH_STEPS
+
+        def __iter__(self) -> "contextlib.Iterator[tuple[torch.Tensor, torch.Tensor]]":
+            return batches(self.epoch)
+
+    no_gpu = patch.object(torch.Tensor, "cuda", lambda tensor, *a, **k: tensor)
+    with recorder, shared_draws(seed), released_draws(seed, steps), no_gpu:
+        for epoch in range(EPOCHS):
+            criterion = main.LabelSmoothingCrossEntropy()
+            main.train(Epoch(epoch), model, criterion, optimizer, epoch, scheduler, args)
+    return recorder.arrays()
+
+
+def replay(seed: int, folder: Path) -> Replay:
+    """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
+    cell = shipped_cell(
+        "cifar100_vit.yaml",
+        {
+            "data.kind": "npz",
+            "data.name": "random",
+            "data.path": str(path),
+            "data.size": 32,
+            "data.classes": CLASSES,
+            "data.batch_size": BATCH,
+            "data.epoch_length": 1,
+            "model.dim": WIDTH,
+            "model.depth": DEPTH,
+            "model.heads": HEADS,
+            "model.ffn.width": 2 * WIDTH,
+            "schedule.warmup": 1,
+            "training.epochs": EPOCHS,
+        },
+        seed,
+        "test/loss",
+    )
+    mix = Mix(MixConfig(), CLASSES)
+
+    def step(number: int) -> tuple[torch.Tensor, ...]:
+        images = vision.images(seed, number, BATCH, 32)
+        labels = vision.labels(seed, number, BATCH, CLASSES)
+        return mix.apply(images, labels, mixing(seed, number))
+
+    return Replay(cell, step, released_names, draws=True)
+
+
+def released_names(ours: Tensors) -> Tensors:
+    """Rename this project's parameters; a patch is a row of pixels with their channels."""
+    renamed = vision.rename(
+        ours,
+        [
+            ("patch_embed.proj.", "to_patch_embedding.1."),
+            ("pos_embed", "pos_embedding"),
+            ("blocks.", "transformer.layers."),
+            (".norm1.", ".0.norm."),
+            (".norm2.", ".1.norm."),
+            (".attn.qkv.", ".0.fn.to_qkv."),
+            (".attn.proj.", ".0.fn.to_out.0."),
+            (".mlp.fc1.", ".1.fn.net.0."),
+            (".mlp.fc2.", ".1.fn.net.3."),
+        ],
+    )
+    for old, new in (("norm.", "mlp_head.0."), ("head.", "mlp_head.1.")):
+        for part in ("weight", "bias"):
+            renamed[new + part] = renamed.pop(old + part)
+    kernel = renamed["to_patch_embedding.1.weight"]
+    renamed["to_patch_embedding.1.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
+    return renamed
+
+
+if __name__ == "__main__":
+    source = Clone(Path(sys.argv[1]), "aanna0701/SPT_LSA_ViT", "54bd796")
+    save("spt_lsa_vit", source, {str(seed): record(source, seed) for seed in (0, 1)})

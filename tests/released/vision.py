@@ -1,0 +1,39 @@
+"""What the recordings of image classification share: batches, and names of transformer blocks."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from released.recording import Tensors, generator
+
+
+def images(seed: int, number: int, count: int, side: int) -> torch.Tensor:
+    """Return the normalised images (count, 3, side, side) of batch `number`."""
+    return torch.from_numpy(
+        generator("images", seed, number).standard_normal((count, 3, side, side))
+    )
+
+
+def labels(seed: int, number: int, count: int, classes: int) -> torch.Tensor:
+    """Return the labels (count,) of batch `number`."""
+    return torch.from_numpy(generator("labels", seed, number).integers(classes, size=count))
+
+
+def write_images(folder: Path, count: int, side: int, classes: int) -> Path:
+    """Write a small npz data set, of whose training images a replay uses none."""
+    path = folder / "images.npz"
+    drawn = generator("files").integers(256, size=(count, side, side, 3)).astype(np.uint8)
+    marks = (np.arange(count) % classes).astype(np.uint8)
+    np.savez(path, x_train=drawn, y_train=marks, x_test=drawn, y_test=marks)
+    return path
+
+
+def rename(ours: Tensors, pairs: list[tuple[str, str]]) -> Tensors:
+    """Replace, in every name, the first part of each pair by its second, in their order."""
+    renamed = {}
+    for name, tensor in ours.items():
+        for old, new in pairs:
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return renamed

@@ -1,0 +1,142 @@
+"""ViT-small of vision-transformers-cifar10, and experiments/cifar10_vit_small.yaml.
+
+The script is train_cifar10.py itself (`--net vit_small --opt adam --noamp`), in float64 on a CPU,
+with dropout and a narrower model. The papers put SET-Adam in Adam's place, so this replay trains
+with Adam. Augmented images are random numbers.
+Record it with `PYTHONPATH=tests python -m released.vit_small CLONE`.
+"""
+
+import sys
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torchvision
+
+from released import vision
+from released.recording import Arrays, Clone, Recorder, Tensors, fill, save, shared_draws
+from released.replaying import Replay, shipped_cell
+
+TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
+EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
+
+
+def record(clone: Clone, seed: int) -> Arrays:
+    """Train from the initial values of `seed` and return the record."""
+    torch.set_default_dtype(torch.float64)
+    sys.modules["wandb"] = stub = ModuleType("wandb")
+    for name in ("init", "watch", "log", "save"):
+        setattr(stub, name, lambda *a, **k: None)
+    stub.config = SimpleNamespace(update=lambda _: None)  # type: ignore
+    sys.modules["utils"] = ModuleType("utils")
+    sys.modules["utils"].progress_bar = lambda *a: None  # type: ignore
+    # A head is 64 wide there whatever the model's width, which is 512.
+    clone.load(
+        "models.vit_small",
+        "models/vit_small.py",
+        {"channels = 3, dim_head = 64": f"channels = 3, dim_head = {WIDTH // 8}"},
+    )
+    recorder = Recorder()
+    epochs = iter(range(EPOCHS))
+
+    class Epoch:
+        def __len__(self) -> int:
+            return EPOCH_STEPS
+
+        def __iter__(self) -> object:
+            first = next(epochs) * EPOCH_STEPS
+            for step in range(first, first + EPOCH_STEPS):
+                yield batch(seed, step)
+
+    def prepare(model: torch.nn.Module) -> None:
+        fill(model, seed)
+        recorder.attach(model)
+
+    arguments = ["", "--net", "vit_small", "--noamp", "--noaug", "--n_epochs", str(EPOCHS)]
+    arguments += ["--dimhead", str(WIDTH)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chdir(folder),
+        patch.object(sys, "argv", arguments),
+        patch.object(torchvision.datasets, "CIFAR10", lambda **_: None),
+        recorder,
+        shared_draws(seed),
+    ):
+        clone.run(
+            "train_cifar10.py",
+            {
+                "torch.utils.data.DataLoader(trainset, batch_size=bs, shuffle=True, "
+                "num_workers=8)": "TRAIN",
+                "torch.utils.data.DataLoader(testset, batch_size=100, shuffle=False, "
+                "num_workers=8)": "TEST",
+                "# Loss is CE\n": "PREPARE(net)\n",
+                "net.cuda()\n": "",
+            },
+            {"TRAIN": Epoch(), "TEST": [batch(seed, -1)], "PREPARE": prepare},
+        )
+    return recorder.arrays()
+
+
+def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the normalised images and the labels of a training step."""
+    return vision.images(seed, step, BATCH, 32), vision.labels(seed, step, BATCH, CLASSES)
+
+
+def replay(seed: int, folder: Path) -> Replay:
+    """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
+    cell = shipped_cell(
+        "cifar10_vit_small.yaml",
+        {
+            "data.kind": "npz",
+            "data.name": "random",
+            "data.path": str(path),
+            "data.size": 32,
+            "data.classes": CLASSES,
+            "data.batch_size": BATCH,
+            "model.dim": WIDTH,
+            "optimizer": {"kind": "adam", "lr": 1e-4},
+            "training.epochs": EPOCHS,
+            "training.precision": "fp32",
+        },
+        seed,
+        "test/loss",
+    )
+    return Replay(cell, lambda step: batch(seed, step), released_names, draws=True)
+
+
+def released_names(ours: Tensors) -> Tensors:
+    """Rename this project's parameters; shifted images stand in another order there."""
+    renamed = vision.rename(
+        ours,
+        [
+            ("patch_embed.norm.", "to_patch_embedding.to_patch_tokens.1."),
+            ("patch_embed.proj.", "to_patch_embedding.to_patch_tokens.2."),
+            ("pos_embed", "pos_embedding"),
+            ("blocks.", "transformer.layers."),
+            (".norm1.", ".0.norm."),
+            (".norm2.", ".1.norm."),
+            (".attn.qkv.", ".0.fn.to_qkv."),
+            (".attn.proj.", ".0.fn.to_out.0."),
+            (".attn.temperature", ".0.fn.temperature"),
+            (".mlp.fc1.", ".1.fn.net.0."),
+            (".mlp.fc2.", ".1.fn.net.3."),
+        ],
+    )
+    for old, new in (("norm.", "mlp_head.0."), ("head.", "mlp_head.1.")):
+        for part in ("weight", "bias"):
+            renamed[new + part] = renamed.pop(old + part)
+    for name in ("1.weight", "1.bias", "2.weight"):
+        key = f"to_patch_embedding.to_patch_tokens.{name}"
+        # Ours: image, left, right, up, down; theirs: image, right, left, down, up.
+        pixels = renamed[key].unflatten(-1, (5, 3, 4, 4))[..., [0, 2, 1, 4, 3], :, :, :]
+        renamed[key] = pixels.flatten(-4, -3).movedim(-3, -1).flatten(-3)
+    return renamed
+
+
+if __name__ == "__main__":
+    source = Clone(Path(sys.argv[1]), "kentaroy47/vision-transformers-cifar10", "5bb83d3")
+    save("vit_small", source, {str(seed): record(source, seed) for seed in (0, 1)})
