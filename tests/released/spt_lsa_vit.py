@@ -14,8 +14,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lit_attn.config.augment import Mix as MixConfig
-from lit_attn.data.augment.mixing import Drawn, Mix
+from lit_attn.config.augment import MixConfig
+from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
 from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
 from released.replaying import Replay, shipped_cell
@@ -24,13 +24,13 @@ TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH, DEPTH, HEADS = 3, 8, 4, 100, 24, 2, 3
 
 
-def mixing(seed: int, step: int) -> Drawn:
+def mixing(seed: int, step: int) -> MixDraw:
     """Return what happens to the batch of `step`: nothing, MixUp or CutMix."""
     drawn = generator("mix", seed, step)
     kind = ("none", "none", "mixup", "cutmix")[drawn.integers(4)]
     weight, centre = drawn.beta(1, 1), drawn.integers(32, size=2)
     others = torch.from_numpy(drawn.permutation(BATCH))
-    return Drawn(kind, weight, (centre[0] / 32, centre[1] / 32), others)
+    return MixDraw(kind, weight, (centre[0] / 32, centre[1] / 32), others)
 
 
 @contextlib.contextmanager
