@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import dry_run, inspect
+from lit_attn.ablate import dry_run, logs, status
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Where, parse_value
@@ -23,64 +23,136 @@ if TYPE_CHECKING:
     Start = Callable[[list[Job]], Summary]
 
 TARGET = "lit_attn.train:run_cell"
+COMMANDS = {"status": status.main, "logs": logs.main}
 
-EXIT_CODES = """\
-beside it:
-  python -m lit_attn.ablate status [ablations.yaml or runs]   what is done, what failed, why
-  python -m lit_attn.ablate logs STUDY/VARIANT/SEED           what a cell has said
+EPILOG = """\
+other commands:
+  python -m lit_attn.ablate status [FILE or FOLDER]   show what is done, running or failed, and why
+  python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
+  (for a file of studies that has the name of a command, write ./status)
 
 exit codes:
-  0    every cell that was to run has a result
-  1    some cells have none: failed now, or diverged before (see --retry)
-  2    bad configuration or usage; nothing was started
-  130  stopped by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP; the same command goes on
+  0    every requested cell has a result
+  1    some cells have no result: they failed, or they diverged before (see --retry)
+  2    the configuration or the command line is wrong; nothing was started
+  130  stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); run the same command again to resume
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
         prog="python -m lit_attn.ablate",
-        description="Train every variant of a study over its seeds, and write the tables. "
-        "The same command again runs what is missing.",
-        epilog=EXIT_CODES,
+        description="Train every variant of a study with every seed, then write the tables. "
+        "Run the same command again to continue with the cells that have no result.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
-    add("file", type=Path, metavar="ablations.yaml")
-    add("--study", action="append", default=[], metavar="NAME", help="may be repeated")
-    add("--dry-run", action="store_true", help="list the cells and what is already done")
-    add("--params", action="store_true", help="with --dry-run: parameters and FLOPs as well")
-    add("--estimate", action="store_true", help="with --dry-run: measure a few steps of each model")
-    add("--jobs", type=int, metavar="N", help="cells at once; default: one per GPU, or per core")
-    add("--seeds", metavar="N|A,B,...", help="a count, or the seeds themselves; one seed is 'A,'")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="for all variants: a trial")
-    add("--limit", type=int, metavar="N", help="run at most N cells of what is missing")
-    add("--out", type=Path, metavar="DIR", help="default: runs, or runs/smoke")
-    add("--reports", type=Path, metavar="DIR", help="default: reports, or runs/smoke/reports")
-    add("--smoke", action="store_true", help="one tiny step of every cell, in a folder of its own")
-    add("--stall", type=float, metavar="MINUTES", default=30, help="end a cell without a step")
-    add("--time", type=float, metavar="MINUTES", default=math.inf, help="end a longer attempt")
-    add("--launcher", choices=("local", "slurm"), default="local", help="where cells run")
-    add("--slurm", action="append", default=[], metavar="KEY=VALUE", help="as `slurm:` of a study")
-    add("--cancel", action="store_true", help="with --launcher slurm: cancel the studies' jobs")
-    add("--retry", action="store_true", help="run again what has diverged")
-    return made
+
+    add = parser.add_argument
+    add("file", type=Path, metavar="ablations.yaml", help="File of studies.")
+    add(
+        "--study",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Run this study; may be repeated (default: studies with `default: true`).",
+    )
+    add("--dry-run", action="store_true", help="List the cells and their states; run nothing.")
+    add("--params", action="store_true", help="With --dry-run: show parameters and FLOPs.")
+    add(
+        "--estimate",
+        action="store_true",
+        help="With --dry-run: time a few steps of each model and show the expected hours.",
+    )
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="Run at most N cells at once (default: one per GPU, or one per core).",
+    )
+    add(
+        "--seeds",
+        metavar="N|A,B,...",
+        help="Use N seeds, or the seeds A, B, ... ('7,' is one seed), instead of the study's.",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="Override a key of all variants; the run is a trial with folders of its own.",
+    )
+    add("--limit", type=int, metavar="N", help="Run at most N of the missing cells.")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="Write results to DIR (default: runs, or runs/smoke).",
+    )
+    add(
+        "--reports",
+        type=Path,
+        metavar="DIR",
+        help="Write tables to DIR (default: reports, or runs/smoke/reports).",
+    )
+    add(
+        "--smoke",
+        action="store_true",
+        help="Run one small step of every cell, in a separate folder.",
+    )
+    add(
+        "--stall",
+        type=float,
+        metavar="MINUTES",
+        default=30,
+        help="Kill a cell that completes no step for MINUTES (default 30).",
+    )
+    add(
+        "--time",
+        type=float,
+        metavar="MINUTES",
+        default=math.inf,
+        help="Stop an attempt after MINUTES; the cell saves a checkpoint (default: no limit).",
+    )
+    add(
+        "--launcher",
+        choices=("local", "slurm"),
+        default="local",
+        help="Run the cells on this machine or as SLURM jobs (default: local).",
+    )
+    add(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="Override a key of the study's `slurm:` section.",
+    )
+    add(
+        "--cancel",
+        action="store_true",
+        help="With --launcher slurm: cancel the jobs of the studies.",
+    )
+    add("--retry", action="store_true", help="Also run the cells that diverged before.")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
-    """Returns the exit code, see EXIT_CODES; `target` is the `module:function` that runs a cell."""
+    """Run a command and return its exit code (see EPILOG).
+
+    `target` is the `module:function` that runs a cell.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and words[0] in inspect.COMMANDS:
-            return inspect.main(words)
-        options, more = parser().parse_known_args(words)
-        _nothing_more(more, [f"--{name.replace('_', '-')}" for name in vars(options)])
-        matrices = _matrices(options)
+        if words and words[0] in COMMANDS:
+            return COMMANDS[words[0]](words[1:])
+        options, unknown = make_parser().parse_known_args(words)
+        _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
+        matrices = _expand_studies(options)
+        if options.dry_run and options.estimate:
+            return 0 if dry_run.print_estimate(matrices, options.jobs, sys.stdout) else 1
         if options.dry_run:
-            if options.estimate:
-                return _estimate(matrices, options.jobs)
-            dry_run.show(matrices, options.params, sys.stdout)
+            dry_run.print_cells(matrices, sys.stdout, with_costs=options.params)
             return 0
         return _run(matrices, options, target)
     except ConfigError as error:
@@ -89,87 +161,87 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # `| head` has read enough; at exit Python would flush into the closed pipe once more.
+        # The reader, such as `head`, has closed the pipe, and Python would flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
-def _nothing_more(words: list[str], known: list[str]) -> None:
-    """Raise ConfigError for what the command line has beyond its options, as `--seeds 0 1` has."""
-    if not words:
-        return
-    word = words[0]
-    if word.startswith("-"):
-        raise ConfigError(f"{word}: is not an option{suggest(word, known)}")
-    raise ConfigError(
-        f"{word}: one file of studies at a time; several seeds are written --seeds 0,1,2, "
-        "several studies --study A --study B"
-    )
-
-
-def _matrices(options: argparse.Namespace) -> list[Matrix]:
-    for name in ("jobs", "limit"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: needs a number from 1")
-    for name in ("stall", "time"):
-        if not getattr(options, name) > 0:
-            raise ConfigError(f"--{name}: needs a number of minutes above 0")
-    if options.launcher == "local" and (options.slurm or options.cancel):
-        raise ConfigError(f"--{'slurm' if options.slurm else 'cancel'}: goes with --launcher slurm")
-    for name in ("params", "estimate"):
-        if getattr(options, name) and not options.dry_run:
-            raise ConfigError(f"--{name}: goes with --dry-run")
-    options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
-    default = options.out / "reports" if options.smoke else Path("reports")
-    options.reports = options.reports or default
-    studies = choose(read_studies(options.file), options.study, options.file)
-    changes, seeds = _changes("--set", options.set), _seeds(options.seeds)
-    return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
-
-
-def _changes(option: str, settings: list[str]) -> Mapping:
+def parse_settings(option: str, settings: list[str]) -> Mapping:
+    """Return the KEY=VALUE strings of `option` as a mapping. Raises ConfigError for a mistake."""
     changes = Mapping(Where(option))
     for setting in settings:
         key, equals, value = setting.partition("=")
         where = Where(f"{option} {setting}")
         if not equals:
-            raise ConfigError(f"{where}: needs KEY=VALUE")
+            raise ConfigError(f"{where}: write KEY=VALUE")
         if key in changes:
             raise ConfigError(f"{where}: '{key}' is set twice")
         changes.put(key, parse_value(value, str(where)), where)
     return changes
 
 
-def _seeds(text: str | None) -> tuple[int, ...] | None:
+def _require_none(unknown: list[str], options: list[str]) -> None:
+    """Raise ConfigError for arguments that the parser does not know, such as `--seeds 0 1`."""
+    if not unknown:
+        return
+    word = unknown[0]
+    if word.startswith("-"):
+        raise ConfigError(f"{word}: unknown option{suggest(word, options)}")
+    raise ConfigError(
+        f"{word}: only one file of studies is allowed; write several seeds as --seeds 0,1,2 and "
+        "several studies as --study A --study B"
+    )
+
+
+def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
+    """Return the cells of the chosen studies. Raises ConfigError for wrong options or studies."""
+    for name in ("jobs", "limit"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ConfigError(f"--{name}: the smallest number is 1")
+    for name in ("stall", "time"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"--{name}: the number of minutes must be positive")
+    if options.launcher == "local" and (options.slurm or options.cancel):
+        option = "slurm" if options.slurm else "cancel"
+        raise ConfigError(f"--{option}: needs --launcher slurm")
+    for name in ("params", "estimate"):
+        if getattr(options, name) and not options.dry_run:
+            raise ConfigError(f"--{name}: needs --dry-run")
+    options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
+    default = options.out / "reports" if options.smoke else Path("reports")
+    options.reports = options.reports or default
+    if not options.file.exists():
+        files = map(str, sorted(options.file.parent.glob("*.y*ml")))
+        hint = suggest(str(options.file), [*COMMANDS, *files])
+        raise ConfigError(f"{options.file}: no such file or command{hint}")
+    studies = choose(read_studies(options.file), options.study, options.file)
+    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
+    return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
+
+
+def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
+    """Return the seeds of `5` (0 to 4), `0,50,100` or `7,`. Raises ConfigError for a mistake."""
     if text is None:
         return None
     *numbers, last = [part.strip() for part in text.split(",")]
-    counted = not numbers
-    numbers = [*numbers, last] if last or counted else numbers
-    if not all(number.isdecimal() for number in numbers) or (counted and int(last) == 0):
-        raise ConfigError(f"--seeds {text}: needs a count, as 5, or seeds, as 0,50,100")
-    if counted and int(last) > MOST_SEEDS:
+    is_count = not numbers
+    numbers = [*numbers, last] if last or is_count else numbers
+    if not all(number.isdecimal() for number in numbers) or (is_count and int(last) == 0):
+        raise ConfigError(f"--seeds {text}: write a count such as 5, or seeds such as 0,50,100")
+    if is_count and int(last) > MOST_SEEDS:
         raise ConfigError(
-            f"--seeds {text}: a count is at most {MOST_SEEDS:,}; one seed is written '{last},'"
+            f"--seeds {text}: the largest count is {MOST_SEEDS:,}; for one seed write '{last},'"
         )
-    seeds = tuple(range(int(last)) if counted else map(int, numbers))
+    seeds = tuple(range(int(last)) if is_count else map(int, numbers))
     if max(seeds) > LARGEST_SEED:
-        raise ConfigError(f"--seeds {text}: a seed is at most {LARGEST_SEED}")
+        raise ConfigError(f"--seeds {text}: the largest seed is {LARGEST_SEED}")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text}: a seed is written twice")
     return seeds
 
 
-def _estimate(matrices: list[Matrix], at_once: int | None) -> int:
-    # Not at the top: a plain dry run starts no processes.
-    from lit_attn.ablate import estimate
-    from lit_attn.ablate.slots import make_slots
-
-    return 0 if estimate.show(matrices, make_slots(at_once), sys.stdout) else 1
-
-
 def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
-    # Not at the top: a dry run has no use for processes, locks and displays.
+    # Imported here, because a dry run needs no reports.
     from lit_attn.report import write_reports
 
     if options.cancel:
@@ -177,14 +249,15 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
 
         print(f"{cancel(matrices)} jobs cancelled")
         return 0
-    prepare = _on_slurm if options.launcher == "slurm" else _on_this_machine
+    prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
     start = prepare(matrices, options, target)
     tables = [options.reports / matrix.name for matrix in matrices]
     for folder in (options.reports, *(folder for folder in tables if folder.exists())):
         require_writable(folder, "--reports")
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
-    diverged = [job for job, found in states if found == "diverged" and not options.retry]
-    missing = [job for job, found in states if found != "done" and job not in diverged]
+    diverged = [job for job, state in states if state == "diverged" and not options.retry]
+    skipped = {job.folder for job in diverged}
+    missing = [j for j, state in states if state != "done" and j.folder not in skipped]
     done = len(states) - len(missing) - len(diverged)
     missing = missing[: options.limit]
     if options.launcher == "local":
@@ -196,17 +269,16 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
     for matrix in matrices:
         if matrix.is_trial:
-            print(f"{matrix.folder}: a trial; study {matrix.source.name} stays as it is")
-    # Flushed, as what comes next takes long, or goes to the other stream.
+            print(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
+    # Flushed, because the next output may take long or go to standard error.
     print(f"{len(states)} cells: {done} done, {len(missing)} to run", flush=True)
     if diverged:
-        again = f"{len(diverged)} diverged before and would again: --retry runs them all the same"
-        print(again, flush=True)
+        print(f"{len(diverged)} cells diverged before and are skipped (see --retry)", flush=True)
     summary = start(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
 
-    # Once more: another command may have begun further seeds meanwhile.
+    # Written again, because another command may have started further seeds in the meantime.
     for matrix in matrices:
         matrix.write_plan()
     names = [matrix.name for matrix in matrices]
@@ -219,7 +291,8 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     return 1 if summary.failed or diverged else 0
 
 
-def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+    """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     from lit_attn.ablate.display import make_display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
@@ -236,21 +309,22 @@ def _on_this_machine(matrices: list[Matrix], options: argparse.Namespace, target
     return start
 
 
-def _on_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
+    """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
     from lit_attn.ablate.display import make_display
     from lit_attn.ablate.slurm.follow import Follower
     from lit_attn.ablate.slurm.job import SlurmCell
     from lit_attn.ablate.slurm.submit import resources, submit_missing
 
-    changes = _changes("--slurm", options.slurm)
-    wanted = {matrix.folder: resources(matrix, changes) for matrix in matrices}
+    changes = parse_settings("--slurm", options.slurm)
+    requested = {matrix.folder: resources(matrix, changes) for matrix in matrices}
 
-    def cell(job: Job) -> SlurmCell:
+    def make_slurm_cell(job: Job) -> SlurmCell:
         return SlurmCell(job.folder.resolve(), target, options.smoke, _limits(options))
 
     def start(missing: list[Job]) -> "Summary":
-        count = submit_missing(matrices, missing, wanted, cell, options.jobs)
-        print(f"{count} jobs submitted, {len(missing) - count} were there already", flush=True)
+        count = submit_missing(matrices, missing, requested, make_slurm_cell, options.jobs)
+        print(f"{count} jobs submitted, {len(missing) - count} already submitted", flush=True)
         return Follower(matrices, make_display(sys.stdout)).run(missing)
 
     return start

@@ -1,114 +1,68 @@
-"""What a run looks like: a live table on a terminal, plain lines everywhere else."""
+"""Output of a run: a live table on a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from lit_attn.cells.folder import Progress
+from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import RenderableType
 
 QUIET = 30.0
-"""Seconds without a line after which plain output says that it still runs."""
-
-TOLD = 0.1
-"""Of a cell's steps, before its pace is taken for that of the others."""
+"""Seconds without output after which plain output reports that the run goes on."""
+BAR_WIDTH = 24
+# Control characters and their visible form. Terminals execute escape sequences.
+CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a run; running cells by name, seconds so far and steps where they are known.
+    """State of a run at one moment.
 
-    Names are `study/variant/seed`, those of what waits too; `durations` are of finished cells.
+    `waiting` are names of cells (`study/variant/seed`), `durations` are names and seconds of
+    finished cells, and `slots` is the number of cells that run at once.
     """
 
     done: int
     failed: int
     waiting: list[str]
-    running: list[tuple[str, float, Progress | None]]
+    running: list[StartedCell]
     durations: list[tuple[str, float]]
     slots: int
 
-    def eta(self) -> float | None:
-        """Seconds to the end; None while nothing is known of how long a cell takes.
-
-        A cell takes what finished ones of its variant took on average, or else of its study, or of
-        the run. Before there are any, it takes what the running ones have taken and the steps that
-        they have yet to make: of those alone that have made TOLD of their steps, as the first ones
-        are slow.
-        """
-        paces = [
-            (name, seconds + (steps.total - steps.step) * steps.step_time)
-            for name, seconds, steps in self.running
-            if steps is not None
-            and steps.step_time is not None
-            and steps.step >= TOLD * steps.total
-        ]
-        known = self.durations or paces
-        if not known:
-            return None
-        took: dict[str, list[float]] = {}
-        for name, seconds in known:
-            for group in _groups(name):
-                took.setdefault(group, []).append(seconds)
-        means = {group: sum(each) / len(each) for group, each in took.items()}
-
-        def takes(name: str) -> float:
-            return next(means[group] for group in _groups(name) if group in means)
-
-        left = [max(0.0, takes(name) - seconds) for name, seconds, _ in self.running]
-        longest = max(left, default=0.0)
-        return max(longest, (sum(map(takes, self.waiting)) + sum(left)) / self.slots)
-
-    def line(self) -> str:
-        """`12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
-        eta = self.eta()
+    def summary(self) -> str:
+        """Return `12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
+        left = estimate_time_left(self.durations, self.running, self.waiting, self.slots)
         parts = [
             f"{self.done} done",
             f"{len(self.running)} running",
             *([f"{self.failed} failed"] if self.failed else []),
             f"{len(self.waiting)} waiting",
-            *([] if eta is None else [f"about {clock(eta)} left"]),
+            *([] if left is None else [f"about {format_seconds(left)} left"]),
         ]
         return ", ".join(parts)
 
 
-def _groups(name: str) -> tuple[str, str, str]:
-    """What may tell of a cell, the nearest first: its variant, its study, everything."""
-    variant = name.rpartition("/")[0]
-    return variant, variant.rpartition("/")[0], ""
-
-
-def clock(seconds: float) -> str:
-    """`2:10`, `1:02:10`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 class Display(Protocol):
-    """What a runner tells of itself."""
+    """Output of a runner."""
 
     def open(self) -> None:
-        """Before the first cell."""
+        """Start before the first cell."""
 
     def close(self) -> None:
-        """After the last one, however the run ended."""
+        """Write what is pending and end after the last cell, however the run ended."""
 
     def update(self, snapshot: Snapshot) -> None:
-        """The state of the run, several times a second."""
+        """Show the state of the run; called several times a second."""
 
     def say(self, text: str) -> None:
-        """Something that happened, for good."""
-
-    def ask(self, text: str) -> None:
-        """Something for whoever sits at the terminal; called from a signal handler."""
+        """Report an event. Signal handlers may call this."""
 
 
 class Lines:
-    """A line for each thing that happens, with the counts behind it, and a sign of life."""
+    """Display that writes one line per event, then the counts, and a line after long silence."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -123,26 +77,24 @@ class Lines:
 
     def update(self, snapshot: Snapshot) -> None:
         if not self.pending and time.monotonic() - self.last > QUIET:
-            self.pending.append("still at it")
-        self._flush(f"  [{snapshot.line()}]")
+            self.pending.append("still running")
+        if self.pending:
+            self._flush(f"  [{snapshot.summary()}]")
 
     def say(self, text: str) -> None:
-        self.pending.append(text)
-
-    def ask(self, text: str) -> None:
-        self.pending.append(text)
+        self.pending.append(escape_control(text))
 
     def _flush(self, counts: str) -> None:
-        """What happened at once shares one count, behind the last of it."""
-        # Taken before it is printed: a signal during the printing may have more to say.
-        said, self.pending = self.pending, []
-        if said:
-            print("\n".join(said) + counts, file=self.stream, flush=True)
+        """Write the pending events, with the counts after the last one."""
+        # Cleared before the output: a signal handler may add an event during the output.
+        events, self.pending = self.pending, []
+        if events:
+            print("\n".join(events) + counts, file=self.stream, flush=True)
             self.last = time.monotonic()
 
 
 class Live:
-    """A table of the running cells that stays in place, with what happened scrolling above it."""
+    """Display with a table of the running cells that stays in place, below the events."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -156,45 +108,66 @@ class Live:
         self.live.start()
 
     def close(self) -> None:
-        self._scroll()
+        self._flush()
         self.live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
-        self._scroll()
-        self.live.update(_table(snapshot), refresh=True)
+        self._flush()
+        width, height = self.console.size
+        self.live.update(render_table(snapshot, width, height), refresh=True)
 
     def say(self, text: str) -> None:
-        self.pending.append(text)
+        self.pending.append(escape_control(text))
 
-    def ask(self, text: str) -> None:
-        self.pending.append(text)
-
-    def _scroll(self) -> None:
-        said, self.pending = self.pending, []
-        for text in said:
+    def _flush(self) -> None:
+        events, self.pending = self.pending, []
+        for text in events:
             style = "red" if text.startswith("FAILED") else ""
             self.console.print(text, style=style, markup=False, highlight=False)
 
 
 def make_display(stream: TextIO = sys.stdout) -> Display:
-    """The live table where `stream` is a terminal."""
+    """Return a live table if `stream` is a terminal, else plain lines."""
     return Live() if stream.isatty() else Lines(stream)
 
 
-def _table(snapshot: Snapshot) -> "Group":
+def escape_control(text: str) -> str:
+    """Return `text` with control characters in visible form (`\\x1b`), except tab and newline."""
+    return text.translate(CONTROL)
+
+
+def render_table(snapshot: Snapshot, width: int, height: int) -> "RenderableType":
+    """Return the running cells and the counts as a table of at most `width` x `height` characters.
+
+    A narrow terminal first loses the progress bars, then the beginning of the cells' names.
+    """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    shown = snapshot.running[: max(1, height - 4)]
+    times = [format_seconds(cell.seconds or 0.0) for cell in shown]
+    steps = [f"{c.progress.step}/{c.progress.total}" if c.progress else "starting" for c in shown]
+    names = [cell.name for cell in shown]
+    fixed = max(map(len, ("time", *times))) + max(map(len, ("steps", *steps))) + 4
+    has_bars = width >= fixed + max(map(len, ("cell", *names))) + BAR_WIDTH + 2
+    name_width = max(8, width - fixed - (BAR_WIDTH + 2 if has_bars else 0))
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("cell", no_wrap=True)
-    table.add_column("time", justify="right")
-    table.add_column("steps", justify="right")
-    table.add_column("", width=24)
-    for name, seconds, steps in snapshot.running:
-        total, step = (steps.total, steps.step) if steps else (1, 0)
-        said = f"{step}/{total}" if steps else "starting"
-        bar = ProgressBar(total=total, completed=step, width=24)
-        table.add_row(Text(name), clock(seconds), said, bar)
-    return Group(table, Text(snapshot.line()))
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("steps", justify="right", no_wrap=True)
+    if has_bars:
+        table.add_column("", width=BAR_WIDTH)
+    for cell, name, elapsed, made in zip(shown, names, times, steps, strict=True):
+        # The end of a name tells the cells of a study apart.
+        short = name if len(name) <= name_width else f"...{name[-(name_width - 3) :]}"
+        row: list[RenderableType] = [Text(short), elapsed, made]
+        if has_bars:
+            total, step = cell.progress[:2] if cell.progress else (1, 0)
+            row.append(ProgressBar(total=total, completed=step, width=BAR_WIDTH))
+        table.add_row(*row)
+    hidden = len(snapshot.running) - len(shown)
+    more = [Text(f"and {hidden} more")] if hidden else []
+    return Group(table, *more, Text(snapshot.summary()))

@@ -1,39 +1,143 @@
-"""`--dry-run`: the cells of a study, what is already done, and on request what they cost."""
+"""`--dry-run`: the cells of a study and their states, with `--params` or `--estimate` their costs.
 
+`--estimate` times a few steps of every distinct model on this machine, with as many models at once
+as there would be cells, so that models slow each other down as cells would. With fewer models than
+cells at once they slow each other down less.
+"""
+
+import sys
+import tempfile
 from collections import Counter
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from lit_attn.ablate.plan import Matrix
+from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.time_left import format_seconds
+from lit_attn.cells.records import Timing
+from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lit_attn.ablate.slots import Slots
 
-def show(matrices: list[Matrix], params: bool, stream: TextIO) -> None:
-    """Write the lists; with `params` every model is built on the meta device, which loads torch."""
+TIMING_TARGET = "lit_attn.train:time_cell"
+
+
+def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> None:
+    """Write every cell with its identity and state.
+
+    `with_costs` adds parameters and FLOPs of every variant, for which torch is imported.
+    """
     for matrix in matrices:
-        _show(matrix, params, stream)
+        source = matrix.source
+        print(f"{matrix.name}: {matrix.title}", file=stream)
+        experiment, baseline = source.experiment_path, source.study.baseline
+        print(f"  experiment {experiment}, baseline {baseline}", file=stream)
+        if with_costs:
+            _print_costs(matrix, stream)
+        width = max(len(job.cell.variant) for job in matrix.jobs)
+        counts: Counter[str] = Counter()
+        for job in matrix.jobs:
+            state = job.state()
+            counts[state] += 1
+            cell = job.cell
+            print(
+                f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}",
+                file=stream,
+            )
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        product = f"{len(matrix.variants)} variants x {len(matrix.seeds)} seeds"
+        print(f"  {product} = {len(matrix.jobs)} cells: {states}\n", file=stream)
 
 
-def _show(matrix: Matrix, params: bool, stream: TextIO) -> None:
-    source = matrix.source
-    print(f"{matrix.name}: {matrix.title}", file=stream)
-    print(f"  experiment {source.experiment_path}, baseline {source.study.baseline}", file=stream)
-    if params:
-        _show_costs(matrix, stream)
-    width = max(len(job.cell.variant) for job in matrix.jobs)
-    states = []
+def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> bool:
+    """Write the expected costs of each study. Return True if every model could be timed.
+
+    Raises ConfigError if a cell needs more devices than this machine has.
+    """
+    from lit_attn.ablate.slots import make_slots
+
+    slots = make_slots(jobs)
+    cells = [job.cell for matrix in matrices for job in matrix.jobs]
+    slots.check(cells)
+    timings = measure(cells, slots)
+    for matrix in matrices:
+        print(format_estimate(matrix, timings, slots), file=stream)
+    return len(timings) == len({cell.kind for cell in cells})
+
+
+def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
+    """Return the timings of `cells` by `Cell.kind`.
+
+    The cells run in a temporary folder. Cells that fail are reported on standard error and left
+    out.
+    """
+    # Imported here, because a plain dry run starts no processes.
+    from lit_attn.ablate.display import Lines
+    from lit_attn.ablate.launch import Launcher
+    from lit_attn.ablate.runner import Runner
+
+    distinct: dict[str, Cell] = {}
+    for cell in cells:
+        distinct.setdefault(cell.kind, cell)
+    launcher = Launcher(TIMING_TARGET)
+    launcher.share_cores(slots.at_once(cells))
+    with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
+        jobs = {kind: Job(cell, Path(name) / kind) for kind, cell in distinct.items()}
+        Runner(launcher, slots, Lines(sys.stderr)).run(jobs.values())
+        paths = {kind: job.folder / "timing.json" for kind, job in jobs.items()}
+        return {
+            kind: Timing.model_validate_json(path.read_bytes())
+            for kind, path in paths.items()
+            if path.exists()
+        }
+
+
+def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
+    """Return a table of every variant's costs, and the hours that the missing cells need."""
+    width = max(len(variant.name) for variant in matrix.variants)
+    lines = [
+        f"{matrix.name}: {matrix.title}",
+        f"  {'':<{width}}  {'ms/step':>9}  {'steps':>8}  {'startup':>7}  {'evaluations':>14}"
+        f"  {'one cell':>9}  {'GB':>6}",
+    ]
+    first_cells: dict[str, Cell] = {}
     for job in matrix.jobs:
-        state = job.state()
-        states.append(state)
-        print(
-            f"  {job.cell.variant:<{width}}  seed {job.cell.seed:<4} {job.identity}  {state}",
-            file=stream,
+        first_cells.setdefault(job.cell.variant, job.cell)
+    for variant in matrix.variants:
+        timing = timings.get(first_cells[variant.name].kind)
+        if timing is None:
+            lines.append(f"  {variant.name:<{width}}  could not be measured")
+            continue
+        evaluations = f"{timing.evaluations} x {timing.evaluation_time:.3g} s"
+        lines.append(
+            f"  {variant.name:<{width}}  {timing.step_time * 1e3:>9.4g}  {timing.steps:>8,}"
+            f"  {timing.startup:>5.1f} s  {evaluations:>14}  {format_seconds(timing.seconds):>9}"
+            f"  {timing.memory / 1e9:>6.2f}"
         )
-    counts = ", ".join(f"{count} {name}" for name, count in Counter(states).items())
-    seeds, variants = len(matrix.seeds), len(matrix.variants)
-    print(f"  {variants} variants x {seeds} seeds = {len(states)} cells: {counts}\n", file=stream)
+    missing = [job.cell for job in matrix.jobs if job.state() != "done"]
+    lines.append(f"  {len(missing)} cells to run{_format_hours(missing, timings, slots)}")
+    return "\n".join(lines) + "\n"
 
 
-def _show_costs(matrix: Matrix, stream: TextIO) -> None:
+def _format_hours(missing: list[Cell], timings: dict[str, Timing], slots: "Slots") -> str:
+    """Return the hours of one device and of this machine, or nothing if no cell was measured."""
+    measured = [(cell, timings[cell.kind]) for cell in missing if cell.kind in timings]
+    if not measured:
+        return ""
+    seconds = sum(timing.seconds for _, timing in measured)
+    device_seconds = sum(t.seconds * cell.experiment.training.devices for cell, t in measured)
+    device = "core" if slots.devices[0].gpu is None else "GPU"
+    at_once = slots.at_once(missing)
+    unmeasured = len(missing) - len(measured)
+    rest = f", and {unmeasured} that could not be measured" if unmeasured else ""
+    return (
+        f": {device_seconds / 3600:.2f} {device} hours, {seconds / 3600 / at_once:.2f} hours with "
+        f"{at_once} at once{rest}"
+    )
+
+
+def _print_costs(matrix: Matrix, stream: TextIO) -> None:
     from lit_attn.models import budget
 
     width = max(len(variant.name) for variant in matrix.variants)

@@ -16,6 +16,7 @@ from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher, Running, ServerLost
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
+from lit_attn.ablate.time_left import StartedCell
 from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.cells.worker import BUSY
@@ -268,7 +269,7 @@ class Runner:
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)
-        self.display.ask(
+        self.display.say(
             f"finishing {count} running cells, starting no more; Ctrl-C again stops them"
             if self.urgency == 1
             else f"stopping {count} running cells; the same command goes on where they stopped"
@@ -278,7 +279,7 @@ class Runner:
         cells = []
         for cell in self.running.values():
             steps = folder.read_progress(cell.job.folder)
-            cells.append((cell.job.name, cell.seconds, steps))
+            cells.append(StartedCell(cell.job.name, steps, cell.seconds))
             if steps is not None and steps.memory is not None:
                 self.slots.learn(cell.job.cell, steps.memory)
         done = [outcome for outcome in self.summary.outcomes if outcome.failure is None]

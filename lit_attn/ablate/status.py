@@ -1,9 +1,12 @@
-"""What has become of the cells of studies: `python -m lit_attn.ablate status`.
+"""`python -m lit_attn.ablate status`: which cells are done, running or failed, and the time left.
 
-It reads folders alone, and so tells the same on another machine that shares the disk, while a run
-goes on and after it. It imports no torch.
+It only reads the folders of the cells, so it works during and after a run and on every machine that
+sees the disk.
 """
 
+import argparse
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,37 +14,39 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lit_attn.ablate.display import clock
+from lit_attn.ablate.display import escape_control
 from lit_attn.ablate.plan import expand
+from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.folder import Progress, State
 from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell, Result
 from lit_attn.config.study import choose, read_studies
 from lit_attn.schema.errors import ConfigError
 
-SHOWN = 10
-"""Failed cells of a study that are written out; the others are counted."""
-LINES = 6
-"""Last lines of a failed cell's log."""
+MAX_FAILED = 10
+"""Failed cells of a study that are described; the others are only counted."""
+LOG_LINES = 6
+"""Last lines of a failed cell's log that are shown."""
+CLEAR = "\x1b[H\x1b[2J"
 
 ADVICE: dict[FailureClass, str] = {
-    "out-of-memory": "fewer cells at once (--jobs), training.devices or data.accumulate; "
-    "none of them changes what it computes",
-    "diverged": "it would again; optimizer.lr, schedule.warmup and training.clip are the study's "
-    "to change, --retry runs it as it is",
-    "killed": "the same command goes on from its last checkpoint; where nobody killed it, the "
-    "machine was out of memory",
-    "timed-out": "the same command goes on from its last checkpoint; --stall and --time are the "
-    "limits, the log says where it stood",
-    "no-space": "make room, then the same command",
-    "bad-configuration": "correct the key that it names",
-    "error": "the whole log, then the cell alone",
+    "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices or "
+    "data.accumulate, which do not change the results",
+    "diverged": "change optimizer.lr, schedule.warmup or training.clip in the study; without a "
+    "change it would diverge again (--retry runs it anyway)",
+    "killed": "run the same command again to resume from the last checkpoint; if nobody killed the "
+    "cell, the machine was out of memory",
+    "timed-out": "run the same command again to resume from the last checkpoint; --stall and "
+    "--time set the limits, and the log shows where the cell stopped",
+    "no-space": "free disk space, then run the same command again",
+    "bad-configuration": "correct the key that the message names",
+    "error": "read the whole log, then run the cell alone",
 }
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A planned cell as its folder shows it."""
+class CellStatus:
+    """A planned cell with its state, its result and its progress."""
 
     planned: PlannedCell
     folder: Path
@@ -51,137 +56,179 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """As it is called below its study."""
+        """Name of the cell within its study."""
         return f"{self.planned.variant}/{self.planned.seed}"
 
-    def last_end(self) -> tuple[Path, Exit] | None:
-        """The last attempt and how it ended, where it has failed."""
-        begun = folder.list_attempts(self.folder)
-        ended = folder.read_exit(begun[-1]) if begun else None
-        return None if ended is None else (begun[-1], ended)
+    def last_failure(self) -> tuple[Path, Exit] | None:
+        """Return the last attempt and its recorded failure, if there is one."""
+        attempts = folder.list_attempts(self.folder)
+        failure = folder.read_exit(attempts[-1]) if attempts else None
+        return None if failure is None else (attempts[-1], failure)
 
 
-def plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Path]]:
-    """The plans of a file of studies, whose runs are below `out`, or of a folder of runs.
+def main(arguments: list[str]) -> int:
+    """Print the status, repeatedly with `--watch`. Returns 0.
 
-    With their folders. `names` are the studies; without any, the file's default ones, or all of the
-    folder. Raises ConfigError where there is none.
+    Raises ConfigError if there is no study.
     """
-    if not where.is_dir():
+    options = _parser().parse_args(arguments)
+    is_waiting = False
+    while True:
+        try:
+            studies = read_plans(options.where, options.out, options.study)
+        except NoStudyError:
+            if not options.watch:
+                raise
+            if not is_waiting:
+                print(f"{options.where}: waiting for the first run", flush=True)
+            is_waiting = True
+            time.sleep(options.watch)
+            continue
+        statuses = [(plan, place, read_cells(plan, place)) for plan, place in studies]
+        if options.watch and sys.stdout.isatty():
+            sys.stdout.write(CLEAR)
+        print("\n".join(describe(*status) for status in statuses), flush=True)
+        if not options.watch or all(c.state == "done" for *_, cells in statuses for c in cells):
+            return 0
+        time.sleep(options.watch)
+
+
+class NoStudyError(ConfigError):
+    """A folder of runs contains no plan of the requested studies."""
+
+
+def read_plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Path]]:
+    """Return the plans and folders of the studies in `where`.
+
+    `where` is a file of studies, whose runs are below `out`, or a folder of runs. `names` are the
+    studies; if empty, the file's default studies or all studies of the folder. Raises NoStudyError
+    for a folder without them.
+    """
+    if where.suffix in (".yaml", ".yml") or where.is_file():
         studies = choose(read_studies(where), names, where)
         matrices = [expand(study, out) for study in studies]
         return [(matrix.plan(), matrix.folder) for matrix in matrices]
-    found = [path for path in sorted(where.glob("*/plan.json")) if not names or _of(path, names)]
-    if not found:
-        what = f"no study {', '.join(names)}" if names else "no study"
-        raise ConfigError(f"{where}: holds {what} (no */plan.json)")
-    return [(_read(path), path.parent) for path in found]
+    paths = [
+        path for path in sorted(where.glob("*/plan.json")) if not names or path.parent.name in names
+    ]
+    if not paths:
+        missing = f"no study {', '.join(names)}" if names else "no study"
+        raise NoStudyError(f"{where}: contains {missing} (no */plan.json)")
+    return [(_read_plan(path), path.parent) for path in paths]
 
 
-def look(plan: Plan, place: Path) -> list[Seen]:
-    """Every cell of a plan, in its order."""
-    return [_look(cell, place / cell.path) for cell in plan.cells]
+def read_cells(plan: Plan, place: Path) -> list[CellStatus]:
+    """Return the status of every cell of a plan, in the order of the plan."""
+    return [_read_cell(cell, place / cell.path) for cell in plan.cells]
 
 
-def report(plan: Plan, place: Path, cells: list[Seen]) -> str:
-    """Counts and time left, what runs, what has failed and what to do about it."""
-    counts = Counter(cell.state for cell in cells)
-    said = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {said}{_left(cells)}"]
-    lines += [_running(cell) for cell in cells if cell.state == "running"]
+def describe(plan: Plan, place: Path, cells: list[CellStatus]) -> str:
+    """Return counts, the time left, the running cells, and the failed cells with advice."""
+    states = Counter(cell.state for cell in cells)
+    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    at_once = max(1, states["running"])
+    seconds = estimate_seconds_left(plan.study, cells, at_once)
+    left = ""
+    if seconds:
+        parallel = f"with {at_once} at once" if states["running"] else "one after the other"
+        left = f"; about {format_seconds(seconds)} left {parallel}"
+    lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {counts}{left}"]
+    lines += [_describe_running(cell) for cell in cells if cell.state == "running"]
     failed = [cell for cell in cells if cell.state in ADVICE]
-    for cell in failed[:SHOWN]:
-        lines += _failed(cell, plan.study, place.parent)
-    if len(failed) > SHOWN:
-        lines.append(f"  and {len(failed) - SHOWN} more that failed")
-    return "\n".join(lines) + "\n"
+    for cell in failed[:MAX_FAILED]:
+        lines += _describe_failure(cell, plan.study, place.parent)
+    if len(failed) > MAX_FAILED:
+        lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
+    return escape_control("\n".join(lines) + "\n")
 
 
-def costs(cells: list[Seen]) -> dict[str, float]:
-    """Seconds of a whole cell of each variant; none where no cell tells.
-
-    They are what its finished cells took, or what its steps take, or else the mean over the study.
-    """
-    done: dict[str, list[float]] = {}
-    paces: dict[str, list[float]] = {}
+def estimate_seconds_left(study: str, cells: list[CellStatus], at_once: int) -> float | None:
+    """Return the seconds until all cells but the diverged ones have a result, or None."""
+    finished, started, waiting = [], [], []
     for cell in cells:
+        name = f"{study}/{cell.name}"
         if cell.result is not None:
-            done.setdefault(cell.planned.variant, []).append(cell.result.wall_time)
-        elif cell.progress is not None and cell.progress.step_time is not None:
-            pace = cell.progress.step_time * cell.progress.total
-            paces.setdefault(cell.planned.variant, []).append(pace)
-    known = {name: _mean(seconds) for name, seconds in (paces | done).items()}
-    every = [seconds for several in (done or paces).values() for seconds in several]
-    if not every:
-        return {}
-    return {c.planned.variant: known.get(c.planned.variant, _mean(every)) for c in cells}
+            finished.append((name, cell.result.wall_time))
+        elif cell.state != "diverged":
+            if cell.progress is not None:
+                started.append(StartedCell(name, cell.progress))
+            else:
+                waiting.append(name)
+    return estimate_time_left(finished, started, waiting, at_once)
 
 
-def remaining(cells: list[Seen]) -> float | None:
-    """Seconds of work that are left, one cell after the other; None where nothing tells."""
-    known = costs(cells)
-    if not known:
-        return None
-    left = 0.0
-    for cell in cells:
-        # What has diverged is left alone.
-        if cell.result is None and cell.state != "diverged":
-            made = cell.progress.step / cell.progress.total if cell.progress else 0.0
-            left += known[cell.planned.variant] * (1 - made)
-    return left
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.ablate status",
+        description="Show which cells are done, running or failed, and the time left.",
+    )
+    add = parser.add_argument
+    add(
+        "where",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        help="A file of studies, or a folder of runs (default: runs).",
+    )
+    add("--study", action="append", default=[], metavar="NAME", help="Show this study only.")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="Folder of the runs, for a file of studies (default: runs).",
+    )
+    add(
+        "--watch",
+        type=_parse_seconds,
+        nargs="?",
+        const=2.0,
+        metavar="SECONDS",
+        help="Repeat every SECONDS (default 2) until every cell is done.",
+    )
+    return parser
 
 
-def _left(cells: list[Seen]) -> str:
-    left = remaining(cells)
-    if not left:
-        return ""
-    running = sum(cell.state == "running" for cell in cells)
-    if not running:
-        return f"; about {clock(left)} left, one after the other"
-    return f"; about {clock(left / running)} left at {running} at once"
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise ValueError
+    return seconds
 
 
-def _running(cell: Seen) -> str:
+def _describe_running(cell: CellStatus) -> str:
     if cell.progress is None:
         return f"  running  {cell.name}  starting"
     step, total, step_time, _ = cell.progress
-    pace = "" if step_time is None else f", {step_time * 1e3:.4g} ms each"
-    left = "" if step_time is None else f", about {clock(step_time * (total - step))} left"
+    pace = "" if step_time is None else f", {step_time * 1e3:.4g} ms per step"
+    left = "" if step_time is None else f", about {format_seconds(step_time * (total - step))} left"
     return f"  running  {cell.name}  {step}/{total} steps{pace}{left}"
 
 
-def _failed(cell: Seen, study: str, runs: Path) -> Iterator[str]:
-    found = cell.last_end()
-    if found is None:
+def _describe_failure(cell: CellStatus, study: str, runs: Path) -> Iterator[str]:
+    last = cell.last_failure()
+    if last is None:
         return
-    attempt, ended = found
-    rank = f" on rank {ended.rank}" if ended.rank else ""
-    yield f"  FAILED   {cell.name}  {ended.failure}{rank}: {ended.message}"
-    said = [line for line in folder.read_log_tail(attempt).splitlines() if line.strip()]
-    yield from (f"      | {line}" for line in said[-LINES:])
-    below = "" if runs == Path("runs") else f" --runs {runs}"
-    yield f"      to do: {ADVICE[ended.failure]}"
-    yield f"      log:   python -m lit_attn.ablate logs {study}/{cell.name}{below}"
-    yield f"      alone: {folder.rerun_command(cell.folder)}"
+    attempt, failure = last
+    rank = f" on rank {failure.rank}" if failure.rank else ""
+    yield f"  FAILED   {cell.name}  {failure.failure}{rank}: {failure.message}"
+    log_lines = [line for line in folder.read_log_tail(attempt).splitlines() if line.strip()]
+    yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
+    option = "" if runs == Path("runs") else f" --runs {runs}"
+    yield f"      advice:    {ADVICE[failure.failure]}"
+    yield f"      log:       python -m lit_attn.ablate logs {study}/{cell.name}{option}"
+    yield f"      run alone: {folder.rerun_command(cell.folder)}"
 
 
-def _look(planned: PlannedCell, place: Path) -> Seen:
+def _read_cell(planned: PlannedCell, place: Path) -> CellStatus:
     result = folder.read_result(place, planned.identity)
     state = "done" if result is not None else folder.read_state(place, planned.identity)
-    progress = None if result is not None or state == "missing" else folder.read_progress(place)
-    return Seen(planned, place, state, result, progress)
+    progress = None if state in ("done", "missing") else folder.read_progress(place)
+    return CellStatus(planned, place, state, result, progress)
 
 
-def _read(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     try:
         return Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
-
-
-def _of(path: Path, names: list[str]) -> bool:
-    return path.parent.name in names
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

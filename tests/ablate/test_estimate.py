@@ -9,7 +9,7 @@ import pytest
 from helpers import studies
 
 from lit_attn.ablate.__main__ import main
-from lit_attn.ablate.estimate import table
+from lit_attn.ablate.dry_run import format_estimate
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import Device, Slots
 from lit_attn.cells.records import Result, Timing
@@ -45,7 +45,7 @@ def test_hours(tmp_path: Path) -> None:
     kinds = {job.cell.variant: job.cell.kind for job in found.jobs}
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([Device(None, None)] * 4)
-    rows = table(found, timings, cores).splitlines()
+    rows = format_estimate(found, timings, cores).splitlines()
     assert rows[2].split() == [
         "a",
         "500",
@@ -75,7 +75,7 @@ def test_what_is_done_costs_nothing_more(tmp_path: Path) -> None:
     for job in found.jobs:
         result(job.cell).write(job.folder / "result.json")
     gpus = Slots([Device("0", None)] * 2)
-    assert table(found, timings, gpus).endswith("  0 cells to run\n")
+    assert format_estimate(found, timings, gpus).endswith("  0 cells to run\n")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_it_goes_with_a_dry_run(
     studies.write(tmp_path, TWO)
     monkeypatch.chdir(tmp_path)
     assert main(["ablations.yaml", "--estimate"]) == 2
-    assert capsys.readouterr().err == "--estimate: goes with --dry-run\n"
+    assert capsys.readouterr().err == "--estimate: needs --dry-run\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["ablations.yaml", "--dry-run", "--estimate"]) == 2
     assert "training.devices: 2, and this machine has 1 GPUs" in capsys.readouterr().err

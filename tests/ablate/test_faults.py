@@ -150,7 +150,6 @@ def test_a_stopped_run_does_not_wait_for_retries(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(stop, "say", say)
-    monkeypatch.setattr(stop, "ask", lambda text: None)
     begun = time.monotonic()
     summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), stop).run([job])
     assert summary.stopped_by == signal.SIGINT

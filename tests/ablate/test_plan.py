@@ -8,7 +8,7 @@ from helpers.fake_cells import result
 from helpers.runs import call, names, ran
 
 from lit_attn.ablate import status
-from lit_attn.ablate.__main__ import _changes, main
+from lit_attn.ablate.__main__ import main, parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
@@ -17,7 +17,7 @@ from lit_attn.report.read import read_studies
 
 def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:
     source = studies.study(folder, body or names("ok", "ok-2"))
-    return expand(source, folder / "runs", _changes("--set", list(settings)), **how)
+    return expand(source, folder / "runs", parse_settings("--set", list(settings)), **how)
 
 
 def plan(folder: Path, name: str = "tiny") -> Plan:
@@ -30,10 +30,11 @@ def shown(folder: Path, name: str = "tiny") -> dict[str, list[int]]:
     return {variant.name: list(study.values(variant.name)) for variant in study.plan.variants}
 
 
-def told(where: Path, out: Path) -> str:
-    """What `status` says of a file of studies or a folder of runs."""
-    found = status.plans(where, out, [])
-    return "\n".join(status.report(p, place, status.look(p, place)) for p, place in found)
+def describe(where: Path, out: Path) -> str:
+    """Return the output of `status` for a file of studies or a folder of runs."""
+    plans = status.read_plans(where, out, [])
+    texts = [status.describe(plan, at, status.read_cells(plan, at)) for plan, at in plans]
+    return "\n".join(texts)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_what_cannot_name_a_folder_is_its_hash_and_stands_in_the_title(tmp_path:
     source = studies.study(tmp_path, names("ok"), experiment)
 
     def named(*settings: str) -> tuple[str, str]:
-        found = expand(source, tmp_path, _changes("--set", list(settings)))
+        found = expand(source, tmp_path, parse_settings("--set", list(settings)))
         return found.name, found.title
 
     assert named("data.path=/b") == ("tiny", "A tiny study")
@@ -82,7 +83,9 @@ def test_what_cannot_name_a_folder_is_its_hash_and_stands_in_the_title(tmp_path:
 def test_what_the_study_lacks_makes_another_one_of_it(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
     source = studies.study(tmp_path, names("ok"), experiment)
-    found = expand(source, tmp_path, _changes("--set", ["model.dim=16", "training.devices=2"]))
+    found = expand(
+        source, tmp_path, parse_settings("--set", ["model.dim=16", "training.devices=2"])
+    )
     assert found.name == "tiny@model.dim=16"
 
 
@@ -94,7 +97,7 @@ def test_a_trial_leaves_the_study_as_it_is(tmp_path: Path) -> None:
     code, output = call(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
     assert code == 0
     name = "tiny@training.max_steps=2"
-    assert f"runs/{name}: a trial; study tiny stays as it is\n4 cells: 0 done, 1 to run" in output
+    assert f"runs/{name}: trial; study tiny does not change\n4 cells: 0 done, 1 to run" in output
     assert f"the table of {name}" in output
     assert [path.read_bytes() for path in kept] == before
     assert shown(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
@@ -102,7 +105,7 @@ def test_a_trial_leaves_the_study_as_it_is(tmp_path: Path) -> None:
     assert len(plan(tmp_path, name).cells) == 4
     assert plan(tmp_path, name).title == "A tiny study (with training.max_steps=2)"
     assert shown(tmp_path, name) == {"ok": [0], "ok-2": []}
-    assert "tiny: A tiny study\n  4 cells: 4 done\n" in told(tmp_path / "runs", tmp_path)
+    assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs", tmp_path)
 
 
 def test_a_smoke_run_is_apart_wherever_it_is_put(tmp_path: Path) -> None:
@@ -124,8 +127,8 @@ def test_no_seed_that_was_begun_is_hidden(tmp_path: Path) -> None:
     assert call(tmp_path, "--seeds", "0,")[0] == 1
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
     assert shown(tmp_path) == {"ok": [0, 4, 9], "crashonce": []}
-    of_file = told(tmp_path / "ablations.yaml", tmp_path / "runs")
-    assert of_file == told(tmp_path / "runs", tmp_path)
+    of_file = describe(tmp_path / "ablations.yaml", tmp_path / "runs")
+    assert of_file == describe(tmp_path / "runs", tmp_path)
     assert {"3 done", "3 error", "2 missing"} == set(
         of_file.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
     )

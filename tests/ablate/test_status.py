@@ -1,4 +1,4 @@
-"""`status` and `logs`: what is done, what failed and why, how long yet."""
+"""The commands `status` and `logs`."""
 
 import os
 import subprocess
@@ -16,19 +16,18 @@ from helpers.runs import TIMEOUT, cli, names, run, running, until
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.cells.folder import create_attempt
+from lit_attn.cells.folder import Progress, create_attempt
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import Exit, FailureClass, Metric, PlannedCell
+from lit_attn.cells.records import Exit, FailureClass, Metric, Plan, PlannedCell
 
 
-def seen(state: str, variant: str = "v", **found: object) -> status.Seen:
+def cell(state: str, variant: str = "v", progress: Progress | None = None) -> status.CellStatus:
     planned = PlannedCell(variant=variant, seed=0, identity="i", path="p")
-    values = {"result": None, "progress": None} | found
-    return status.Seen(planned, Path("p"), state, **values)  # type: ignore[arg-type]
+    return status.CellStatus(planned, Path("p"), state, None, progress)  # type: ignore[arg-type]
 
 
 def write(path: Path) -> list[Job]:
-    """A study in every state, in `path`."""
+    """Write a study with cells in every state."""
     cells = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs").jobs
     run([job for job in cells if job.cell.variant in ("ok", "crash")])
     matrix = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs")
@@ -36,7 +35,7 @@ def write(path: Path) -> list[Job]:
     return cells
 
 
-def test_every_state_and_what_to_do(
+def test_every_state_is_shown_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = write(tmp_path)
@@ -53,59 +52,63 @@ def test_every_state_and_what_to_do(
     assert {"2 done", "2 error", "1 running", "3 missing"} <= set(
         of_runs.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
     )
-    assert "  running  running/0  25/100 steps, 500 ms each, about 0:38 left" in of_runs
+    assert "  running  running/0  25/100 steps, 500 ms per step, about 0:38 left" in of_runs
     crash = next(job for job in cells if job.name == "tiny/crash/1")
     start = of_runs.index("  FAILED   crash/1  error: RuntimeError: the reactor is on fire")
     block = of_runs[start:].splitlines()
     assert "      | RuntimeError: the reactor is on fire" in block
-    assert "      to do: the whole log, then the cell alone" in block
-    assert "      log:   python -m lit_attn.ablate logs tiny/crash/1" in block
+    assert "      advice:    read the whole log, then run the cell alone" in block
+    assert "      log:       python -m lit_attn.ablate logs tiny/crash/1" in block
     relative = crash.folder.relative_to(tmp_path)
-    assert f"      alone: python -m lit_attn.train {relative}" in block
+    assert f"      run alone: python -m lit_attn.train {relative}" in block
 
 
-def test_time_left() -> None:
-    fast = status.Progress(50, 100, 0.1)
-    assert status.remaining([seen("missing")]) is None
-    # A half of ten seconds, and ten for the cell that nobody has measured.
-    assert status.remaining([seen("running", progress=fast), seen("missing", "w")]) == 15.0
-    both = [seen("running", progress=fast), seen("running", "w", progress=fast), seen("missing")]
-    text = status.report(plan_of(both), Path("runs/x"), both)
-    assert "about 0:10 left at 2 at once" in text
-    # Not what has diverged: it is left alone.
-    assert status.remaining([seen("running", progress=fast), seen("diverged", "w")]) == 5.0
+def test_steps_predict_the_time_left() -> None:
+    halfway = Progress(50, 100, 0.1)
+    running, missing = cell("running", progress=halfway), cell("missing", "w")
+
+    def left(*cells: status.CellStatus) -> float | None:
+        return status.estimate_seconds_left("x", list(cells), 1)
+
+    assert left(missing) is None
+    # Five seconds for the second half of the cell, and ten for the cell that was not measured.
+    assert left(running, missing) == 15.0
+    # Diverged cells do not run again.
+    assert left(running, cell("diverged", "w")) == 5.0
+    cells = [running, cell("running", "u", halfway), missing]
+    text = status.describe(plan_of(cells), Path("runs/x"), cells)
+    assert "about 0:10 left with 2 at once" in text
 
 
-def test_finished_cells_tell_more_than_steps(tmp_path: Path) -> None:
+def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "runs", seeds=2, skip=(("belief", 1), ("belief2", 0)))
-    (found,) = status.plans(tmp_path / "runs", tmp_path, [])
-    cells = status.look(*found)
-    assert status.costs(cells) == {"standard": 61.5, "belief": 61.5, "belief2": 61.5}
-    assert status.remaining(cells) == 2 * 61.5
-    assert "one after the other" in status.report(found[0], folder, cells)
+    (study,) = status.read_plans(tmp_path / "runs", tmp_path, [])
+    cells = status.read_cells(*study)
+    assert status.estimate_seconds_left("fake", cells, 1) == 2 * 61.5
+    assert "one after the other" in status.describe(study[0], folder, cells)
 
 
-def plan_of(cells: list[status.Seen]) -> status.Plan:
-    return status.Plan(
+def plan_of(cells: list[status.CellStatus]) -> Plan:
+    return Plan(
         study="x", title="t", baseline="v", metric=Metric(), variants=[], seeds=[0],
         cells=[cell.planned for cell in cells],
     )  # fmt: skip
 
 
-def test_every_failure_has_an_advice() -> None:
+def test_every_failure_class_has_advice() -> None:
     assert set(status.ADVICE) == set(get_args(FailureClass))
 
 
-def test_many_failures_are_counted(tmp_path: Path) -> None:
+def test_further_failures_are_only_counted(tmp_path: Path) -> None:
     failures = {("standard", seed): "killed" for seed in range(15)}
     folder = write_study(tmp_path / "runs", seeds=15, failures=failures)
-    (found,) = status.plans(tmp_path / "runs", tmp_path, ["fake"])
-    text = status.report(found[0], folder, status.look(*found))
-    assert text.count("FAILED") == status.SHOWN
-    assert text.endswith("and 5 more that failed\n")
+    (study,) = status.read_plans(tmp_path / "runs", tmp_path, ["fake"])
+    text = status.describe(study[0], folder, status.read_cells(*study))
+    assert text.count("FAILED") == status.MAX_FAILED
+    assert text.endswith("and 5 more failed cells\n")
 
 
-def test_the_first_failing_rank(tmp_path: Path) -> None:
+def test_the_first_failed_rank_is_shown(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "runs", seeds=1, failures={("belief", 0): "out-of-memory"})
     (attempt,) = folder.glob("v1/*/attempts/1")
     (attempt / "log.txt").write_text("rank 3 was the first to fail: boom\n[rank3]: boom\n")
@@ -113,16 +116,18 @@ def test_the_first_failing_rank(tmp_path: Path) -> None:
         failure="out-of-memory", returncode=1, message="[rank3]: boom", rank=3, finished="now"
     )
     ended.write(attempt / "exit.json")
-    (found,) = status.plans(tmp_path / "runs", tmp_path, [])
-    text = status.report(found[0], folder, status.look(*found))
+    (study,) = status.read_plans(tmp_path / "runs", tmp_path, [])
+    text = status.describe(study[0], folder, status.read_cells(*study))
     assert "FAILED   belief/0  out-of-memory on rank 3: [rank3]: boom" in text
     assert "| [rank3]: boom" in text
     assert f"logs fake/belief/0 --runs {tmp_path / 'runs'}" in text
 
 
-def test_nothing_to_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_or_torn_plan_is_one_error_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["status", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{tmp_path}: holds no study (no */plan.json)\n"
+    assert capsys.readouterr().err == f"{tmp_path}: contains no study (no */plan.json)\n"
     assert main(["status", str(tmp_path / "no.yaml")]) == 2
     assert "no.yaml" in capsys.readouterr().err
     (tmp_path / "tiny").mkdir()
@@ -131,7 +136,7 @@ def test_nothing_to_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "plan.json: is not a plan: " in capsys.readouterr().err
 
 
-def test_logs(
+def test_logs_shows_the_last_or_the_requested_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = write(tmp_path)
@@ -151,12 +156,12 @@ def test_logs(
     ("arguments", "message"),
     [
         (["tiny/crsh/1"], "runs: has no cell 'tiny/crsh/1'; did you mean 'tiny/crash/1'?"),
-        (["tiny/new/0"], "tiny/new/0: has no log: it was not begun"),
+        (["tiny/new/0"], "tiny/new/0: has no log, because the cell was not started"),
         (["tiny/crash/1", "--attempt", "7"], "--attempt 7: "),
         (["tiny/crash/1", "--rank", "1"], "--rank 1: "),
     ],
 )
-def test_no_such_log(
+def test_a_wrong_cell_or_log_is_one_error_line(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -169,7 +174,9 @@ def test_no_such_log(
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_a_log_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_watched_log_is_shown_until_the_cell_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (job, *_) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
     log = create_attempt(job.folder) / "log.txt"
@@ -191,7 +198,7 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "first\nlast\n"
 
 
-def test_watching_ends_with_the_last_cell(tmp_path: Path) -> None:
+def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "2") as process, cli_of_status(tmp_path) as watching:
         until(lambda: len(running(tmp_path)) == 2)
@@ -201,9 +208,18 @@ def test_watching_ends_with_the_last_cell(tmp_path: Path) -> None:
     assert output.rstrip().endswith("2 cells: 2 done")
 
 
-def cli_of_status(path: Path) -> "subprocess.Popen[str]":
+def test_a_watched_status_waits_for_the_first_run(tmp_path: Path) -> None:
+    with cli_of_status(tmp_path, "runs") as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "runs: waiting for the first run\n"
+        write_study(tmp_path / "runs", seeds=1)
+        output, _ = watching.communicate(timeout=TIMEOUT)
+    assert output.rstrip().endswith("3 cells: 3 done")
+
+
+def cli_of_status(path: Path, where: str = "ablations.yaml") -> "subprocess.Popen[str]":
     code = "import sys; from lit_attn.ablate.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ["status", "ablations.yaml", "--watch", "0.05"]
+    arguments = ["status", where, "--watch", "0.05"]
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=path,
@@ -213,7 +229,7 @@ def cli_of_status(path: Path) -> "subprocess.Popen[str]":
     )
 
 
-def test_looking_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_status_imports_no_torch(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     code = (
         "import sys; from lit_attn.ablate.__main__ import main; main(['status', sys.argv[1]])\n"
@@ -223,7 +239,7 @@ def test_looking_imports_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "runs")], check=True)
 
 
-def test_a_file_called_status_is_written_with_its_folder(
+def test_a_file_named_status_can_be_written_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies.write(tmp_path, names("ok")).rename(tmp_path / "status")

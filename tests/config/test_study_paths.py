@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import studies
 
-from lit_attn.ablate.__main__ import _changes
+from lit_attn.ablate.__main__ import parse_settings
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.cell import Cell
 from lit_attn.config.overrides import _path_keys
@@ -37,7 +37,9 @@ def matrix(folder: Path, body: str, experiment: str, *settings: str) -> Matrix:
     (folder / "recipes").mkdir(exist_ok=True)
     (folder / "experiment.yaml").rename(folder / "recipes" / "experiment.yaml")
     path.write_text(path.read_text().replace("experiment.yaml", "recipes/experiment.yaml"))
-    return expand(read_studies(path)["tiny"], folder / "runs", _changes("--set", list(settings)))
+    return expand(
+        read_studies(path)["tiny"], folder / "runs", parse_settings("--set", list(settings))
+    )
 
 
 def data_of(found: Matrix, variant: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_what_is_missing_is_submitted_and_followed_to_its_end(
     studies.write(tmp_path, names("ok", "crash"))
     code, output = call(tmp_path, cluster)
     assert code == 1
-    assert "4 jobs submitted, 0 were there already" in output
+    assert "4 jobs submitted, 0 already submitted" in output
     assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in output
     assert "the table of tiny" in output
     assert "2 jobs submitted" in call(tmp_path, cluster)[1]
@@ -88,7 +88,7 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
     assert ("2 jobs go on without this" in output) == (number != signal.SIGKILL)
     with cli(tmp_path, *SLURM, environment=cluster) as process:
         assert process.stdout is not None
-        until(lambda: "0 jobs submitted, 2 were there already" in process.stdout.readline())
+        until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
     assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1}

@@ -146,9 +146,6 @@ class Saying:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def ask(self, text: str) -> None:
-        self.said.append(text)
-
 
 @pytest.mark.parametrize(
     ("state", "failure"),
@@ -183,6 +180,6 @@ def test_without_slurm_it_is_one_line(
     assert main([str(path), "--launcher", "slurm"]) == 2
     assert capsys.readouterr().err.startswith("--launcher slurm: ")
     assert main([str(path), "--slurm", "gpus=1"]) == 2
-    assert capsys.readouterr().err == "--slurm: goes with --launcher slurm\n"
+    assert capsys.readouterr().err == "--slurm: needs --launcher slurm\n"
     assert main([str(path), "--cancel"]) == 2
-    assert capsys.readouterr().err == "--cancel: goes with --launcher slurm\n"
+    assert capsys.readouterr().err == "--cancel: needs --launcher slurm\n"

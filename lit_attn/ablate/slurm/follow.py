@@ -16,6 +16,7 @@ from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
 from lit_attn.ablate.slurm.queue import ENDS, Task, find
+from lit_attn.ablate.time_left import StartedCell
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import Exit
 
@@ -101,7 +102,7 @@ class Follower:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
-        self.display.ask(
+        self.display.say(
             f"{len(self.left)} jobs go on without this; the same command follows them again, and "
             "with --cancel it ends them"
         )
@@ -109,11 +110,13 @@ class Follower:
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()
         running = [
-            (job.name, now - self.began.get(job.folder, now), folder.read_progress(job.folder))
+            StartedCell(
+                job.name, folder.read_progress(job.folder), now - self.began.get(job.folder, now)
+            )
             for job in self.left
             if (task := self.tasks.get(job.folder)) is not None and task.runs
         ]
-        begun = {name for name, *_ in running}
+        begun = {cell.name for cell in running}
         done = [outcome for outcome in self.summary.outcomes if outcome.failure is None]
         return Snapshot(
             done=len(done),

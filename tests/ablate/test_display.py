@@ -1,0 +1,148 @@
+"""Output of a run: estimated time left, plain lines, and the live table at every width."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from lit_attn.ablate.display import Lines, Live, Snapshot, make_display, render_table
+from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
+from lit_attn.cells.folder import Progress
+
+WAITING = "tiny/c/0"
+RUNNING = [
+    StartedCell("tiny/a/0", Progress(1, 2, 5.0), 5.0),
+    StartedCell("tiny/b/0", None, 5.0),
+]
+
+
+def snapshot(**changes: object) -> Snapshot:
+    values = {"done": 0, "failed": 0, "waiting": [WAITING] * 4, "running": RUNNING}
+    values |= {"durations": [], "slots": 2}
+    return Snapshot(**values | changes)  # type: ignore[arg-type]
+
+
+def test_there_is_no_estimate_before_a_cell_has_made_a_tenth_of_its_steps() -> None:
+    assert estimate_time_left([], [], [WAITING] * 3, 2) is None
+    # After ten seconds, most of them for the imports and for the slow first step.
+    early = [
+        StartedCell("tiny/a/0", Progress(9, 100, 0.5), 10.0),
+        StartedCell("tiny/b/0", Progress(50, 100), 10.0),
+    ]
+    assert estimate_time_left([], early, [WAITING] * 3, 2) is None
+    summary = snapshot(waiting=[WAITING] * 3, running=early).summary()
+    assert summary == "0 done, 2 running, 3 waiting"
+
+
+def test_steps_of_running_cells_predict_the_time_left() -> None:
+    # Ten seconds per cell: four cells wait, two cells are half done, two run at once.
+    assert estimate_time_left([], RUNNING, [WAITING] * 4, 2) == 25.0
+    # Without elapsed seconds, they follow from the steps.
+    assert estimate_time_left([], [StartedCell("tiny/a/0", Progress(50, 100, 0.1))], [], 1) == 5.0
+
+
+def test_finished_cells_predict_the_time_left_of_their_variant_and_study() -> None:
+    finished = [("long/a/0", 100.0), ("short/a/0", 1.0), ("short/b/0", 2.0), ("short/b/1", 4.0)]
+
+    def left(*waiting: str) -> float | None:
+        return estimate_time_left(finished, [], waiting, 1)
+
+    assert left("short/a/1") == 1.0
+    assert left("short/b/2", "long/a/1") == 103.0
+    # No cell of the variant has finished: the mean of its study counts, or else of all cells.
+    assert left("short/c/0") == pytest.approx(7 / 3)
+    assert left("other/a/0") == pytest.approx(107 / 4)
+    summary = snapshot(done=1, waiting=[], durations=[("tiny/a/0", 6.0), ("tiny/b/1", 6.0)])
+    assert summary.summary() == "1 done, 2 running, 0 waiting, about 0:01 left"
+
+
+def test_seconds_are_written_as_minutes_and_hours() -> None:
+    assert (format_seconds(59.6), format_seconds(3725)) == ("1:00", "1:02:05")
+
+
+def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(make_display(), Lines)
+    display = Lines(sys.stdout)
+    state = snapshot(done=2, failed=1, waiting=[WAITING], running=[], slots=1)
+    display.open()
+    display.say("done a")
+    display.say("done b")
+    display.update(state)
+    display.update(state)
+    display.close()
+    assert capsys.readouterr().out == "done a\ndone b  [2 done, 0 running, 1 failed, 1 waiting]\n"
+
+
+def test_an_event_during_the_output_is_not_lost() -> None:
+    """A signal handler may report an event while a line is written."""
+    display = Lines(sys.stdout)
+
+    class Interrupted(io.StringIO):
+        def flush(self) -> None:
+            if "first" in self.getvalue() and "second" not in self.getvalue():
+                display.say("second")
+
+    display.stream = stream = Interrupted()
+    display.say("first")
+    display.close()
+    display.close()
+    assert stream.getvalue() == "first\nsecond\n"
+
+
+def test_escape_sequences_become_visible() -> None:
+    stream = io.StringIO()
+    display = Lines(stream)
+    display.say("FAILED  \x1b[2Jerror: \x9b31m\r\ttext")
+    display.close()
+    assert stream.getvalue() == "FAILED  \\x1b[2Jerror: \\x9b31m\\x0d\ttext\n"
+
+
+def render(state: Snapshot, width: int, height: int = 24) -> list[str]:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, height=height, color_system=None)
+    console.print(render_table(state, width, height))
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_the_table_shows_names_times_and_steps_at_every_width(width: int) -> None:
+    name = "digits@training.max_steps=2000/residual=perpendicular,zz=with/12"
+    running = [
+        StartedCell(name, Progress(12_345, 100_000, 0.1), 4000.0),
+        StartedCell("tiny/b/0", None, 5.0),
+    ]
+    lines = render(snapshot(running=running), width)
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].split() == ["cell", "time", "steps"]
+    first, second = lines[1:3]
+    assert first.split()[1:3] == ["1:06:40", "12345/100000"]
+    shown = first.split()[0].removeprefix("...")
+    assert name.endswith(shown)
+    assert len(shown) >= min(len(name), width - 40)
+    assert second.split()[:3] == ["tiny/b/0", "0:05", "starting"]
+    assert " ".join(lines[3:]).startswith("0 done, 2 running, 4 waiting, about")
+
+
+def test_short_names_leave_room_for_bars_at_80_columns() -> None:
+    lines = render(snapshot(), 80)
+    assert lines[1].split()[:3] == ["tiny/a/0", "0:05", "1/2"]
+    assert len(lines[1].split()) == 4
+
+
+def test_more_cells_than_lines_are_counted() -> None:
+    running = [StartedCell(f"tiny/a/{seed}", None, 1.0) for seed in range(50)]
+    lines = render(snapshot(running=running), 80, height=24)
+    assert len(lines) <= 24
+    assert "and 30 more" in lines
+    assert lines[-1].startswith("0 done, 50 running")
+
+
+def test_the_live_table_takes_names_literally() -> None:
+    running = [StartedCell("tiny/residual=[red]/0", Progress(1, 2, 5.0), 5.0)]
+    assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[1]
+    live = Live()
+    live.open()
+    live.say("FAILED [x]")
+    live.update(snapshot())
+    live.close()
