@@ -9,6 +9,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Fixtures of the helpers.
+pytest_plugins = ["helpers.small_disk"]
+
 # A shell starts what it runs in the background deaf to interrupts, and its children would be too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 from helpers import studies
 from helpers.runs import alive, running, until
-from helpers.small_disk import small_disk
 from helpers.training_cells import folder_of
 
 from lit_attn.ablate.plan import expand
@@ -22,8 +21,6 @@ from lit_attn.cells import folder
 from lit_attn.cells.lock import read_holder
 from lit_attn.config.study import StudySource, read_studies
 from lit_attn.train import run_cell
-
-__all__ = ["small_disk"]
 
 EXPERIMENT = studies.EXPERIMENT.replace(
     "  epochs: 2", "  epochs: 16\n  accelerator: cpu\n  checkpoint_every: 0.1"
