@@ -35,29 +35,39 @@ class GaussianConfig(Similarity):
 
 
 class MixedKeysConfig(Similarity):
-    """Several keys for every token (MGK section 2).
-
-    `source`: each key has its own projection (projected, option A), or is the one key plus a
-    learned offset (shifted, option B). `prior`, the weights pi_r of the keys: *learned* sums to one
-    by a softmax, *clamped* is the released code's (free, clamped to [0, 1]), *m-step* is set at
-    every training step to the mean responsibility (Soft-E), *fixed* stays 1 / M. `prior_scope` says
-    what has a pi of its own: every head (the paper), the layer (the released LRA code), or every
-    head and key position up to `positions` (the released language model code). `responsibilities`
-    are averaged over the pairs of tokens that attend, or over all, future queries included, as the
-    released code does.
-
-    `shift_init`: offsets from N(0, 1) (the paper), or the first zero and the others N(0, 1/4) (the
-    released code).
-    """
+    """Several keys for every token (MGK section 2)."""
 
     kind: str
-    keys: int = Field(2, ge=1, le=16)
-    source: Literal["projected", "shifted"] = "projected"
-    prior: Literal["learned", "clamped", "m-step", "fixed"] = "learned"
-    prior_scope: Literal["head", "layer", "position"] = "head"
-    positions: int = Field(256, ge=1)
-    responsibilities: Literal["attending", "all"] = "attending"
-    shift_init: Literal["normal", "released"] = "normal"
+    keys: int = Field(2, ge=1, le=16, description="keys of every token, M")
+    source: Literal["projected", "shifted"] = Field(
+        "projected",
+        description="projected: a projection for each key (option A); shifted: one "
+        "projected key plus learned offsets (option B)",
+    )
+    prior: Literal["learned", "clamped", "m-step", "fixed"] = Field(
+        "learned",
+        description="weights pi_r of the keys; learned: softmax of parameters; clamped: "
+        "parameters clamped to [0, 1], as the released code; m-step: mean "
+        "responsibility at every training step (Soft-E); fixed: 1 / M",
+    )
+    prior_scope: Literal["head", "layer", "position"] = Field(
+        "head",
+        description="owner of a set of pi; head (paper), layer (released LRA code), or "
+        "every head and key position (released language model code)",
+    )
+    positions: int = Field(
+        256, ge=1, description="key positions with their own pi, for `prior_scope: position`"
+    )
+    responsibilities: Literal["attending", "all"] = Field(
+        "attending",
+        description="pairs of tokens that `prior: m-step` averages over; all includes "
+        "future keys, as the released code",
+    )
+    shift_init: Literal["normal", "released"] = Field(
+        "normal",
+        description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
+        "the others N(0, 1/4)",
+    )
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> "MixedKeysConfig":
@@ -74,16 +84,21 @@ class MixedKeysConfig(Similarity):
 
 
 class MixtureConfig(MixedKeysConfig):
-    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E).
-
-    `variance` gives sigma_r^2 of the Gaussian kernel in units of sqrt(D), one per key: the paper's
-    appendix has (1, 1), its section 3.4 (1, 3), the released language model code (1, 1/3).
-    """
+    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
     kind: Literal["mixture"] = "mixture"
-    kernel: Literal["gaussian", "dot"] = "gaussian"
-    assignment: Literal["soft", "hard"] = "soft"
-    variance: tuple[PositiveFloat, ...] | None = None
+    kernel: Literal["gaussian", "dot"] = Field(
+        "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
+    )
+    assignment: Literal["soft", "hard"] = Field(
+        "soft", description="soft: log of the sum over keys; hard: the largest logit (Hard-E)"
+    )
+    variance: tuple[PositiveFloat, ...] | None = Field(
+        None,
+        description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) "
+        "in the paper's section 3.4, (1, 1/3) in the released language model "
+        "code",
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "MixtureConfig":
@@ -99,20 +114,25 @@ class MixtureConfig(MixedKeysConfig):
 
 
 class LinearConfig(MixedKeysConfig):
-    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4).
-
-    `mixing`: keys are mixed after phi (the paper) or before it (the released LRA code).
-    `features`: phi as it is, or divided by its own sum over the head's width (the released language
-    model code). `divide_by`, what the sum over keys is divided by: the similarities' own *sum* (the
-    paper), *scaled-sum*, that times sqrt(D) (the released language model code), or *root-length*,
-    the root of n, where causal of the tokens so far (the released LRA code).
-    """
+    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
     kind: Literal["linear"] = "linear"
-    keys: int = Field(1, ge=1, le=16)
-    mixing: Literal["after", "before"] = "after"
-    features: Literal["plain", "sum-to-one"] = "plain"
-    divide_by: Literal["sum", "scaled-sum", "root-length"] = "sum"
+    keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
+    mixing: Literal["after", "before"] = Field(
+        "after",
+        description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
+    )
+    features: Literal["plain", "sum-to-one"] = Field(
+        "plain",
+        description="plain: phi; sum-to-one: phi divided by its sum over the head's width "
+        "(released language model code)",
+    )
+    divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
+        "sum",
+        description="divisor of the sum over keys; sum of the similarities (paper); scaled-"
+        "sum: that times sqrt(D) (released language model code); root-length: "
+        "root of the number of tokens (released LRA code)",
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "LinearConfig":
@@ -132,32 +152,47 @@ class NoComposeConfig(Compose):
 
 
 class StaticConfig(Compose):
-    """A learned H x H matrix (talking heads, Shazeer et al. 2020); with `skip` it is added to the
-    heads as they are, as in DCMHA's ablation (static proj.)."""
+    """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
 
     kind: Literal["static"] = "static"
-    place: Literal["pre+post", "pre", "post"] = "pre+post"
-    skip: bool = False
+    place: Literal["pre+post", "pre", "post"] = Field(
+        "pre+post",
+        description="composition of the logits (pre), of the weights after the softmax "
+        "(post), or of both",
+    )
+    skip: bool = Field(
+        False, description="add the heads themselves, as in DCMHA's static projection"
+    )
 
 
 class DynamicConfig(Compose):
-    """a + sum_r w2_r (w1_r.a) + a * gate, the weights computed from tokens (DCMHA eq. 5-8).
+    """a + sum_r w2_r (w1_r.a) + a * gate, with weights computed from tokens (DCMHA eq. 5-8).
 
-    The kinds `query`, `key` and `query+key` say from which token. `projection` is the low-rank term
-    of rank `rank`, `gate` the last one; `static` adds a learned matrix beside the identity. Heads
-    compose within `groups` equal groups. `gate_init`: the scale of the gate's initial weights, 0.05
-    in the released PyTorch code and 0.005 in the JAX code; `gelu`: exact or tanh likewise.
+    The kinds `query`, `key` and `query+key` name the tokens that the weights are computed from.
     """
 
     kind: str
-    place: Literal["pre+post", "pre", "post"] = "pre+post"
-    projection: bool = True
-    gate: bool = True
-    static: bool = False
-    rank: int = Field(2, ge=1)
-    groups: int = Field(1, ge=1)
-    gate_init: Literal["pytorch", "jax"] = "pytorch"
-    gelu: Literal["exact", "tanh"] = "exact"
+    place: Literal["pre+post", "pre", "post"] = Field(
+        "pre+post",
+        description="composition of the logits (pre), of the weights after the softmax "
+        "(post), or of both",
+    )
+    projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
+    gate: bool = Field(True, description="include the gate a * gate")
+    static: bool = Field(False, description="add a learned H x H matrix")
+    rank: int = Field(2, ge=1, description="rank of the projection")
+    groups: int = Field(
+        1, ge=1, description="equal groups of heads that compose separately; must divide the heads"
+    )
+    gate_init: Literal["pytorch", "jax"] = Field(
+        "pytorch",
+        description="scale of the gate's initial weights; pytorch: 0.05, jax: 0.005 (both "
+        "released codes)",
+    )
+    gelu: Literal["exact", "tanh"] = Field(
+        "exact",
+        description="form of GELU; exact in the released PyTorch code, tanh in the JAX code",
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "DynamicConfig":
@@ -199,21 +234,23 @@ class FullConfig(Residual):
 
 
 class PerpendicularConfig(Residual):
-    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15).
-
-    `bias: false` leaves W^l without the bias that W may have.
-    """
+    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
     kind: Literal["perpendicular"] = "perpendicular"
-    scope: Literal["global", "head", "both"] = "global"
-    bias: bool = True
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
+    )
+    bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
 
 
 class ProjectedConfig(Residual):
     """alpha V W (Belief2 Fig. 3)."""
 
     kind: Literal["projected"] = "projected"
-    scope: Literal["global", "head"] = "global"
+    scope: Literal["global", "head"] = Field(
+        "global", description="projection over all heads (global) or in each head (head)"
+    )
 
 
 class ValueConfig(Residual):
@@ -223,25 +260,29 @@ class ValueConfig(Residual):
 
 
 class DiscrepancyConfig(Residual):
-    """(gamma V - MH) W (AttentionX eq. 9); gamma = 1 for its ViT, 0.5 for its GPT-2."""
+    """(gamma V - MH) W (AttentionX eq. 9)."""
 
     kind: Literal["discrepancy"] = "discrepancy"
-    gamma: float = Field(1.0, gt=0, le=1)
+    gamma: float = Field(
+        1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
+    )
 
 
 class SplitConfig(Residual):
-    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15).
-
-    `init: copy` starts W_p as a copy of W: with phi = identity a pretrained layer then computes
-    exactly what it did before (Proposition 1). `bias: false` leaves W_p without the bias that W may
-    have.
-    """
+    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
     kind: Literal["split"] = "split"
-    scope: Literal["global", "head"] = "global"
-    activation: Activation = "gelu"
-    init: Literal["fresh", "copy"] = "fresh"
-    bias: bool = True
+    scope: Literal["global", "head"] = Field(
+        "global", description="projection over all heads (global) or in each head (head)"
+    )
+    activation: Activation = Field("gelu", description="phi, applied to the projected part")
+    init: Literal["fresh", "copy"] = Field(
+        "fresh",
+        description="initial W_p; fresh: as any Linear; copy: equal to W, so that a "
+        "pretrained layer computes the same with `activation: identity` "
+        "(Proposition 1)",
+    )
+    bias: bool = Field(True, description="give W_p the bias that W has")
 
 
 class AttentionSpec(Config):
@@ -251,12 +292,17 @@ class AttentionSpec(Config):
     the parts that differ from the preset.
     """
 
-    similarity: Similarity = DotConfig()
+    similarity: Similarity = Field(DotConfig(), description="logits of a head")
     zz: bool = Field(
         False, description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11)"
     )
-    compose: Compose = NoComposeConfig()
-    residual: Residual = FullConfig()
+    compose: Compose = Field(
+        NoComposeConfig(), description="mixing of the heads before and after the softmax"
+    )
+    residual: Residual = Field(
+        FullConfig(),
+        description="part that goes through the output projection to the skip connection",
+    )
     window: PositiveInt | None = Field(
         None, description="keys a token sees, itself included; also ahead where not causal"
     )

@@ -66,7 +66,7 @@ class FlipConfig(Augmentation):
 
     kind: Literal["flip"] = "flip"
     stage = "any"
-    p: float = Field(0.5, ge=0, le=1, description="probability for each image; 0 to 1")
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
     def build(self, images: ImageFormat) -> Any:
         """Return the step."""
@@ -78,7 +78,7 @@ class CropConfig(Augmentation):
 
     kind: Literal["crop"] = "crop"
     stage = "any"
-    padding: PositiveInt = Field(4, description="zero pixels added to every side; > 0")
+    padding: PositiveInt = Field(4, description="zero pixels added to every side")
 
     def build(self, images: ImageFormat) -> Any:
         """Return the step."""
@@ -94,7 +94,7 @@ class AutoAugmentConfig(Augmentation):
 
     kind: Literal["autoaugment"] = "autoaugment"
     stage = "bytes"
-    fill: int = Field(128, ge=0, le=255, description="grey level outside the image; 0 to 255")
+    fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
 
     def build(self, images: ImageFormat) -> Any:
         """Return the step for images of one width."""
@@ -111,8 +111,8 @@ class RandAugmentConfig(Augmentation):
 
     kind: Literal["randaugment"] = "randaugment"
     stage = "bytes"
-    ops: PositiveInt = Field(2, description="operations for each image; > 0")
-    magnitude: int = Field(14, ge=0, le=30, description="strength of the operations; 0 to 30")
+    ops: PositiveInt = Field(2, description="operations for each image")
+    magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
     flavour: Literal["blanking", "torchvision"] = Field(
         "torchvision", description="source of the operations and their ranges"
     )
@@ -151,12 +151,12 @@ class ErasingConfig(Augmentation):
 
     kind: Literal["erasing"] = "erasing"
     stage = "normalized"
-    p: float = Field(0.25, ge=0, le=1, description="probability for each image; 0 to 1")
+    p: float = Field(0.25, ge=0, le=1, description="probability for each image")
     area: tuple[float, float] = Field(
-        (0.02, 0.4), description="least and greatest share of the image that is erased; 0 to 1"
+        (0.02, 0.4), description="least and greatest share of the image that is erased"
     )
     aspect: tuple[float, float] = Field(
-        (0.3, 3.33), description="least and greatest height over width; > 0"
+        (0.3, 3.33), description="least and greatest height over width"
     )
 
     def build(self, images: ImageFormat) -> Any:
@@ -170,13 +170,13 @@ class MixConfig(Augmentation):
     kind: Literal["mix"] = "mix"
     stage = "batch"
     mixup: float = Field(
-        1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); >= 0, 0 switches it off"
+        1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
     )
     cutmix: float = Field(
-        1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); >= 0, 0 switches it off"
+        1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
     )
-    p: float = Field(0.5, ge=0, le=1, description="probability for each batch; 0 to 1")
-    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on; 0 to 1")
+    p: float = Field(0.5, ge=0, le=1, description="probability for each batch")
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
 
     def build(self, images: ImageFormat) -> Any:
         """Return the step for labels of so many classes."""
@@ -202,7 +202,7 @@ class Rescale(SceneAugmentation):
 
     kind: Literal["rescale"] = "rescale"
     ratio: tuple[PositiveFloat, PositiveFloat] = Field(
-        (0.5, 2.0), description="least and greatest factor; > 0"
+        (0.5, 2.0), description="least and greatest factor"
     )
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
@@ -221,9 +221,7 @@ class CategoryCrop(SceneAugmentation):
 
     kind: Literal["category-crop"] = "category-crop"
     makes_window = True
-    most: float = Field(
-        0.75, gt=0, le=1, description="greatest share of one class in the window; 0 to 1"
-    )
+    most: float = Field(0.75, gt=0, le=1, description="greatest share of one class in the window")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         """Return mmsegmentation's RandomCrop."""
@@ -235,7 +233,7 @@ class SceneFlip(SceneAugmentation):
     """Mirroring left-right."""
 
     kind: Literal["flip"] = "flip"
-    p: float = Field(0.5, ge=0, le=1, description="probability for each image; 0 to 1")
+    p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         """Return mmsegmentation's RandomFlip."""

@@ -28,12 +28,18 @@ class Cell(Config):
     stands as written. It holds the whole model, so that a cell can be run again alone.
     """
 
-    study: str
-    variant: str
-    seed: int = Field(ge=0, le=LARGEST_SEED)
-    experiment: Experiment
-    match_to: Model | None = None
-    metric: Metric = Metric()
+    study: str = Field(description="name of the study")
+    variant: str = Field(description="name of the variant")
+    seed: int = Field(ge=0, le=LARGEST_SEED, description="random seed")
+    experiment: Experiment = Field(
+        description="everything that is trained, except variant name and seed"
+    )
+    match_to: Model | None = Field(
+        None,
+        description="model whose parameter count the FFN width is solved for; null: the "
+        "width as written",
+    )
+    metric: Metric = Field(Metric(), description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
 
     @cached_property

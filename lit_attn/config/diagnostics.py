@@ -24,7 +24,7 @@ class Diagnostics(Config):
     attention matrix for instance, records nothing of it: a study crosses mechanisms.
     """
 
-    kinds: tuple[Kind, ...] = Field(min_length=1)
+    kinds: tuple[Kind, ...] = Field(min_length=1, description="quantities to record")
     samples: PositiveInt = Field(SAMPLES, description="of the first evaluation batch")
     every: PositiveInt = Field(1, description="evaluations; the last one counts always")
 

@@ -1,12 +1,11 @@
-"""`python -m lit_attn.config.keys > docs/keys.md`: every key of an experiment, and its default."""
+"""Reference of all keys of an experiment: `python -m lit_attn.config.keys > docs/keys.md`."""
 
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from lit_attn.config.experiment import TASKS, Experiment
 from lit_attn.schema.base import Config, Kind
@@ -14,28 +13,23 @@ from lit_attn.schema.base import Config, Kind
 HEAD = """\
 # Every key of an experiment
 
-What a file of `experiments/` may say, and what a variant may change (dotted, as `training.epochs`).
-`python -m lit_attn.config.keys > docs/keys.md` writes this page from the code, and a test fails
-where it is out of date. A key without a default is required. A key marked ° says where or how fast
-a cell runs and not what it computes: it leaves the cell's identity alone.
+These keys can be written in a file of `experiments/` and changed by a variant (dotted, as
+`training.epochs`). `python -m lit_attn.config.keys > docs/keys.md` writes this page from the code,
+and a test fails if it is out of date. A key marked ° says where or how fast a cell runs and not
+what it computes: it is not part of the cell's identity.
 """
 
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+# pydantic's names of a limit; of two lower limits, as in PositiveInt with `ge=2`, the first counts.
+LIMITS = ({"ge": ">=", "gt": ">"}, {"lt": "<", "le": "<="})
 
 
-def page() -> str:
-    """The page, in Markdown."""
-    parts = [HEAD, *_section("An experiment", Experiment)]
-    parts.append("| task | data | model |\n|---|---|---|")
-    for task, needs in TASKS.items():
-        kinds = (
-            ", ".join(f"`{kind}`" for kind, member in family.items() if issubclass(member, classes))
-            for family, classes in zip(_families_of_tasks(), needs, strict=True)
-        )
-        parts[-1] += "\n| " + " | ".join([f"`{task}`", *kinds]) + " |"
-    for config in _inside(Experiment, set()):
-        if issubclass(config, Kind) and "family" in config.__dict__:
-            parts.append(f"## {config.__name__}\n\n{_said(config)}")
+def write_page() -> str:
+    """Return the page in Markdown."""
+    parts = [HEAD, *_section("An experiment", Experiment), _task_table()]
+    for config in _find_configs(Experiment, set()):
+        if _is_family(config):
+            parts.append(f"## {config.__name__}\n\n{_docstring(config)}")
             for kind, member in config.family.items():
                 parts += _section(f"`kind: {kind}`", member, level=3)
         else:
@@ -43,97 +37,123 @@ def page() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def _families_of_tasks() -> list[dict[str, type[Kind]]]:
-    fields = Experiment.model_fields
-    families = []
-    for name in ("data", "model"):
-        of = fields[name].annotation
-        assert isinstance(of, type)
-        assert issubclass(of, Kind)
-        families.append(of.family)
-    return families
+def iterate_fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field of an experiment as (class and key, field)."""
+    for config in [Experiment, *_find_configs(Experiment, set())]:
+        for member in config.family.values() if _is_family(config) else [config]:
+            for name, field in member.model_fields.items():
+                if name != "kind":
+                    yield f"{member.__name__}.{name}", field
 
 
-def _inside(config: type[Config], seen: set[type]) -> Iterator[type[Config]]:
-    """The configurations that the fields of one hold, and theirs, each once."""
+def _task_table() -> str:
+    rows = ["| task | data | model |", "|---|---|---|"]
+    for task, needs in TASKS.items():
+        row = [f"`{task}`"]
+        for field, classes in zip(("data", "model"), needs, strict=True):
+            family: Any = Experiment.model_fields[field].annotation
+            kinds = [k for k, member in family.family.items() if issubclass(member, classes)]
+            row.append(", ".join(f"`{kind}`" for kind in kinds))
+        rows.append(f"| {' | '.join(row)} |")
+    return "\n".join(rows)
+
+
+def _find_configs(config: type[Config], seen: set[type]) -> Iterator[Any]:
+    """Yield the configurations and families below `config` depth first, each once."""
     for field in config.model_fields.values():
-        for found in _configs(field.annotation):
-            if found in seen:
-                continue
-            seen.add(found)
-            yield found
-            members = [found]
-            if issubclass(found, Kind) and "family" in found.__dict__:
-                members = list(found.family.values())
-            for member in members:
-                yield from _inside(member, seen)
+        for child in _config_types(field.annotation):
+            if child not in seen:
+                seen.add(child)
+                yield child
+                for member in child.family.values() if _is_family(child) else [child]:
+                    yield from _find_configs(member, seen)
 
 
-def _configs(annotation: Any) -> list[type[Config]]:
+def _config_types(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _configs(part)]
+    return [config for part in get_args(annotation) for config in _config_types(part)]
+
+
+def _is_family(config: type[Config]) -> bool:
+    return Kind in config.__bases__
 
 
 def _section(title: str, config: type[Config], level: int = 2) -> list[str]:
-    rows = ["| key | value | default | |", "|---|---|---|---|"]
+    """Return the heading, the docstring and the table of a configuration."""
+    rows = []
     for name, field in config.model_fields.items():
-        if name == "kind":
-            continue
-        extra = field.json_schema_extra
-        aside = "°" if isinstance(extra, dict) and extra.get("identity") is False else ""
-        cells = [f"`{name}`{aside}", _type(field.annotation), _default(field)]
-        rows.append(f"| {' | '.join([*cells, field.description or ''])} |")
-    table = ["\n".join(rows)] if len(rows) > 2 else []
-    return [f"{'#' * level} {title}", *([said] if (said := _said(config)) else []), *table]
+        if name != "kind":
+            extra = field.json_schema_extra
+            is_outside = isinstance(extra, dict) and extra.get("identity") is False
+            default = "required" if field.is_required() else f"`{_format(field.default)}`"
+            cells = [f"`{name}`{'°' if is_outside else ''}", _describe_type(field), default]
+            rows.append(f"| {' | '.join([*cells, field.description or ''])} |")
+    parts = [f"{'#' * level} {title}", _docstring(config)]
+    if rows:
+        parts.append("\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows]))
+    return [part for part in parts if part]
 
 
-def _said(config: type[Config]) -> str:
-    """The docstring of a class itself, without what it inherits."""
+def _docstring(config: type[Config]) -> str:
+    """Return the docstring of the class itself, not an inherited one."""
     return inspect.cleandoc(config.__doc__ or "")
 
 
-def _type(annotation: Any) -> str:
-    if annotation in WORDS:
-        return WORDS[annotation]
+def _describe_type(field: FieldInfo) -> str:
+    return _with_limits(_describe(field.annotation), field.metadata)
+
+
+def _describe(annotation: Any) -> str:
+    """Return the values that a type allows, in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in TYPES:
+        return TYPES[annotation]
     if annotation is types.NoneType:
         return "null"
-    origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return ", ".join(f"`{part}`" for part in parts)
+        return ", ".join(f"`{argument}`" for argument in arguments)
+    if origin is Annotated:
+        return _with_limits(_describe(arguments[0]), arguments[1:])
     if origin is tuple:
-        return f"list: {_type(parts[0])}" + (
-            f", {len(parts)} of it" if parts[-1] is not ... else ""
-        )
+        count = "" if arguments[-1] is ... else f"{len(arguments)} of "
+        return f"list: {count}{_describe(arguments[0])}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_type(part) for part in parts)
-    if parts:
-        # Annotated: the limits are said by the error.
-        return _type(parts[0])
-    assert isinstance(annotation, type)
-    if issubclass(annotation, Config):
+        return " or ".join(_describe(argument) for argument in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, Config):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     return "path"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "required"
-    return f"`{_plain(field.default)}`"
+def _with_limits(text: str, metadata: Any) -> str:
+    """Return `text` with the limits of its number, for example `number >= 0, < 1`."""
+    nested = [limit for item in metadata for limit in getattr(item, "metadata", [item])]
+    limits = []
+    for names in LIMITS:
+        for name, sign in names.items():
+            values = [getattr(limit, name) for limit in nested if hasattr(limit, name)]
+            if values:
+                limits.append(f"{sign} {values[0]:g}")
+                break
+    first, *alternatives = text.split(" or ")
+    return " or ".join([f"{first} {', '.join(limits)}".rstrip(), *alternatives])
 
 
-def _plain(value: Any) -> str:
+def _format(value: Any) -> str:
+    """Return a default as YAML."""
     if isinstance(value, Config):
-        own = {k: v for k, v in value.identity().items() if k != "kind"}
+        changed = {key: item for key, item in value.identity().items() if key != "kind"}
         kind = getattr(value, "kind", "")
-        inner = ", ".join(f"{k}: {_plain(v)}" for k, v in own.items())
-        return f"{{{f'kind: {kind}, ' if kind else ''}{inner}}}" if own else str(kind or "{}")
+        if not changed:
+            return kind or "{}"
+        items = [f"{key}: {_format(item)}" for key, item in changed.items()]
+        return f"{{{', '.join([f'kind: {kind}'] * bool(kind) + items)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_plain(item) for item in value)}]"
+        return f"[{', '.join(_format(item) for item in value)}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(write_page(), end="")

@@ -31,7 +31,7 @@ class CrossEntropyLoss(Loss):
 
     kind: Literal["cross-entropy"] = "cross-entropy"
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of the target that is spread over all classes; 0 to 1"
+        0.0, ge=0, lt=1, description="share of the target that is spread over all classes"
     )
 
     def build(self) -> "Callable[[Tensor, Tensor], Tensor]":

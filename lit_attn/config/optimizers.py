@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Optimizer(Kind):
     """Base of the optimisers."""
 
-    lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales; > 0")
-    weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient; >= 0")
+    lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
+    weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")
 
     @abstractmethod
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
@@ -30,7 +30,7 @@ class SGD(Optimizer):
     """Gradient descent with Nesterov's momentum, as timm's "sgd"; weight decay is coupled (L2)."""
 
     kind: Literal["sgd"] = "sgd"
-    momentum: float = Field(0.9, gt=0, lt=1, description="decay of the momentum; 0 to 1, exclusive")
+    momentum: float = Field(0.9, gt=0, lt=1, description="decay of the momentum")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         """Return torch.optim.SGD with Nesterov's momentum."""
@@ -54,7 +54,7 @@ class Adaptive(Optimizer):
     """Base of the optimisers that divide by a running mean of squared gradients."""
 
     betas: tuple[Decay, Decay] = Field(
-        (0.9, 0.999), description="decays of the means of gradients and of their squares; 0 to 1"
+        (0.9, 0.999), description="decays of the means of gradients and of their squares"
     )
 
 
@@ -62,7 +62,7 @@ class Adam(Adaptive):
     """Adam (Kingma & Ba 2015); weight decay is coupled (L2)."""
 
     kind: Literal["adam"] = "adam"
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square; > 0")
+    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         """Return torch.optim.Adam."""
@@ -76,7 +76,7 @@ class AdamW(Adaptive):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
     kind: Literal["adamw"] = "adamw"
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square; > 0")
+    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
         description="parameters with weight decay: all; matrices: tensors of 2 or more axes; "
@@ -111,12 +111,12 @@ class SetAdam(Adaptive):
     """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
 
     kind: Literal["set-adam"] = "set-adam"
-    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root; > 0")
+    eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
     tau: float = Field(
         0.5,
         ge=0,
         lt=1,
-        description="share of a tensor's smallest divisor to subtract; 0 to 1",
+        description="share of a tensor's smallest divisor to subtract",
     )
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":

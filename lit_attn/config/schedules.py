@@ -43,11 +43,9 @@ class Constant(Schedule):
 class WarmUp(Schedule):
     """Base of the schedules that rise linearly from `start` to the peak and then fall to `end`."""
 
-    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs; >= 0")
-    start: float = Field(
-        0.0, ge=0, description="learning rate at step 0, if there is a warm-up; >= 0"
-    )
-    end: float = Field(0.0, ge=0, description="learning rate after the last step; >= 0")
+    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
+    start: float = Field(0.0, ge=0, description="learning rate at step 0, if there is a warm-up")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
 
     @abstractmethod
     def fall(self, progress: float) -> float:
@@ -87,7 +85,7 @@ class OneCycle(WarmUp):
     """
 
     kind: Literal["one-cycle"] = "one-cycle"
-    warmup: float = Field(ge=0, description="length of the warm-up in epochs; >= 0")
+    warmup: float = Field(ge=0, description="length of the warm-up in epochs")
 
     def fall(self, progress: float) -> float:
         """Return a straight line."""
@@ -98,8 +96,8 @@ class Polynomial(Schedule):
     """Per step s of S: end + (lr - end) (1 - s / S)^power."""
 
     kind: Literal["polynomial"] = "polynomial"
-    power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps; > 0")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step; >= 0")
+    power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
         """Return the rate of each step; it stays at `end` after the last one."""
@@ -120,8 +118,8 @@ class LaggedCosine(Schedule):
     """
 
     kind: Literal["lagged-cosine"] = "lagged-cosine"
-    lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags; >= 0")
-    end: float = Field(0.0, ge=0, description="learning rate at the end of the cosine; >= 0")
+    lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
+    end: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
         """Return the rate of each step, which is constant within an epoch."""
@@ -146,9 +144,9 @@ class Trapezoid(Schedule):
     """
 
     kind: Literal["trapezoid"] = "trapezoid"
-    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs; >= 0")
+    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
     warmdown: float = Field(
-        0.0, ge=0, description="length of the decay at the end of training in epochs; >= 0"
+        0.0, ge=0, description="length of the decay at the end of training in epochs"
     )
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:

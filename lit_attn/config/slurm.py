@@ -27,11 +27,15 @@ Word = Annotated[str, AfterValidator(_word)]
 class Slurm(Config):
     """The resources of one cell's job; what is left out is the cluster's default."""
 
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    nodes: PositiveInt = 1
+    partition: Word | None = Field(
+        None, description="partition of the cluster; null: the cluster's default"
+    )
+    account: Word | None = Field(
+        None, description="account that is charged; null: the cluster's default"
+    )
+    qos: Word | None = Field(None, description="quality of service; null: the cluster's default")
+    constraint: Word | None = Field(None, description="features that a node must have; null: none")
+    nodes: PositiveInt = Field(1, description="nodes of a cell")
     gpus: PositiveInt | None = Field(None, description="on each node")
     cpus: PositiveInt = Field(1, description="for each process of the cell")
     mem: str | None = Field(None, description="on each node, as 32G")

@@ -73,24 +73,38 @@ NO_POINTS = Sequence(Where(""))
 class Study(Config):
     """One comparison: which variants of an experiment, over which seeds, against which baseline."""
 
-    title: str
-    source: str = ""
-    experiment: str
-    parts: tuple[str, ...] = ()
-    default: bool = False
-    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...]
-    set: Overrides = EMPTY
-    cells: Named = EMPTY
-    axes: Overrides = EMPTY
-    zip: tuple[tuple[str, ...], ...] = ()
-    exclude: Points = NO_POINTS
-    include: Points = NO_POINTS
-    overrides: Named = EMPTY
-    baseline: str
-    match: Literal["parameters", "none"] = "parameters"
-    published: dict[str, tuple[float, float | None]] = Field({})
-    metric: Metric = Metric()
-    slurm: Slurm = Slurm()
+    title: str = Field(description="title of the table, one line")
+    source: str = Field("", description="paper and tables that the study reproduces")
+    experiment: str = Field(description="file with the experiment, relative to the study's file")
+    parts: tuple[str, ...] = Field(
+        (), description="Python files with plug-ins, relative to the study's file"
+    )
+    default: bool = Field(False, description="run the study if no `--study` is given")
+    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...] = Field(
+        description="seeds, or their number: 5 is [0, 1, 2, 3, 4]"
+    )
+    set: Overrides = Field(EMPTY, description="overrides for every variant")
+    cells: Named = Field(EMPTY, description="named variants and their overrides")
+    axes: Overrides = Field(
+        EMPTY, description="axes of a product: a key and its values, or a name and named overrides"
+    )
+    zip: tuple[tuple[str, ...], ...] = Field((), description="groups of axes that advance together")
+    exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
+    include: Points = Field(NO_POINTS, description="further points, of any keys")
+    overrides: Named = Field(
+        EMPTY, description="overrides for the variants whose names contain these terms"
+    )
+    baseline: str = Field(description="name of the variant that the others are compared with")
+    match: Literal["parameters", "none"] = Field(
+        "parameters",
+        description="solve the FFN width of each variant for the baseline's number of "
+        "parameters, or keep it",
+    )
+    published: dict[str, tuple[float, float | None]] = Field(
+        {}, description="published mean and standard deviation of variants, in printed units"
+    )
+    metric: Metric = Field(Metric(), description="value that the table compares")
+    slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 
     @field_validator("seeds", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Optimisers, schedules, and how long and how precisely a cell trains."""
+"""Length, precision and devices of a cell's training."""
 
 from typing import Literal
 
@@ -9,18 +9,31 @@ from lit_attn.schema.base import Config, outside_identity
 
 
 class Training(Config):
-    """Length and precision of a cell's training; where its device and speed switches stand."""
+    """Length, precision and devices of a cell's training."""
 
-    epochs: PositiveInt
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    clip: PositiveFloat | None = Field(None, description="gradient norm")
-    max_steps: PositiveInt | None = Field(None, description="stop after this many steps")
+    epochs: PositiveInt = Field(
+        description="passes over the training data, or multiples of `data.epoch_steps`"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="arithmetic of the forward and backward pass"
+    )
+    clip: PositiveFloat | None = Field(
+        None, description="greatest norm of the gradient; null: no clipping"
+    )
+    max_steps: PositiveInt | None = Field(
+        None, description="training steps after which the cell stops; null: all epochs"
+    )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of an average of the weights, evaluated beside them"
+        None,
+        gt=0,
+        lt=1,
+        description="decay of an average of the weights, which is evaluated too; null: none",
     )
-    compile: bool = outside_identity(False, "torch.compile the model")
-    accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "where to train")
-    devices: PositiveInt = outside_identity(1, "that share every batch (DDP)")
+    compile: bool = outside_identity(False, "compile the model with torch.compile")
+    accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
+    devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
-    diagnostics: Diagnostics | None = outside_identity(None, "what to record of attention layers")
+    diagnostics: Diagnostics | None = outside_identity(
+        None, "records of the attention layers; null: none"
+    )

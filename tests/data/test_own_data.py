@@ -1,8 +1,6 @@
 """The page on data of one's own: its study runs as printed, and every key is on a page."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +69,3 @@ def test_the_page_has_every_key_of_own_images() -> None:
     table = text[text.index("| key of") :]
     for key in Npz.model_fields:
         assert key == "kind" or f"`{key}`" in table
-
-
-def test_the_page_of_all_keys_is_up_to_date() -> None:
-    """In a process of its own: other tests register parts."""
-    command = [sys.executable, "-m", "lit_attn.config.keys"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
-    assert done.stdout == page, f"run {' '.join(command[1:])} > docs/keys.md"
-    for known in ("`training.epochs`", "| `betas` |", "### `kind: npz`", "| `kv_heads` |"):
-        assert known in page
-    assert page.count("| `lr` | number | required |") == 4
