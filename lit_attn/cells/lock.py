@@ -1,12 +1,13 @@
-"""One process per cell, whoever started it: the file `lock` in the cell's folder.
+"""The lock of a cell: at most one process trains it, on any machine that shares the disk.
 
-The lock names its holder (host, boot, pid, start time of the process) and its modification time is
-a heartbeat. A lock whose process is gone is taken over: on the same host that is known from the
-process table, for another host from a heartbeat that has stopped.
+The file `lock` in the cell's folder names its holder, and the holder changes the file's
+modification time every HEARTBEAT seconds. A process of this machine and this PID namespace is
+looked up in the process table. Every other holder (another machine, another container) is dead once
+its heartbeat was watched for STALE_AFTER seconds without a change. Clocks are never compared.
 
-A holder may have a keeper, the runner that started it. Then the lock outlasts it until the runner
-has recorded how it ended: between the two the cell would seem cut off without a word, and another
-runner would try it again.
+A holder may have a keeper, which is the runner that started it. Its lock stays until the runner has
+recorded how the cell ended. Otherwise another runner could see a cell without any record of its
+end, and would try it again.
 """
 
 import contextlib
@@ -14,6 +15,9 @@ import fcntl
 import os
 import secrets
 import socket
+import stat
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,158 +25,312 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from lit_attn.schema.errors import ConfigError
+
 HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
 STALE_AFTER = 600.0
-"""Seconds without a heartbeat after which a holder on another host is taken for dead."""
+"""Seconds without a heartbeat after which a holder that cannot be looked up is dead."""
+LOST_LOCK = 75
+"""Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h)."""
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""Name of the PID namespace outside all containers (PROC_PID_INIT_INO of the Linux kernel)."""
 
 
 class CellLocked(Exception):
-    """Another live process holds the cell."""
+    """Another live process holds the cell's lock."""
+
+
+class LockError(ConfigError):
+    """The lock cannot be used: it belongs to another user, or the file system has no locks."""
 
 
 class ProcessIdentity(BaseModel):
-    """A process. A pid alone could be another one's by now; its start time tells."""
+    """Identity of a process.
+
+    Pids are only comparable within one boot of one machine (`boot`) and one PID namespace. A pid
+    may be reused: `started` tells two processes with the same pid apart.
+    """
 
     host: str
     boot: str
+    namespace: str = ""
     pid: int
     started: str | None
 
-    def is_alive(self, heartbeat: float) -> bool:
-        """Whether it still runs; `heartbeat` is the time of its last sign of life."""
-        if self.host != socket.gethostname():
-            return time.time() - heartbeat < STALE_AFTER
-        return self.boot == _boot() and self.started == _started(self.pid)
+    def is_alive(self) -> bool | None:
+        """Return True if the process runs, False if not, and None if it cannot be looked up."""
+        here = current_process()
+        if self.host != here.host or self.namespace != here.namespace:
+            return None
+        if self.boot == here.boot:
+            return self.started == _start_time(self.pid)
+        # Outside containers, the same host name with another boot is this machine before a restart.
+        return False if self.namespace == INITIAL_PID_NAMESPACE else None
 
 
 class LockHolder(ProcessIdentity):
-    """The process that holds a lock, and the one that will release it in its place."""
+    """The process that holds a lock, and the runner that will release it."""
 
     keeper: ProcessIdentity | None = None
 
-    def is_alive(self, heartbeat: float) -> bool:
-        """Whether either of the two still runs."""
-        kept = self.keeper is not None and self.keeper.is_alive(heartbeat)
-        return kept or super().is_alive(heartbeat)
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" if self.pid else "a process of another user"
+
+    def is_alive(self) -> bool | None:
+        """Return True if the holder or its keeper runs, None if one of them cannot be looked up."""
+        states = [super().is_alive()]
+        if self.keeper is not None:
+            states.append(self.keeper.is_alive())
+        return True if True in states else None if None in states else False
 
 
 def current_process() -> ProcessIdentity:
-    """The one that asks."""
+    """Return the identity of this process."""
     pid = os.getpid()
-    return ProcessIdentity(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid))
+    return ProcessIdentity(
+        host=socket.gethostname(),
+        boot=_read_boot_id(),
+        namespace=_read_pid_namespace(),
+        pid=pid,
+        started=_start_time(pid),
+    )
 
 
 def read_holder(folder: Path) -> LockHolder | None:
-    """The live holder of a cell's lock, or None."""
+    """Return the holder of a cell's lock, or None if there is no lock or the holder is dead.
+
+    A holder that cannot be looked up counts as alive until this process has watched its heartbeat
+    for STALE_AFTER seconds: call this function repeatedly.
+    """
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = _open(folder / "lock")
+    except PermissionError:
+        return _unreadable_holder(folder / "lock")
+    except OSError:
         return None
     try:
-        return _live(descriptor)
+        return _live_holder(folder / "lock", descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def hold_lock(folder: Path, keeper: ProcessIdentity | None = None) -> Iterator[None]:
-    """Hold the cell's lock; raises Held where another live process does.
+    """Hold the cell's lock.
 
-    With a `keeper` the lock stays, and is that one's to `release`.
+    With a `keeper` the lock file stays when the context ends, until the keeper calls
+    `release_lock`. Waits for the next heartbeat of a holder that cannot be looked up. Raises
+    CellLocked if another live process holds the lock, and LockError if no lock can be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
     me = LockHolder(**current_process().model_dump(), keeper=keeper)
     while not _create(path, me.model_dump_json()):
-        if read_holder(folder):
-            raise CellLocked(str(path))
-        _remove_stale(path)
-    mine = path.stat().st_ino
+        if (holder := _wait_for_heartbeat(folder)) is not None:
+            raise CellLocked(f"{folder}: {holder} runs this cell")
+        remove_stale(folder)
+    inode = path.stat().st_ino
     done = threading.Event()
-    beat = threading.Thread(target=_beat, args=(path, done), daemon=True)
-    beat.start()
+    thread = threading.Thread(target=_beat, args=(path, inode, done), daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        beat.join()
+        thread.join()
         if keeper is None:
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == mine:
+                if path.stat().st_ino == inode:
                     path.unlink()
 
 
 def release_lock(folder: Path) -> None:
-    """Remove the lock of a cell that has ended, where this process is its keeper."""
-    found = read_holder(folder)
-    if found is not None and found.keeper == current_process():
-        # A disk that is away keeps it until this process ends, and ends nothing itself.
+    """Remove the lock of a cell that has ended, if this process is its keeper."""
+    holder = _read(folder / "lock")
+    if holder is not None and holder.keeper == current_process():
+        # If the disk is not reachable, the lock stays until this process ends.
         with contextlib.suppress(OSError):
             (folder / "lock").unlink()
 
 
-def _create(path: Path, content: str) -> bool:
-    """Whether the lock could be made. It appears whole: written aside, then linked to its name."""
-    aside = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        aside.write_text(content)
-        os.link(aside, path)
-    except FileExistsError:
-        return False
-    finally:
-        aside.unlink(missing_ok=True)
-    return True
+def remove_stale(folder: Path) -> None:
+    """Remove a dead holder's lock, unless another process has already replaced it.
 
-
-def _remove_stale(path: Path) -> None:
-    """Remove a dead holder's lock, unless somebody else has already replaced it.
-
-    Two processes may find the same stale lock. Under a lock on its inode, it is removed only while
-    it is still the file of that name and still stale.
+    Two processes may see the same stale lock. Each flocks the file, and removes it only if it still
+    has the name `lock` and is still stale. Raises LockError if the lock cannot be removed.
     """
+    path = folder / "lock"
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = _open(path)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise LockError(f"{path}: cannot be read: {error.strerror}. Delete it.") from error
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LockError(f"{path}: is not a regular file. Delete it.")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            same = os.fstat(descriptor).st_ino == path.stat().st_ino
-            if same and _live(descriptor) is None:
-                path.unlink()
+        is_same = os.fstat(descriptor).st_ino == path.stat().st_ino
+        if is_same and _live_holder(path, descriptor) is None:
+            path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LockError(f"{path}: is stale and cannot be removed: {error.strerror}") from error
     finally:
         os.close(descriptor)
 
 
-def _live(descriptor: int) -> LockHolder | None:
-    """The holder that an open lock file names, where it is alive."""
+def require_locks(folder: Path, option: str) -> None:
+    """Raise LockError if the file system of `folder` has no flock or no hard links.
+
+    The message names the command line's `option`.
+    """
     try:
-        found = LockHolder.model_validate_json(os.pread(descriptor, 4096, 0))
-    except ValidationError:
-        return None
-    return found if found.is_alive(os.fstat(descriptor).st_mtime) else None
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock.") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.link(file.name, f"{file.name}.link")
+            Path(f"{file.name}.link").unlink()
+    except OSError as error:
+        raise LockError(
+            f"{option} {folder}: its file system does not support the flock and hard links that "
+            f"locks need: {error.strerror}. Choose a folder on another file system."
+        ) from error
 
 
-def _beat(path: Path, done: threading.Event) -> None:
-    while not done.wait(HEARTBEAT):
-        # A network disk that is away for a moment must not end the heartbeat for good.
+def _create(path: Path, content: str) -> bool:
+    """Create the lock atomically: write a temporary file, then hard-link it.
+
+    Returns False if the lock exists.
+    """
+    temporary = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary.write_text(content)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise LockError(f"{path}: cannot be created: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _wait_for_heartbeat(folder: Path) -> LockHolder | None:
+    """Wait until it is known whether the holder is alive; return it if so."""
+    holder, first = read_holder(folder), None
+    while holder is not None and holder.is_alive() is None:
         with contextlib.suppress(OSError):
+            last = (folder / "lock").stat()
+            if first is None:
+                print(f"{folder}: waiting for a heartbeat of {holder}", file=sys.stderr)
+                first = last
+            if (first.st_ino, first.st_mtime_ns) != (last.st_ino, last.st_mtime_ns):
+                return holder
+        time.sleep(HEARTBEAT / 10)
+        holder = read_holder(folder)
+    return holder
+
+
+def _open(path: Path) -> int:
+    # O_NONBLOCK: a FIFO would wait for a writer. Reading is enough for flock.
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _read(path: Path) -> LockHolder | None:
+    try:
+        descriptor = _open(path)
+    except OSError:
+        return None
+    try:
+        return _parse(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parse(descriptor: int) -> LockHolder | None:
+    """Return the holder that an open lock file names, or None if the file names none."""
+    try:
+        return LockHolder.model_validate_json(os.pread(descriptor, 4096, 0))
+    except (OSError, ValidationError):
+        return None
+
+
+def _live_holder(path: Path, descriptor: int) -> LockHolder | None:
+    """Return the holder that an open lock file names, unless it is dead."""
+    holder = _parse(descriptor)
+    if holder is None:
+        return None
+    is_alive = holder.is_alive()
+    if is_alive is None:
+        is_alive = not _WATCH.has_stopped(path, os.fstat(descriptor))
+    return holder if is_alive else None
+
+
+def _unreadable_holder(path: Path) -> LockHolder | None:
+    """Return a holder without a pid for the lock of another user, until its heartbeat stops."""
+    with contextlib.suppress(OSError):
+        if not _WATCH.has_stopped(path, path.stat()):
+            return LockHolder(host="", boot="", pid=0, started=None)
+    return None
+
+
+class _HeartbeatWatch:
+    """The heartbeats that this process has watched: when each lock file last changed."""
+
+    def __init__(self) -> None:
+        self.locks: dict[Path, tuple[tuple[int, int], float, float]] = {}
+
+    def has_stopped(self, path: Path, status: os.stat_result) -> bool:
+        """Return True if the file did not change during STALE_AFTER seconds of watching."""
+        beat, now = (status.st_ino, status.st_mtime_ns), time.monotonic()
+        last_beat, silence, last_seen = self.locks.get(path, (beat, 0.0, now))
+        # A gap between two calls counts as one heartbeat: this process may have been frozen, and
+        # the holder with it.
+        silence = silence + min(now - last_seen, HEARTBEAT) if beat == last_beat else 0.0
+        self.locks[path] = beat, silence, now
+        return silence > STALE_AFTER
+
+
+_WATCH = _HeartbeatWatch()
+
+
+def _beat(path: Path, inode: int, done: threading.Event) -> None:
+    """Change the lock's modification time until `done`.
+
+    Ends this process if another process has replaced the lock, for example after this process was
+    frozen for longer than STALE_AFTER: two processes must not train one cell.
+    """
+    while not done.wait(HEARTBEAT):
+        # An error of a network disk must not end the heartbeat.
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino != inode:
+                print(f"{path}: another process has taken this lock", file=sys.stderr, flush=True)
+                os._exit(LOST_LOCK)
             os.utime(path)
 
 
-def _boot() -> str:
-    """This boot of this machine: a pid means nothing across a restart."""
+def _read_boot_id() -> str:
+    """Return the boot identifier of this machine; pids are only comparable within one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def _started(pid: int) -> str | None:
-    """When a process started, in ticks since boot; None where there is no such process.
+def _read_pid_namespace() -> str:
+    """Return the name of this process's PID namespace; containers have their own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
-    Without /proc the process's existence has to do.
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in ticks since boot; None if there is no such process.
+
+    Without /proc, returns "unknown" for every process that exists.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -184,5 +342,5 @@ def _started(pid: int) -> str | None:
         except ProcessLookupError:
             return None
         return "unknown"
-    # Field 22 of the line; a zombie (Z) has ended and only waits to be collected.
+    # Field 22 of the line. A zombie (Z) has ended and only waits for its parent.
     return None if fields[0] == "Z" else fields[19]

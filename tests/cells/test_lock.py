@@ -1,71 +1,95 @@
-"""One holder per cell; the dead hold nothing."""
+"""At most one process holds a cell's lock, and a dead process holds none."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lit_attn.cells import lock
 from lit_attn.cells.lock import (
-    STALE_AFTER,
     CellLocked,
+    LockError,
     LockHolder,
     current_process,
     hold_lock,
     read_holder,
     release_lock,
+    remove_stale,
+    require_locks,
+)
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from lit_attn.cells import lock\n"
+    "lock.HEARTBEAT = 0.05\n"
+    "with lock.hold_lock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(1000)"
 )
 
 
-def other(path: Path, **changes: object) -> None:
-    """Write a lock that names this very process, save for `changes`."""
-    path.mkdir(parents=True, exist_ok=True)
-    with hold_lock(path):
-        me = read_holder(path)
-    assert me is not None
-    (path / "lock").write_text(me.model_copy(update=changes).model_dump_json())
+def write_lock(folder: Path, **changes: object) -> None:
+    """Write a lock that names this process, except for `changes`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder):
+        holder = read_holder(folder)
+    assert holder is not None
+    (folder / "lock").write_text(holder.model_copy(update=changes).model_dump_json())
 
 
-def test_held_once_and_let_go(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def other_process(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that holds the lock of `folder`."""
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "locked\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(lock, "STALE_AFTER", 1.0)
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
     with hold_lock(tmp_path):
-        found = read_holder(tmp_path)
-        assert found is not None
-        assert (found.pid, found.host) == (os.getpid(), socket.gethostname())
-        with pytest.raises(CellLocked), hold_lock(tmp_path):
+        holder = read_holder(tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
+        message = f"process {os.getpid()} on {socket.gethostname()} runs this cell"
+        with pytest.raises(CellLocked, match=message), hold_lock(tmp_path):
             pass
-        assert read_holder(tmp_path) == found
+        assert read_holder(tmp_path) == holder
     assert read_holder(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from lit_attn.cells.lock import hold_lock\n"
-        "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(1000)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    with pytest.raises(CellLocked), hold_lock(tmp_path):
-        pass
-    process.kill()
-    # Also while it is a zombie that nobody has collected.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with hold_lock(tmp_path):
-        assert read_holder(tmp_path) is not None
-    process.wait()
-    process.stdout.close()
+    with other_process(tmp_path) as process:
+        with pytest.raises(CellLocked), hold_lock(tmp_path):
+            pass
+        process.kill()
+        # The process is a zombie, because nobody has waited for it.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with hold_lock(tmp_path):
+            assert read_holder(tmp_path) is not None
 
 
-def test_a_kept_lock_outlasts_its_holder(tmp_path: Path) -> None:
+def test_a_lock_with_a_keeper_outlasts_its_holder(tmp_path: Path) -> None:
     keeper = current_process()
     with hold_lock(tmp_path, keeper):
         pass
@@ -73,19 +97,19 @@ def test_a_kept_lock_outlasts_its_holder(tmp_path: Path) -> None:
         pass
     release_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    # Another's is left alone.
     with hold_lock(tmp_path, keeper.model_copy(update={"started": "1"})):
         pass
+    # This process is not the keeper.
     release_lock(tmp_path)
     assert read_holder(tmp_path) is not None
 
 
-def test_the_lock_of_a_dead_process_is_its_living_keepers(tmp_path: Path) -> None:
-    other(tmp_path, started="1", keeper=current_process())
+def test_a_dead_holder_with_a_live_keeper_keeps_the_lock(tmp_path: Path) -> None:
+    write_lock(tmp_path, started="1", keeper=current_process())
     with pytest.raises(CellLocked), hold_lock(tmp_path):
         pass
-    dead = current_process().model_copy(update={"started": "1"})
-    other(tmp_path / "both", started="1", keeper=dead)
+    dead_keeper = current_process().model_copy(update={"started": "1"})
+    write_lock(tmp_path / "both", started="1", keeper=dead_keeper)
     assert read_holder(tmp_path / "both") is None
 
 
@@ -97,34 +121,89 @@ def test_the_lock_of_a_dead_process_is_its_living_keepers(tmp_path: Path) -> Non
         {"pid": 2**22 + 1},  # beyond any pid
     ],
 )
-def test_stale(tmp_path: Path, changes: dict[str, object]) -> None:
-    other(tmp_path, **changes)
+def test_a_lock_of_a_dead_process_is_stale(
+    tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_read_pid_namespace", lambda: lock.INITIAL_PID_NAMESPACE)
+    write_lock(tmp_path, **changes)
     assert read_holder(tmp_path) is None
     with hold_lock(tmp_path):
-        found = read_holder(tmp_path)
-        assert found is not None
-        assert found.pid == os.getpid()
+        holder = read_holder(tmp_path)
+        assert holder is not None
+        assert holder.pid == os.getpid()
 
 
-def test_garbage_is_stale(tmp_path: Path) -> None:
+def test_an_unreadable_lock_is_stale(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("{")
     with hold_lock(tmp_path):
         assert read_holder(tmp_path) is not None
 
 
-def test_another_host_lives_while_its_heart_beats(tmp_path: Path) -> None:
-    other(tmp_path, host="elsewhere", pid=1)
-    with pytest.raises(CellLocked), hold_lock(tmp_path):
-        pass
-    old = time.time() - STALE_AFTER - 1
-    os.utime(tmp_path / "lock", (old, old))
+@pytest.mark.parametrize(
+    "changes", [{"host": "elsewhere", "pid": 1}, {"namespace": "pid:[1]", "pid": 1}]
+)
+@pytest.mark.usefixtures("fast")
+def test_a_holder_elsewhere_is_dead_once_its_heartbeat_stops(
+    tmp_path: Path, changes: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine, and a container with this host name; the file's time does not count."""
+    write_lock(tmp_path, **changes)
+    os.utime(tmp_path / "lock", (0, 0))
+    assert read_holder(tmp_path) is not None
+    started = time.monotonic()
     with hold_lock(tmp_path):
-        found = read_holder(tmp_path)
-        assert found is not None
-        assert found.host == socket.gethostname()
+        assert time.monotonic() - started > lock.STALE_AFTER
+        holder = read_holder(tmp_path)
+        assert holder is not None
+        assert holder.pid == os.getpid()
+    assert capsys.readouterr().err.count("waiting for a heartbeat of process 1 on ") == 1
 
 
-def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", [-10_000, 0, 10_000])
+@pytest.mark.usefixtures("fast")
+def test_a_holder_elsewhere_lives_while_its_heartbeat_changes(tmp_path: Path, clock: int) -> None:
+    """Its clock may be hours behind or ahead."""
+    write_lock(tmp_path, host="elsewhere", pid=1)
+    done = threading.Event()
+
+    def beat() -> None:
+        for count in range(10_000):
+            now = time.time() + clock + count
+            os.utime(tmp_path / "lock", (now, now))
+            if done.wait(0.05):
+                return
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(CellLocked), hold_lock(tmp_path):
+            pass
+        deadline = time.monotonic() + 2 * lock.STALE_AFTER
+        while time.monotonic() < deadline:
+            assert read_holder(tmp_path) is not None
+            time.sleep(0.02)
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
+@pytest.mark.usefixtures("fast")
+def test_a_container_with_this_host_name_keeps_its_lock(tmp_path: Path) -> None:
+    """A process in another PID namespace has a pid that means another process outside."""
+    probe = subprocess.run(["unshare", "--pid", "--fork", "true"], check=False)
+    if probe.returncode:
+        pytest.skip("unshare is not allowed")
+    unshare = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with other_process(tmp_path, *unshare):
+        holder = read_holder(tmp_path)
+        assert holder is not None
+        assert holder.pid < 100
+        with pytest.raises(CellLocked), hold_lock(tmp_path):
+            pass
+
+
+def test_a_heartbeat_changes_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT", 0.01)
     with hold_lock(tmp_path):
         path = tmp_path / "lock"
@@ -136,8 +215,17 @@ def test_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert path.stat().st_mtime > 0
 
 
+def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
+    """It was frozen for so long that another process took its cell."""
+    with other_process(tmp_path) as process:
+        other = tmp_path / "other"
+        other.write_text((tmp_path / "lock").read_text())
+        other.replace(tmp_path / "lock")
+        assert process.wait(30) == lock.LOST_LOCK
+
+
 def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
-    """The taker's own lock must never be taken for the stale one by the others."""
+    """The others must not mistake the new lock for the stale one."""
     start = threading.Barrier(4)
     inside: list[int] = []
     most: list[int] = []
@@ -152,7 +240,7 @@ def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
 
     for attempt in range(20):
         folder = tmp_path / str(attempt)
-        other(folder, started="1")
+        write_lock(folder, started="1")
         threads = [threading.Thread(target=take, args=(folder,)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -162,7 +250,72 @@ def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:
     assert set(most) == {1}
 
 
-def test_a_lock_replaced_between_look_and_removal_stays(tmp_path: Path) -> None:
-    other(tmp_path)
-    lock._remove_stale(tmp_path / "lock")
+def test_a_live_lock_is_not_removed(tmp_path: Path) -> None:
+    write_lock(tmp_path)
+    remove_stale(tmp_path)
     assert isinstance(read_holder(tmp_path), LockHolder)
+
+
+def test_a_lock_that_is_no_file_is_one_line(tmp_path: Path) -> None:
+    """A FIFO must not block, and the target of a link is not read."""
+    os.mkfifo(tmp_path / "lock")
+    assert read_holder(tmp_path) is None
+    with pytest.raises(LockError, match=r"/lock: is not a regular file\. Delete it\."):
+        hold_lock(tmp_path).__enter__()
+    (tmp_path / "lock").unlink()
+    write_lock(tmp_path / "other")
+    (tmp_path / "lock").symlink_to(tmp_path / "other" / "lock")
+    assert read_holder(tmp_path) is None
+    with pytest.raises(LockError, match="/lock: cannot be read: Too many levels of symbolic links"):
+        hold_lock(tmp_path).__enter__()
+
+
+AS_OTHER_USER = (
+    "import os, sys; from pathlib import Path; from lit_attn.cells import lock\n"
+    "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+    "lock.HEARTBEAT, lock.STALE_AFTER = 0.05, 0.5\n"
+    "folder = Path(sys.argv[1])\n"
+    "print(lock.read_holder(folder))\n"
+    "try:\n"
+    "    with lock.hold_lock(folder): print('locked')\n"
+    "except (lock.LockError, lock.CellLocked) as error: print(error)\n"
+)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize(
+    ("mode", "holder", "outcome"),
+    [
+        (0o600, "a process of another user", "/lock: cannot be read: Permission denied"),
+        (0o644, "None", "/lock: is stale and cannot be removed: "),
+    ],
+)
+def test_a_stale_lock_of_another_user_is_one_line(mode: int, holder: str, outcome: str) -> None:
+    # A folder that another user can reach, which the test's own is not.
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o1777)
+        write_lock(root, started="1")
+        (root / "lock").chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_OTHER_USER, name], capture_output=True, text=True, check=False
+        )
+    first, *others = done.stdout.splitlines()
+    assert first == holder, done.stderr
+    assert len(others) == 1
+    assert outcome in others[0]
+
+
+@pytest.mark.parametrize("call", ["link", "flock"])
+def test_a_file_system_without_locks_is_one_line(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    require_locks(tmp_path, "--out")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(*{"link": (os, "link"), "flock": (fcntl, "flock")}[call], refuse)
+    with pytest.raises(LockError, match=f"--out {tmp_path}: its file system does not support "):
+        require_locks(tmp_path, "--out")
+    assert list(tmp_path.iterdir()) == []
