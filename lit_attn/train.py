@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     from lit_attn.cells.folder import read_result
-    from lit_attn.cells.lock import CellLocked, hold_lock, read_holder
+    from lit_attn.cells.lock import CellLocked, hold_lock
     from lit_attn.cells.ranks import fork_ranks
     from lit_attn.cells.worker import BUSY
 
@@ -73,10 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
             hold_lock(folder),
         ):
             return ranks.run(None)
-    except CellLocked:
-        holder = read_holder(folder)
-        name = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
-        print(f"{folder}: {name} runs this cell", file=sys.stderr)
+    except CellLocked as error:
+        print(error, file=sys.stderr)
         return BUSY
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Why an attempt at a cell ended without a result, from its return code and the end of its log.
+"""Why an attempt ended without a result: its failure class, from its return code and its log.
 
-Exit code 0 proves nothing: Lightning exits 0 after a non-finite loss, after SIGTERM and with an
-unwritable checkpoint folder. Only a result does; these functions are asked when there is none.
+Exit code 0 proves nothing. Lightning exits 0 after a non-finite loss, after SIGTERM and with an
+unwritable checkpoint folder. Only a result marks success; these functions classify the rest.
 """
 
 import re
@@ -9,12 +9,12 @@ import signal
 
 from lit_attn.cells.records import FailureClass
 
-# The last line of a traceback, also behind a rank's prefix and through an exception group.
+# The last line of a traceback, also with a rank's prefix and within an exception group.
 EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Diverged|Preempted))(?::\s|$)"
 )
-# What the class of the failure says already.
-OURS = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
+# The name of this package's exceptions is left out: the failure class says the same.
+OWN_EXCEPTION = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|MemoryError|can't allocate memory|cannot allocate memory|unable to allocate"
     r"|ALLOC_FAILED",
@@ -22,24 +22,24 @@ OUT_OF_MEMORY = re.compile(
 )
 NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded", re.IGNORECASE)
 
-# What a rank says when another one has gone.
-ECHO = re.compile(
+# The messages of a rank whose peer has ended.
+LOST_PEER = re.compile(
     r"(closed|reset) by peer|broken pipe|ncclRemoteError|ncclSystemError|socket timeout"
     r"|connection refused",
     re.IGNORECASE,
 )
-# Stands in a cell's log before the end of the log of the rank that failed first.
-FIRST = "rank {} was the first to fail: "
-QUOTED = re.compile(FIRST.format(r"(\d+)") + "(.*)")
+# The line of a cell's log before the end of the log of the rank that failed first.
+FIRST_FAILED = "rank {} was the first to fail: "
+QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)") + "(.*)")
 QUOTED_LINES = 40
 
-# A process told to go, whether by us, a scheduler or the kernel's out-of-memory killer.
-TOLD_TO_GO = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
-LOST = 255
-"""What multiprocessing reports of a process whose fork server is gone, and the process with it."""
+STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+"""Signals of the runner, a scheduler or the kernel's out-of-memory killer."""
+TIME_LIMIT_SIGNALS = {signal.SIGXCPU, signal.SIGALRM}
+LOST_SERVER = 255
+"""Exit code that multiprocessing reports for a process whose fork server has ended."""
 DISK_FULL = 74
-"""Exit code of a cell that found no room on a disk, maybe not even for its log (EX_IOERR of
+"""Exit code of a cell on a full disk, which may have no room for its log (EX_IOERR of
 sysexits.h)."""
 
 
@@ -52,20 +52,23 @@ class Preempted(RuntimeError):
 
 
 def classify_failure(returncode: int, tail: str) -> FailureClass:
-    """The class of a failure: `returncode` as a process has it (-9 for SIGKILL, or a shell's 137),
-    `tail` the last lines of its log."""
-    tail = _of_the_first(tail)
+    """Return the class of a failure.
+
+    `returncode` is that of a process (-9 for SIGKILL) or of a shell (137), `tail` the end of the
+    cell's log.
+    """
+    tail = _first_failed_part(tail)
     received = signal_of_code(returncode)
-    if received in OUT_OF_TIME:
+    if received in TIME_LIMIT_SIGNALS:
         return "timed-out"
-    if received in TOLD_TO_GO:
+    if received in STOP_SIGNALS:
         return "killed"
     if returncode == DISK_FULL:
-        # Whatever stands in the log, which may have had room for half of the line that says so.
+        # The log may have had room for only half of the line with the reason.
         return "no-space"
-    line = _exception(tail)
+    line = _last_exception(tail)
     if line is None:
-        if returncode == LOST or (returncode == 0 and "SIGTERM" in tail):
+        if returncode == LOST_SERVER or (returncode == 0 and "SIGTERM" in tail):
             return "killed"
         if returncode == 0:
             return "error"
@@ -85,54 +88,54 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
 
 
 def describe_failure(returncode: int, tail: str) -> str:
-    """The one line that says why."""
-    tail = _of_the_first(tail)
+    """Return one line with the reason of a failure."""
+    tail = _first_failed_part(tail)
     received = signal_of_code(returncode)
-    if line := _exception(tail):
-        return OURS.sub(r"\1", line)
+    if line := _last_exception(tail):
+        return OWN_EXCEPTION.sub(r"\1", line)
     if received is not None:
         return f"ended by {received.name}"
-    if returncode == LOST:
+    if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
     if returncode == DISK_FULL:
         return "no space left on device"
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-    said = f"; its log ends: {last}" if last else ""
-    return f"exit code {returncode} without a result{said}"
+    log_end = f"; its log ends: {last}" if last else ""
+    return f"exit code {returncode} without a result{log_end}"
 
 
 def first_failed_rank(tail: str) -> int:
-    """The rank that failed first, as the log of a cell on several devices says."""
-    found = QUOTED.findall(tail)
-    return int(found[-1][0]) if found else 0
+    """Return the rank that failed first, from the log of a cell on several devices; 0 by default."""
+    quotes = QUOTED.findall(tail)
+    return int(quotes[-1][0]) if quotes else 0
 
 
 def is_echo(returncode: int, tail: str) -> bool:
-    """Whether a rank failed only because another one did."""
-    line = _exception(tail)
-    return returncode > 0 and line is not None and ECHO.search(line) is not None
+    """Return True if this rank failed only because another rank failed first."""
+    line = _last_exception(tail)
+    return returncode > 0 and line is not None and LOST_PEER.search(line) is not None
 
 
 def quote_rank_log(rank: int, returncode: int, tail: str) -> str:
-    """What stands in the cell's log of the rank that failed first."""
+    """Return what the cell's log says about the rank that failed first."""
     lines = [f"[rank{rank}]: {line}" for line in tail.splitlines()[-QUOTED_LINES:]]
-    return "\n".join([FIRST.format(rank) + describe_failure(returncode, tail), *lines])
+    return "\n".join([FIRST_FAILED.format(rank) + describe_failure(returncode, tail), *lines])
 
 
 def signal_of_code(returncode: int) -> signal.Signals | None:
-    """The signal that a return code speaks of, or None."""
+    """Return the signal that ended a process with this return code, or None."""
     number = -returncode if returncode < 0 else returncode - 128
     return signal.Signals(number) if number in signal.valid_signals() else None
 
 
-def _of_the_first(tail: str) -> str:
-    """Of a cell's log the part on the rank that failed first; all of it where there is none."""
-    found = list(QUOTED.finditer(tail))
-    return tail[found[-1].start() :] if found else tail
+def _first_failed_part(tail: str) -> str:
+    """Return the part of the log about the first failed rank, or the whole log."""
+    quotes = list(QUOTED.finditer(tail))
+    return tail[quotes[-1].start() :] if quotes else tail
 
 
-def _exception(tail: str) -> str | None:
-    """The last line of `tail` that ends a traceback."""
+def _last_exception(tail: str) -> str | None:
+    """Return the last line of `tail` that ends a traceback."""
     for line in reversed(tail.splitlines()):
         if EXCEPTION.match(line):
             return line.strip()

@@ -1,6 +1,7 @@
-"""What a cell's folder says has become of the cell."""
+"""The one reader of a cell's folder: its state, its attempts, their logs and its progress."""
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,13 +12,25 @@ from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Result
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
-"""What another runner that shares the matrix has found so while this one ran is not run again."""
+"""Failures after which a runner does not try a cell again if another runner met them meanwhile."""
 
-State = Literal["done", "running", "missing", "interrupted"] | FailureClass
+State = Literal["done", "running", "unreadable", "missing", "interrupted"] | FailureClass
+"""State of a cell.
+
+- done: it has a result.
+- running: a live process holds its lock.
+- unreadable: its result.json is torn, or belongs to a cell with another identity.
+- missing: no attempt was started.
+- interrupted: the last attempt ended without a record of its end.
+- a failure class: how the last attempt failed.
+"""
 
 
 class Progress(NamedTuple):
-    """Optimiser steps done, and in all; seconds of a step, and the most bytes held on a device."""
+    """Progress of a running cell.
+
+    Optimiser steps done and in total, seconds per step, and the most bytes reserved on a device.
+    """
 
     step: int
     total: int
@@ -25,64 +38,88 @@ class Progress(NamedTuple):
     memory: int | None = None
 
 
-def read_state(folder: Path, identity: str) -> State:
-    """Its result, a live holder, the last attempt's failure, or that it was never begun, or begun
-    and cut off without a word."""
-    if read_result(folder, identity) is not None:
-        return "done"
+class CellStatus(NamedTuple):
+    """What a cell's folder says about the cell.
+
+    `exit` is the recorded end of the last attempt. `progress` is None for cells that are done or
+    missing.
+    """
+
+    state: State
+    result: Result | None = None
+    attempt: Path | None = None
+    exit: Exit | None = None
+    progress: Progress | None = None
+
+
+def read_cell(folder: Path, identity: str) -> CellStatus:
+    """Read the status of the cell with this `identity`."""
+    attempt = next(reversed(list_attempts(folder)), None)
+    last_exit = None if attempt is None else read_exit(attempt)
+    result = read_result(folder, identity)
+    if result is not None:
+        return CellStatus("done", result, attempt, last_exit)
     if read_holder(folder) is not None:
-        return "running"
-    if not (begun := list_attempts(folder)):
-        return "missing"
-    ended = read_exit(begun[-1])
-    return "interrupted" if ended is None else ended.failure
+        state: State = "running"
+    elif (folder / "result.json").exists():
+        state = "unreadable"
+    elif attempt is None:
+        return CellStatus("missing")
+    else:
+        state = "interrupted" if last_exit is None else last_exit.failure
+    return CellStatus(state, None, attempt, last_exit, read_progress(folder))
+
+
+def read_state(folder: Path, identity: str) -> State:
+    """Return the state of the cell with this `identity`."""
+    return read_cell(folder, identity).state
 
 
 def read_result(folder: Path, identity: str) -> Result | None:
-    """The cell's result, where there is a whole one of this very cell."""
+    """Return the result of the cell, or None if there is no readable one with this `identity`."""
     try:
-        found = Result.model_validate_json((folder / "result.json").read_bytes())
+        result = Result.model_validate_json((folder / "result.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    return found if found.identity == identity else None
+    return result if result.identity == identity else None
 
 
 def list_attempts(folder: Path) -> list[Path]:
-    """The folders of a cell's attempts, oldest first."""
-    found = (path for path in (folder / "attempts").glob("*") if path.name.isdecimal())
-    return sorted(found, key=lambda path: int(path.name))
+    """Return the folders of a cell's attempts, oldest first."""
+    paths = (path for path in (folder / "attempts").glob("*") if path.name.isdecimal())
+    return sorted(paths, key=lambda path: int(path.name))
 
 
 def create_attempt(folder: Path) -> Path:
-    """A folder for one more attempt."""
-    before = list_attempts(folder)
-    path = folder / "attempts" / str(int(before[-1].name) + 1 if before else 1)
+    """Create and return the folder of one more attempt."""
+    previous = list_attempts(folder)
+    path = folder / "attempts" / str(int(previous[-1].name) + 1 if previous else 1)
     path.mkdir(parents=True)
     return path
 
 
 def read_exit(attempt: Path) -> Exit | None:
-    """How an attempt ended, where that was recorded."""
+    """Return how an attempt ended, or None if that was not recorded."""
     try:
         return Exit.model_validate_json((attempt / "exit.json").read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def final_failure_since(folder: Path, known: int) -> Exit | None:
-    """How the last attempt has failed, where it would again and is not one of the `known` first."""
-    begun = list_attempts(folder)[known:]
-    ended = read_exit(begun[-1]) if begun else None
-    return ended if ended is not None and ended.failure in FINAL_FAILURES else None
+def final_failure_since(folder: Path, attempt_count: int) -> Exit | None:
+    """Return how the last attempt after the first `attempt_count` failed, if it would fail again."""
+    attempts = list_attempts(folder)[attempt_count:]
+    last_exit = read_exit(attempts[-1]) if attempts else None
+    return last_exit if last_exit is not None and last_exit.failure in FINAL_FAILURES else None
 
 
 def log_name(rank: int) -> str:
-    """The log of a rank in its attempt's folder."""
+    """Return the name of a rank's log in the folder of an attempt."""
     return f"log.rank{rank}.txt" if rank else "log.txt"
 
 
 def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
-    """The end of a rank's log, whatever bytes are in it."""
+    """Return the last `size` bytes of a rank's log as text; bytes that are not UTF-8 are replaced."""
     try:
         with (attempt / log_name(rank)).open("rb") as log:
             log.seek(0, 2)
@@ -93,22 +130,25 @@ def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """How far a running cell is, where it has said so."""
+    """Return the progress of a cell, or None if it has not written any."""
     try:
-        said = json.loads((folder / "progress.json").read_bytes())
-        step_time, memory = said.get("step_time"), said.get("memory")
-        return Progress(
-            int(said["step"]),
-            int(said["total"]),
-            None if step_time is None else float(step_time),
-            None if memory is None else int(memory),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        progress = json.loads((folder / "progress.json").read_bytes())
+        step, total = int(progress["step"]), int(progress["total"])
+        step_time, memory = progress.get("step_time"), progress.get("memory")
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return None
+    if total < 1:
+        return None
+    return Progress(
+        step,
+        total,
+        step_time if isinstance(step_time, int | float) and math.isfinite(step_time) else None,
+        memory if isinstance(memory, int) else None,
+    )
 
 
 def progress_mtime(folder: Path) -> int:
-    """When a cell last told of its progress, by its disk's clock in nanoseconds; 0 if never."""
+    """Return when a cell last wrote its progress, in nanoseconds of its disk's clock; 0 if never."""
     try:
         return (folder / "progress.json").stat().st_mtime_ns
     except OSError:
@@ -116,5 +156,5 @@ def progress_mtime(folder: Path) -> int:
 
 
 def rerun_command(folder: Path, smoke: bool = False) -> str:
-    """The command that runs a cell by itself, where it can be watched."""
+    """Return the command that runs a cell alone in a terminal."""
     return f"python -m lit_attn.train {shlex.quote(str(folder))}{' --smoke' if smoke else ''}"

@@ -1,12 +1,10 @@
-"""Importing this ends the process when its parent ends, however the parent ends (Linux).
+"""Setup of the process from which cells are forked. Importing this module runs it (Linux).
 
-The fork server preloads it, so that a killed runner takes the server with it; every cell calls
-`die_with_parent` itself, so that the server takes the cells with it. The kernel does it, so it also
-holds for `kill -9`.
+The fork server imports this module first. The kernel then kills the server when the runner ends,
+even by `kill -9`. Every cell calls `die_with_parent` too, so that it ends with the server.
 
-Nothing else ends the server: a signal to the runner's whole group (Ctrl-C, a closed terminal,
-`timeout`, a scheduler) is the runner's to answer, while the cells end or write their last
-checkpoints.
+No other signal ends the server. The runner answers a signal to its whole group (Ctrl-C, a closed
+terminal, `timeout`, a scheduler) while the cells finish or write their last checkpoints.
 """
 
 import ctypes
@@ -14,29 +12,31 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-HELD_BACK = (signal.SIGTERM, signal.SIGHUP)
+BLOCKED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL at the parent's end; elsewhere than on Linux do nothing."""
+    """Ask the kernel for SIGKILL when the parent ends; do nothing on other systems than Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def restore_signals() -> None:
-    """Let a cell hear what the server does not, also what has come since it was forked, but for
-    interrupts; only SIGUSR2 stays the runner's."""
-    for number in HELD_BACK:
+    """Restore the default signal handlers in a forked cell, except for SIGUSR2.
+
+    Signals that arrived while they were blocked are delivered now.
+    """
+    for number in BLOCKED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
 
 die_with_parent()
-# Not ignored: a cell that is told to go while it starts would not notice.
-signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+# Blocked, not ignored: a cell that receives one of these signals while it starts must see it later.
+signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-# Ignored: an interrupt from before a cell has left the terminal's group is none of its business.
-# The launcher starts the server with it blocked.
+# Ignored: an interrupt that arrives before a cell has left the terminal's process group is not for
+# the cell. The launcher starts the server with SIGINT blocked.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))

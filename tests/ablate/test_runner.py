@@ -115,9 +115,9 @@ def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:
     mine, *_ = jobs(tmp_path, "ok")
     wrong = fake_cells.result(mine.cell).model_copy(update={"identity": "0000000000"})
     wrong.write(mine.folder / "result.json")
-    assert mine.state() == "missing"
+    assert mine.state() == "unreadable"
     (mine.folder / "result.json").write_text('{"torn')
-    assert mine.state() == "missing"
+    assert mine.state() == "unreadable"
     run([mine])
     assert mine.state() == "done"
 

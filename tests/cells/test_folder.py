@@ -1,0 +1,56 @@
+"""The one reader of a cell's folder."""
+
+from pathlib import Path
+
+import pytest
+from helpers import fake_cells
+from helpers.runs import jobs
+
+from lit_attn.cells import folder
+from lit_attn.cells.folder import CellStatus, Progress
+from lit_attn.cells.lock import hold_lock
+from lit_attn.cells.records import Exit
+
+
+def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
+    job = jobs(tmp_path, "ok")[0]
+
+    def read() -> CellStatus:
+        return folder.read_cell(job.folder, job.identity)
+
+    assert read() == CellStatus("missing")
+    attempt = folder.create_attempt(job.folder)
+    (job.folder / "progress.json").write_text('{"step": 1, "total": 4}')
+    with hold_lock(job.folder):
+        assert read() == CellStatus("running", None, attempt, None, Progress(1, 4))
+    assert read() == CellStatus("interrupted", None, attempt, None, Progress(1, 4))
+    failed = Exit(failure="diverged", returncode=1, message="m", finished="f")
+    failed.write(attempt / "exit.json")
+    assert read() == CellStatus("diverged", None, attempt, failed, Progress(1, 4))
+    result = fake_cells.result(job.cell)
+    result.model_copy(update={"identity": "0000000000"}).write(job.folder / "result.json")
+    assert read().state == "unreadable"
+    result.write(job.folder / "result.json")
+    assert read() == CellStatus("done", result, attempt, failed)
+
+
+@pytest.mark.parametrize(
+    ("text", "progress"),
+    [
+        ('{"step": 3, "total": 10, "step_time": 0.5, "memory": 7}', Progress(3, 10, 0.5, 7)),
+        ('{"step": 3, "total": 10, "new": 1}', Progress(3, 10)),
+        ('{"step": 3, "total": 10, "step_time": 1e400, "memory": "x"}', Progress(3, 10)),
+        ('{"step": 3, "total": 10, "step_time": NaN}', Progress(3, 10)),
+        ('{"step": 1e400, "total": 10}', None),
+        ('{"step": 3, "total": 1e400}', None),
+        ('{"step": 0, "total": 0}', None),
+        ('{"step": 3', None),
+        ("[3, 10]", None),
+        ("", None),
+    ],
+)
+def test_progress_that_makes_no_sense_is_left_out(
+    text: str, progress: Progress | None, tmp_path: Path
+) -> None:
+    (tmp_path / "progress.json").write_text(text)
+    assert folder.read_progress(tmp_path) == progress
