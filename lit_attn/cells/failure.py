@@ -105,7 +105,7 @@ def describe_failure(returncode: int, tail: str) -> str:
 
 
 def first_failed_rank(tail: str) -> int:
-    """Return the rank that failed first, from the log of a cell on several devices; 0 by default."""
+    """Return the rank that failed first, read from the log of a cell on several devices."""
     quotes = QUOTED.findall(tail)
     return int(quotes[-1][0]) if quotes else 0
 

@@ -107,7 +107,7 @@ def read_exit(attempt: Path) -> Exit | None:
 
 
 def final_failure_since(folder: Path, attempt_count: int) -> Exit | None:
-    """Return how the last attempt after the first `attempt_count` failed, if it would fail again."""
+    """Return the last failure after `attempt_count` attempts, if the cell would fail again."""
     attempts = list_attempts(folder)[attempt_count:]
     last_exit = read_exit(attempts[-1]) if attempts else None
     return last_exit if last_exit is not None and last_exit.failure in FINAL_FAILURES else None
@@ -119,7 +119,7 @@ def log_name(rank: int) -> str:
 
 
 def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
-    """Return the last `size` bytes of a rank's log as text; bytes that are not UTF-8 are replaced."""
+    """Return the last `size` bytes of a rank's log as text, also if they are not UTF-8."""
     try:
         with (attempt / log_name(rank)).open("rb") as log:
             log.seek(0, 2)
@@ -148,7 +148,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def progress_mtime(folder: Path) -> int:
-    """Return when a cell last wrote its progress, in nanoseconds of its disk's clock; 0 if never."""
+    """Return when a cell last wrote its progress (nanoseconds of its disk's clock), or 0."""
     try:
         return (folder / "progress.json").stat().st_mtime_ns
     except OSError:
