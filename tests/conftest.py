@@ -1,4 +1,4 @@
-"""Shared by all tests: GPU tests skip without a GPU; one thread, since tests run side by side."""
+"""Settings of all tests: one thread each, and no GPU tests on a machine without a GPU."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Fixtures of the helpers.
 pytest_plugins = ["helpers.small_disk"]
 
-# A shell starts what it runs in the background deaf to interrupts, and its children would be too.
+# A shell starts background processes with SIGINT ignored, and child processes would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -29,8 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Give TMPDIR back: a cell trained within a test sets it for this process, and later tests
-    would start servers whose sockets have too long a name there."""
+    """Restore TMPDIR after each test.
+
+    A cell that is trained in a test sets TMPDIR for this process. Servers that later tests start
+    would then have socket paths that are too long.
+    """
     before = os.environ.get("TMPDIR"), tempfile.tempdir
     try:
         return (yield)

@@ -11,7 +11,7 @@ CLASSES = 4
 
 
 def write(root: Path, train: int = 16, val: int = 5) -> Path:
-    """`train` and `val` images of each of four digits below `root`; PNG and JPEG, three sizes."""
+    """Write `train` and `val` images of each of four digits below `root`, in three sizes."""
     digits = load_digits()
     for label in range(CLASSES):
         images = digits.images[digits.target == label]
@@ -27,8 +27,8 @@ def write(root: Path, train: int = 16, val: int = 5) -> Path:
 
 
 def experiment(root: Path, **changes: Any) -> dict[str, Any]:
-    """Two small epochs of a tiny LocalViT; `changes` go over the sections."""
-    found: dict[str, Any] = {
+    """Return an experiment with a tiny LocalViT; `changes` override its sections."""
+    sections: dict[str, Any] = {
         "data": {
             "kind": "image-folder",
             "name": "digits",
@@ -59,5 +59,5 @@ def experiment(root: Path, **changes: Any) -> dict[str, Any]:
         "training": {"epochs": 2, "accelerator": "cpu"},
     }
     for section, values in changes.items():
-        found[section] = {**found[section], **values}
-    return found
+        sections[section] = {**sections[section], **values}
+    return sections

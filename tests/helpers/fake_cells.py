@@ -1,6 +1,6 @@
-"""Stands for training in the tests of the runner: a cell does what its variant's name says.
+"""Replacement for training in the tests of the runner: the variant's name decides what a cell does.
 
-Run as a script, it is `python -m lit_attn.ablate` with these cells and without a report.
+As a script, this file is `python -m lit_attn.ablate` with these cells and without a report.
 """
 
 import os
@@ -71,7 +71,7 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
         case "rankhang":
             _hang(folder)
         case "orphan":
-            # A child of the cell's own that outlives it, unless the runner sees to it.
+            # This child process outlives the cell unless the runner kills it.
             child = subprocess.Popen(["sleep", "1000"])
             (folder / "child.pid").write_text(str(child.pid))
     result(cell).write(folder / "result.json")
@@ -94,7 +94,7 @@ def _other_rank(folder: Path, variant: str, rank: int) -> None:
 
 
 def result(cell: Cell) -> Result:
-    """A result of `cell` with made-up numbers."""
+    """Return a result of `cell` with invented numbers."""
     return Result(
         study=cell.study,
         variant=cell.variant,
@@ -125,7 +125,7 @@ def _wait(path: Path) -> None:
 
 
 def _stuck(folder: Path) -> None:
-    """Makes no step, and does not answer SIGTERM."""
+    """Complete no step and ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / "progress.json").write_text('{"step": 3, "total": 10}')
     child = subprocess.Popen(["sleep", "1000"])
@@ -134,17 +134,17 @@ def _stuck(folder: Path) -> None:
 
 
 def _hang(folder: Path, child_file: str = "child.pid") -> None:
-    """Runs until SIGTERM, which it obeys, or until it is killed where the folder says so.
+    """Run until SIGTERM; with a file `stubborn` in the study's folder, run until SIGKILL.
 
-    As training does, it stops between two steps, however often it was told: an exception out of the
-    handler would meet a second signal while the first one's traceback is written.
+    Like training, the cell stops between two steps, however many signals it gets. If the signal
+    handler raised an exception, a second signal could interrupt the traceback of the first.
     """
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     child = subprocess.Popen(["sleep", "1000"])
     (folder / child_file).write_text(str(child.pid))
     (folder / "progress.json").write_text('{"step": 3, "total": 10, "memory": 1}')
-    while not told or (folder.parents[1] / "stubborn").exists():
+    while not signals or (folder.parents[1] / "stubborn").exists():
         time.sleep(0.02)
     raise Preempted("stopped by SIGTERM")
 

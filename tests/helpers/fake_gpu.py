@@ -1,10 +1,10 @@
-"""A GPU for machines that have none: shapes, dtypes and devices, and no numbers.
+"""A simulated GPU for machines without one: shapes, dtypes and devices, but no numbers.
 
-Within `rehearsal`, tensors on the CPU are what they always are, and those on "cuda" are torch's
-fake ones: an operation finds its result's shape, dtype and device, casts under autocast as CUDA
-does, and refuses what a GPU refuses, above all operands on two devices. What is read of them is a
-zero, and a condition is true. So what runs through would start on a GPU. What it would compute,
-whether a kernel takes the shapes, and what time and memory it needs, are not seen here.
+Inside `rehearsal`, CPU tensors work as usual, and tensors on "cuda" are torch's fake tensors: an
+operation computes the shape, dtype and device of its result, casts under autocast as CUDA does, and
+fails where a GPU fails, above all for operands on two devices. A value that is read is zero, and a
+condition is true. So code that runs to the end would start on a GPU. Numbers, the shapes that a
+kernel accepts, time and memory are not simulated.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ NAME = "rehearsed H100"
 
 
 class Event:
-    """What a benchmark takes the time with."""
+    """Stand-in for torch.cuda.Event, which measures time."""
 
     def __init__(self, enable_timing: bool) -> None:
         pass
@@ -42,7 +42,7 @@ class Event:
 
 
 class Generator(torch.Generator):
-    """One on the CPU that may be said to be on the GPU; torch passes on what is inside of it."""
+    """Generator on the CPU that can count as one on the GPU; torch passes on its C++ object."""
 
     on_gpu: ClassVar[dict[int, torch.Generator]] = {}
 
@@ -53,7 +53,7 @@ class Generator(torch.Generator):
         return made
 
 
-# What torch.cuda would ask the driver for.
+# Functions of torch.cuda that would call the driver.
 DRIVER: dict[str, Callable[..., Any]] = {
     "is_available": lambda: True,
     "device_count": lambda: 1,
@@ -71,24 +71,24 @@ DRIVER: dict[str, Callable[..., Any]] = {
 }
 
 NOISE = (
-    # Said by Lightning, to whom it is true that a loader's length is zero.
+    # From Lightning: on the simulated GPU the length of a loader is zero.
     "Total length of .* across ranks is zero",
-    # Said of a copy.deepcopy.
+    # From copy.deepcopy.
     "Accessing the data pointer of FakeTensor",
 )
 
 
 @contextlib.contextmanager
 def rehearsal() -> Iterator[list[str]]:
-    """A machine with one GPU; yields the operations that have waited for it to read a value."""
+    """Simulate a machine with one GPU; yield the list of operations that waited to read a value."""
     gpu = FakeGPU()
     autocast = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
 
     def entering(self: Any) -> Any:
-        found = enter(self)
+        entered = enter(self)
         gpu.casts.append(torch.is_autocast_enabled("cuda"))
-        return found
+        return entered
 
     def leaving(self: Any, *error: Any) -> Any:
         gpu.casts.pop()
@@ -111,18 +111,18 @@ def rehearsal() -> Iterator[list[str]]:
         patch.setattr(Generator, "on_gpu", {})
         patch.setattr(torch, "save", _saving(torch.save))
         patch.setattr(torch, "load", unset_fake_temporarily()(torch.load))
-        for operation, found in gpu.values().items():
-            patch.setitem(fake_impls.op_implementations_dict, operation, found)
+        for operation, implementation in gpu.values().items():
+            patch.setitem(fake_impls.op_implementations_dict, operation, implementation)
         with FakeTensorMode(allow_non_fake_inputs=True), gpu:
             yield gpu.reads
 
 
 class FakeGPU(TorchDispatchMode):
-    """Stands before torch's fake tensors, and does what they leave open.
+    """Dispatch mode above torch's fake tensors that adds what they lack.
 
-    Torch's engine of gradients has no queue for a GPU without a driver, but it has one for devices
-    called "lazy". So C++ is told that tensors are there, save where autocast asks, which would
-    leave them as they are; and what it makes there is taken to be on the GPU.
+    Without a driver, torch's autograd engine has no queue for GPUs, but it has one for devices
+    called "lazy". So C++ code sees the fake tensors on "lazy", except in autocast, which would not
+    cast them there. Tensors that C++ code creates on "lazy" count as tensors on the GPU.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class FakeGPU(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
-            return self._told(args[0])
+            return self._device_for_cpp(args[0])
         kwargs = kwargs or {}
         to = kwargs.get("device")
         if to is not None and to.type == "lazy":
@@ -156,16 +156,16 @@ class FakeGPU(TorchDispatchMode):
             half = fakes[0].dtype in (torch.float16, torch.bfloat16)
             return (SDPBackend.FLASH_ATTENTION if half else SDPBackend.EFFICIENT_ATTENTION).value
         if func is aten._fused_sgd_.default:
-            # Torch has no fake form of it; nothing comes out.
+            # torch has no fake form of this operation, which returns nothing.
             assert len(fakes) == sum(isinstance(leaf, Tensor) for leaf in leaves)
             return None
-        found = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         recorded = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
-        self.fresh = tree_leaves(found) if recorded else []
-        return found
+        self.fresh = tree_leaves(output) if recorded else []
+        return output
 
     def values(self) -> dict[Any, Callable[..., Any]]:
-        """What torch's fake tensors do not know: values, and shapes that depend on them."""
+        """Return implementations of operations that depend on values, which fake tensors lack."""
 
         def zero(mode: Any, func: Any, x: Tensor) -> Any:
             self.reads.append(str(func))
@@ -196,7 +196,7 @@ class FakeGPU(TorchDispatchMode):
 
     @property
     def apply_to(self) -> Callable[..., nn.Module]:
-        """`nn.Module._apply` with parameters that are always new: fake ones cannot turn real."""
+        """`nn.Module._apply` with new parameters, because fake ones cannot become real."""
 
         def apply(
             module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
@@ -208,7 +208,7 @@ class FakeGPU(TorchDispatchMode):
                     new = nn.Parameter(fn(old.detach()), old.requires_grad)
                     module._parameters[name] = new
                     if new.is_cuda and new.requires_grad:
-                        # Where its gradients will be added up, made outside of autocast.
+                        # The node that accumulates its gradients, created outside of autocast.
                         self.leaves.append(new.view_as(new).grad_fn)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -217,33 +217,33 @@ class FakeGPU(TorchDispatchMode):
 
         return apply
 
-    def _told(self, x: Any) -> torch.device:
-        """Where C++ is told that a tensor is.
+    def _device_for_cpp(self, x: Any) -> torch.device:
+        """Return the device that C++ code sees for a tensor.
 
-        Of what an operation has just returned, the graph of gradients asks first.
+        The first query about a new result comes from the autograd graph.
         """
         if any(x is one for one in self.fresh):
             self.fresh = [one for one in self.fresh if one is not x]
             return LAZY
-        # Autocast is off while it casts.
+        # Autocast is disabled while it casts.
         return CUDA if self.casts[-1] and not torch.is_autocast_enabled("cuda") else LAZY
 
 
 def _refuse(func: Any, args: tuple[Any, ...], leaves: list[Any]) -> None:
-    """Raise where a GPU would, and torch's fake tensors do not."""
+    """Raise the errors of a GPU that torch's fake tensors do not raise."""
     for leaf in leaves:
         if isinstance(leaf, torch._C.Generator) and leaf._cdata not in Generator.on_gpu:
             raise RuntimeError(f"{func}: expected a generator on cuda, not on the CPU")
     first = args[0] if args else None
     if isinstance(first, Tensor) and not isinstance(first, FakeTensor):
         if func._schema.is_mutable:
-            raise RuntimeError(f"{func}: would change a tensor on the CPU by one that is not there")
+            raise RuntimeError(f"{func}: would change a CPU tensor by a tensor on the GPU")
         if func is aten.index.Tensor:
-            raise RuntimeError(f"{func}: a tensor on the CPU with indices that are not there")
+            raise RuntimeError(f"{func}: a CPU tensor with indices on the GPU")
 
 
 def _read(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """On the CPU."""
+    """Return a CPU tensor with the shape of `x`: zeros, or True for booleans."""
     dtype = dtype or x.dtype
     with unset_fake_temporarily():
         return torch.full(x.shape, dtype == torch.bool, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Records of a study that never ran, for the tests of the report."""
+"""Invented records of a study, for the tests of the report."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def write_study(
     published: dict[str, tuple[float, float | None]] | None = None,
     **plan: object,
 ) -> Path:
-    """Write a study below `root`; `skip` cells stay missing, `failures` end with that class."""
+    """Write a study below `root`, without the cells in `skip`; those in `failures` have failed."""
     variants = EFFECTS if variants is None else variants
     names = list(variants)
     cells = [
@@ -55,20 +55,20 @@ def write_study(
 
 
 def read(root: Path, **study: object) -> StudyRecord:
-    """Write a study (see `write_study`) and read it back."""
+    """Write a study with `write_study` and read it again."""
     write_study(root, **study)
     return next(read_studies(root))
 
 
 def accuracy_of(effect: float, seed: int, variant: str) -> float:
-    """A seed's own level, the variant's effect, and a little noise."""
+    """Return the level of the seed plus the effect of the variant plus a little noise."""
     level = np.random.default_rng(seed).normal(0.72, 0.005)
     noise = np.random.default_rng([seed, *variant.encode()]).normal(0, 0.002)
     return float(level + effect + noise)
 
 
 def result(cell: PlannedCell, accuracy: float, **changes: object) -> Result:
-    """A cell's result; a variant's cost follows from its place in the plan."""
+    """Return the result of a cell; later variants in the plan cost more."""
     place = int(cell.identity[:2])
     values = {
         "study": "fake",
@@ -96,7 +96,7 @@ def result(cell: PlannedCell, accuracy: float, **changes: object) -> Result:
 
 
 def curve(accuracy: float, seed: int) -> str:
-    """A metrics.csv that ends at `accuracy`."""
+    """Return the content of a metrics.csv whose last value is `accuracy`."""
     wobble = 0.01 * np.random.default_rng(seed).normal(size=EPOCHS)
     left = 1 - np.arange(1, EPOCHS + 1) / EPOCHS
     values = accuracy - 0.3 * left**2 + wobble * left

@@ -1,4 +1,4 @@
-"""Tiny language models that between them make every choice a configuration offers."""
+"""Tiny language models that together use every option of the configuration."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def config(name: str, **changes: Any) -> GPTConfig:
 
 
 def network(name: str, seed: int = 0, **changes: Any) -> gpt.GPT:
-    """A model in float64, in evaluation mode."""
+    """Return a model in float64 and in evaluation mode."""
     torch.manual_seed(seed)
     return gpt.build(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
 

@@ -1,4 +1,4 @@
-"""Run fake cells with the real runner, and wait for what happens."""
+"""Functions that run fake cells with the real runner and wait for conditions."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ TIMEOUT = 120.0
 
 
 def names(*variants: str) -> str:
-    """A study whose cells do what their names say, each with a learning rate of its own."""
+    """Return the YAML of a study with these variants, each with its own learning rate."""
     cells = ", ".join(f"{name}: {{optimizer.lr: {i + 1}}}" for i, name in enumerate(variants))
     return f"baseline: {variants[0]}\ncells: {{{cells}}}"
 
@@ -34,13 +34,13 @@ def jobs(path: Path, *variants: str) -> list[Job]:
 
 
 def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
-    said = io.StringIO()
+    output = io.StringIO()
     launcher = Launcher(fake_cells.TARGET)
-    return Runner(launcher, make_slots(at_once), Lines(said)).run(cells), said.getvalue()
+    return Runner(launcher, make_slots(at_once), Lines(output)).run(cells), output.getvalue()
 
 
 def ran(path: Path) -> Counter[str]:
-    """How often each cell ran."""
+    """Count how often each cell ran."""
     log = path / "runs" / "tiny" / "ran.txt"
     return Counter(log.read_text().split("\n")[:-1]) if log.exists() else Counter()
 
@@ -62,7 +62,7 @@ def alive(pid: int) -> bool:
 def cli(
     path: Path, *arguments: str, environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command line on fake cells, in a session of its own as a terminal's would be."""
+    """Start the command line with fake cells in a new session, as a terminal does."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "ablations.yaml", *arguments],
         cwd=path,
@@ -83,14 +83,13 @@ def cli(
 
 
 def running(path: Path) -> list[int]:
-    """The pids of the cells that hold their locks, without those whose runner still has to say
-    how they ended."""
-    found = [read_holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
-    return [one.pid for one in found if one is not None and alive(one.pid)]
+    """Return the pids of the live processes that hold the lock of a cell."""
+    holders = [read_holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
+    return [holder.pid for holder in holders if holder is not None and alive(holder.pid)]
 
 
 def call(path: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of the command line on fake cells."""
+    """Run the command line with fake cells; return its exit code and output."""
     with cli(path, *arguments) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
         return process.returncode, output

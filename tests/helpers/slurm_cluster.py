@@ -1,4 +1,4 @@
-"""A SLURM on this machine, of Debian's slurm-wlm and munge, in a temporary folder of its own."""
+"""A SLURM cluster on this machine, in a temporary folder, from Debian's slurm-wlm and munge."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMe
 
 
 def missing() -> str:
-    """Why there can be no cluster here; empty where there can."""
+    """Return the reason why no cluster can run here, or an empty string."""
     if os.geteuid() != 0:
         return "SLURM's daemons need root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
@@ -56,11 +56,11 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def cluster(nodes: int = 1) -> Iterator[dict[str, str]]:
-    """Run the daemons; what a process needs in its environment to speak with them.
+    """Run the daemons and yield the environment variables that SLURM's commands need.
 
-    All `nodes` are on this machine, each with a daemon of its own.
+    All `nodes` are on this machine; each has its own daemon.
     """
-    # Not below a test's folder: the paths of SLURM's sockets end at 108 characters.
+    # The folder of a test would be too long: paths of SLURM's sockets have at most 108 characters.
     with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
         yield from _running(Path(folder), nodes)
 
@@ -78,7 +78,7 @@ def _running(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
     text = CONF.format(folder=folder, host=host, controller=_free_port())
     head, partition = text.split("PartitionName", 1)
     conf.write_text(f"{head}{''.join(lines)}PartitionName{partition}")
-    # The nodes' names are known to SLURM alone.
+    # Only SLURM knows the names of the nodes, so other processes need an address.
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(conf), "MASTER_ADDR": "127.0.0.1"}
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
     munge += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
@@ -121,8 +121,8 @@ def _until(condition: object, folder: Path) -> None:
     assert callable(condition)
     while not condition():
         if time.monotonic() > deadline:
-            said = [f"{path}:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log")]
-            raise RuntimeError("the SLURM of the tests does not answer\n" + "\n".join(said))
+            logs = [f"{path}:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log")]
+            raise RuntimeError("the SLURM of the tests does not answer\n" + "\n".join(logs))
         time.sleep(0.1)
 
 

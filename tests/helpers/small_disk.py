@@ -1,4 +1,4 @@
-"""A file system that is soon full."""
+"""A fixture with a very small file system."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Mount a file system of 1 MiB and return its folder."""
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(

@@ -1,4 +1,4 @@
-"""Stop a cell in the middle of its training, and read its weights."""
+"""Functions that stop a cell during training and read its weights."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """SIGTERM to this process once training has made `step` steps."""
+    """Send SIGTERM to this process when training has completed `step` steps."""
     original = Progress.on_train_batch_end
 
     def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:

@@ -25,7 +25,7 @@ studies:
 
 
 def write(folder: Path, body: str, experiment: str = EXPERIMENT) -> Path:
-    """An ablations.yaml of one study: `body` is what follows its head, without indentation."""
+    """Write an ablations.yaml with one study; `body` is the rest of the study, not indented."""
     (folder / "experiment.yaml").write_text(experiment)
     path = folder / "ablations.yaml"
     lines = (f"    {line}" if line else line for line in body.strip("\n").split("\n"))
@@ -38,5 +38,5 @@ def study(folder: Path, body: str, experiment: str = EXPERIMENT) -> StudySource:
 
 
 def variants(folder: Path, body: str, experiment: str = EXPERIMENT) -> dict[str, Variant]:
-    """The resolved variants of such a study, by name."""
+    """Return the resolved variants of a study with this body, by name."""
     return {variant.name: variant for variant in resolve(study(folder, body, experiment))}

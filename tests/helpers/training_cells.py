@@ -1,4 +1,4 @@
-"""Small cells for the tests of training: on the real digits, on a text of this repository."""
+"""Small cells for the tests of training: real digits, a fixed text, head composition, scenes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from lit_attn.config.cell import Cell
 
 
 def digits_cell(**changes: Any) -> Cell:
-    """A cell that trains in about a second; `changes` go over the experiment's sections."""
+    """Return a cell that trains in about a second; `changes` override the experiment's sections."""
     experiment: dict[str, Any] = {
         "data": {
             "kind": "digits",
@@ -40,7 +40,7 @@ def digits_cell(**changes: Any) -> Cell:
 
 
 def text_cell(**changes: Any) -> Cell:
-    """A language model that trains in about a second; `changes` go over the sections."""
+    """Return a language-model cell that trains in about a second; `changes` override sections."""
     experiment: dict[str, Any] = {
         "task": "language-modelling",
         "data": {
@@ -75,7 +75,7 @@ def text_cell(**changes: Any) -> Cell:
 
 
 def composition_cell() -> Cell:
-    """The shipped one, with few questions."""
+    """Return a cell of the shipped experiment with few questions."""
     experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
     metric = {"name": "test/accuracy"}
@@ -85,7 +85,7 @@ def composition_cell() -> Cell:
 
 
 def scenes_cell(root: Path, **changes: Any) -> Cell:
-    """A segmenter that trains in a few seconds on scenes written below `root`."""
+    """Return a segmentation cell that trains in a few seconds on scenes below `root`."""
     experiment: dict[str, Any] = {
         "task": "segmentation",
         "data": {
@@ -118,7 +118,7 @@ def scenes_cell(root: Path, **changes: Any) -> Cell:
 
 
 def folder_of(cell: Cell, root: Path) -> Path:
-    """A cell folder with its config.yaml, ready to run."""
+    """Write the config.yaml of a cell and return its folder."""
     folder = root / cell.folder
     folder.mkdir(parents=True)
     cell.write(folder / "config.yaml")
