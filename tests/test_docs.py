@@ -20,23 +20,34 @@ import sys
 sys.path.insert(0, {tests!r})
 from helpers import attention_cases
 import torch
+from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.bench.blocks import Shape, agrees
 from helpers.attention_checks import assert_same, make, tokens
 
-found = [s for s in attention_cases.all_specs() if s.residual.kind == "reflected"]
-assert {{s.residual.scope for s in found}} == {{"global", "head"}}
-for chosen in found:
-    assert_same(make(chosen), tokens(7))
-    assert_same(make(chosen), tokens(7), is_causal=True)
-assert AttentionSpec.model_validate({{"residual": "reflected"}}).residual == Reflected()
-
-found = [s for s in attention_cases.all_specs() if s.similarity.kind == "cosine"]
-assert {{s.residual.kind for s in found}} > {{"full", "split", "reflected"}}
-assert {{s.compose.kind for s in found}} > {{"none", "query+key"}}
-for chosen in found:
-    assert_same(make(chosen), tokens(7))
-    assert_same(make(chosen), tokens(7), is_causal=True)
+specs = attention_cases.all_specs()
+chosen = [s for s in specs if s.residual.kind == "reflected"]
+assert {{s.residual.scope for s in chosen}} == {{"global", "head"}}
+assert AttentionSpec.model_validate({{"residual": "reflected"}}).residual == ReflectedConfig()
+for family, kind in [
+    ("residual", "reflected"),
+    ("residual", "gated"),
+    ("similarity", "cosine"),
+    ("compose", "neighbour"),
+    ("normaliser", "off-by-one"),
+]:
+    chosen = [s for s in specs if getattr(s, family).kind == kind]
+    crossed = {{tuple(part.kind for part in s.parts.values()) for s in chosen}}
+    assert len(crossed) > 3
+    for spec in chosen:
+        assert_same(make(spec), tokens(7))
+        layer, x = make(spec), tokens(7)
+        assert_same(layer, x, is_causal=True)
+        cache = layer.new_cache()
+        pieces = [layer(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(7)]
+        torch.testing.assert_close(torch.cat(pieces, 1), layer(x, is_causal=True))
+        make(spec).float().to("meta")
+assert all(p.is_meta for p in attn_layer(chosen[0])(24, 4, device="meta").parameters())
 
 # A reflection keeps the length of what it reflects.
 heads, values = torch.randn(2, 1, 5, 3, 8, dtype=torch.double).unbind()

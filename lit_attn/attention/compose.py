@@ -1,137 +1,158 @@
-"""Fast forms of composition across heads: an H x H map at every pair of tokens (i, j).
+"""Composition across heads: mixing the heads at every pair of tokens (i, j).
+
+- Talking heads: Shazeer et al. 2020, "Talking-Heads Attention", https://arxiv.org/abs/2003.02436.
+- DCMHA: Xiao et al. 2024, "Improving Transformers with Dynamically Composable Multi-Head
+  Attention", https://arxiv.org/abs/2405.08553, eq. 5-8 and appendix D.
 
 Shapes: B batch, n tokens, d width, H heads, G groups of h = H / G heads, R rank; a: (B, H, c, m),
 logits or weights of c queries and m keys.
 
-A dynamic map is the sum of one that depends on the query's token and one that depends on the key's,
-each w2 w1^T + diag(gate). Both read the same a (DCMHA, App. D).
+A dynamic composition adds a map that depends on the query's token and one that depends on the key's
+token, each w2 w1^T + diag(gate). Both read the same a.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention import spec
-from lit_attn.attention.similarity import Shape
+from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
 
-# Heads up to which a compiled composition is unrolled: H^2 terms.
+# Number of heads up to which a compiled composition is unrolled into H^2 terms.
 UNROLLED_UP_TO = 8
 
-# RMSNorm of w1 over the heads of a group.
+# Added to the mean square in the RMSNorm of w1 over the heads of a group.
 EPS = 1e-6
 
 
 class Maps(NamedTuple):
-    """What one token's maps are made of: down, up (B, n, G, R, h) and gate (B, n, H), or None."""
+    """Dynamic maps of tokens: down and up (B, n, G, R, h), and gate (B, n, H); None if absent."""
 
     down: Tensor | None
     up: Tensor | None
     gate: Tensor | None
 
-    def rows(self, which: slice) -> "Maps":
-        """Those of some tokens."""
-        return Maps(*(None if part is None else part[:, which] for part in self))
+
+def select(maps: Any, tokens: slice) -> Any:
+    """Return the maps of some tokens; `maps` is a NamedTuple of tensors (B, n, ...) or None."""
+    return maps._make(None if part is None else part[:, tokens] for part in maps)
 
 
 class Composer(nn.Module):
-    """The composition at one place, before or after the softmax."""
+    """Base of the compositions: `forward(a, query, key)` returns a (B, H, c, m) with mixed heads.
 
-    def __init__(self, part: spec.StaticConfig | spec.DynamicConfig, shape: Shape) -> None:
-        """Raise ValueError where the groups do not divide the heads."""
+    `query` and `key` are what `maps` returned for the c queries and the m keys, or None. The layer
+    selects the tokens of a chunk and stores the keys' maps in the cache.
+    """
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
+
+    def maps(self, x: Tensor) -> dict[str, Any]:
+        """Return the maps of x (B, n, d): a NamedTuple of tensors (B, n, ...) by "query" and "key".
+
+        A composition that does not depend on tokens returns {}.
+        """
+        return {}
+
+
+class HeadMaps(Composer):
+    """a, plus a learned matrix times a, plus the maps of the query's and of the key's token."""
+
+    def __init__(
+        self,
+        part: StaticConfig | DynamicConfig,
+        shape: LayerShape,
+        has_matrix: bool,
+        has_identity: bool,
+        sides: Mapping[str, nn.Module],
+        groups: int,
+    ) -> None:
+        super().__init__(part, shape)
         self.heads = shape.heads
-        fixed = isinstance(part, spec.StaticConfig) or part.static
+        self.groups = groups
+        self.has_identity = has_identity
         self.matrix = None
-        if fixed:
-            self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.factory))
-        self.sides = nn.ModuleDict()
-        self.skip = True
-        if isinstance(part, spec.StaticConfig):
-            self.skip = part.skip
-        else:
-            self.sides.update({side: TokenMaps(part, shape) for side in part.kind.split("+")})
+        if has_matrix:
+            self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.options))
+        self.sides = nn.ModuleDict(sides)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Talking heads start near their heads as they are; a matrix beside them starts small."""
+        """Draw a small matrix; where it replaces the identity, add the identity to it."""
         if self.matrix is not None:
             nn.init.normal_(self.matrix, std=0.1 / math.sqrt(self.heads))
-            if not self.skip:
+            if not self.has_identity:
                 with torch.no_grad():
                     self.matrix.add_(torch.eye(self.heads, device=self.matrix.device))
 
-    def maps(self, x: Tensor) -> dict[str, Maps]:
-        """What x (B, n, d) says about its tokens' maps, as query and as key."""
+    def maps(self, x: Tensor) -> dict[str, Any]:
         return {side: module(x) for side, module in self.sides.items()}
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        """a (B, H, c, m) composed; the maps are those of its c queries and m keys."""
-        one_group = isinstance(self.part, spec.StaticConfig) or self.part.groups == 1
-        if torch.compiler.is_compiling() and one_group and self.heads <= UNROLLED_UP_TO:
+        if torch.compiler.is_compiling() and self.groups == 1 and self.heads <= UNROLLED_UP_TO:
             return self._unrolled(a, query, key)
-        terms = [a] if self.skip else []
+        terms = [a] if self.has_identity else []
         if self.matrix is not None:
             terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
         if query is not None:
-            terms.append(self._of_tokens(a, query, "c"))
+            terms.append(self._map(a, query, "c"))
         if key is not None:
-            terms.append(self._of_tokens(a, key, "m"))
+            terms.append(self._map(a, key, "m"))
         return functools.reduce(torch.add, terms)
 
-    def _of_tokens(self, a: Tensor, maps: Maps, token: str) -> Tensor:
-        """(w2 w1^T + diag(gate)) a, with the maps of the queries (c) or the keys (m) of a.
+    def _map(self, a: Tensor, maps: Maps, token: str) -> Tensor:
+        """Return (w2 w1^T + diag(gate)) a for the maps of the queries ("c") or the keys ("m") of a.
 
-        One product with each token's whole matrix: the low-rank products and the gate would go over
-        a, or as much, three times. At 6 heads and rank 2 that takes 1.3 times as long.
+        It is one product with every token's H x H matrix. The low-rank products and the gate would
+        read a tensor of a's size three times, which takes 1.3 times as long at 6 heads and rank 2.
         """
         if maps.down is None and maps.gate is not None:
             return a * maps.gate.to(a.dtype).transpose(1, 2).unsqueeze(-1 if token == "c" else -2)
-        assert isinstance(self.part, spec.DynamicConfig)
         if token == "m" and a.shape[-2] == 1:
-            return self._of_keys_alone(a, maps)
-        matrices = _matrices(maps, self.part.groups).to(a.dtype)
+            return self._map_one_query(a, maps)
+        matrices = _matrices(maps, self.groups).to(a.dtype)
         if token == "m":
-            # Tokens first and in order: else a CPU's batched product copies them one by one.
-            groups = a.unflatten(1, (self.part.groups, -1)).permute(0, 4, 1, 2, 3).contiguous()
+            # Tokens come first and are contiguous: else a CPU's batched product copies each one.
+            groups = a.unflatten(1, (self.groups, -1)).permute(0, 4, 1, 2, 3).contiguous()
             composed = _GradientInOrder.apply(matrices @ groups)
             return composed.permute(0, 2, 3, 4, 1).flatten(1, 2)
-        groups = a.unflatten(1, (self.part.groups, -1))
+        groups = a.unflatten(1, (self.groups, -1))
         return torch.einsum("bkhcm,bckgh->bkgcm", groups, matrices).flatten(1, 2)
 
-    def _of_keys_alone(self, a: Tensor, maps: Maps) -> Tensor:
-        """The same with the maps of the keys for one query, as in decoding: a is (B, H, 1, m).
+    def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
+        """Return the same for the maps of the keys and one query, as in decoding: a (B, H, 1, m).
 
-        Each key's matrix would be used once, so forming it costs more than its low rank: on a CPU
-        three times as much at 6 heads, six times at 32.
+        Every key's matrix would be used once, so forming it takes longer than the low-rank
+        products: on a CPU three times as long at 6 heads, six times at 32.
         """
-        assert isinstance(self.part, spec.DynamicConfig)
         assert maps.down is not None
         assert maps.up is not None
-        groups = a.unflatten(1, (self.part.groups, -1)).permute(0, 4, 1, 3, 2)
+        groups = a.unflatten(1, (self.groups, -1)).permute(0, 4, 1, 3, 2)
         low = groups @ maps.down.to(a.dtype).transpose(-1, -2)
         out = low @ maps.up.to(a.dtype)
         if maps.gate is not None:
-            gate = maps.gate.to(a.dtype).unflatten(-1, (self.part.groups, 1, -1))
+            gate = maps.gate.to(a.dtype).unflatten(-1, (self.groups, 1, -1))
             out = out + groups * gate
         return out.permute(0, 2, 4, 3, 1).flatten(1, 2)
 
     def _unrolled(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        """The same, one head at a time, with every pair's H x H map spelled out.
+        """Return the same head by head, with every pair's H x H map written out.
 
-        Compiled, this is one pass over a with nothing in between written to memory: on a CPU 4.6
-        times as fast as the low-rank products at 6 heads. Uncompiled it would be slower.
+        Compiled, it is one pass over a without intermediate tensors: on a CPU 4.6 times as fast as
+        the low-rank products at 6 heads. Uncompiled it would be slower.
         """
 
         def matrices(maps: Maps) -> Tensor:
-            """(B, H, H, n)."""
+            """Return the maps' matrices (B, H, H, n)."""
             return _matrices(maps, 1).squeeze(2).permute(0, 2, 3, 1).to(a.dtype)
 
-        fixed = torch.eye(self.heads, device=a.device, dtype=a.dtype) * float(self.skip)
+        fixed = torch.eye(self.heads, device=a.device, dtype=a.dtype) * float(self.has_identity)
         if self.matrix is not None:
             fixed = fixed + self.matrix.to(a.dtype)
         of_query = fixed.view(1, self.heads, self.heads, 1)
@@ -152,7 +173,7 @@ class Composer(nn.Module):
 
 
 class _GradientInOrder(torch.autograd.Function):
-    """The identity, whose gradient is contiguous."""
+    """The identity function, with a contiguous gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -163,30 +184,46 @@ class _GradientInOrder(torch.autograd.Function):
         return gradient.contiguous()
 
 
-class TokenMaps(nn.Module):
-    """A token's maps: w = GELU(x W_1) W_2, its w1 normalised over heads; gate = tanh(x W_g)."""
+class Static(HeadMaps):
+    """A learned matrix, added to the identity if `skip`."""
 
-    def __init__(self, part: spec.DynamicConfig, shape: Shape) -> None:
-        super().__init__()
+    def __init__(self, part: StaticConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape, has_matrix=True, has_identity=part.skip, sides={}, groups=1)
+
+
+class Dynamic(HeadMaps):
+    """Maps computed from the query's token, the key's token or both, added to the identity."""
+
+    def __init__(self, part: DynamicConfig, shape: LayerShape) -> None:
+        """Raise ValueError if the groups do not divide the heads."""
         if shape.heads % part.groups:
             raise ValueError(f"{part.groups} groups do not divide {shape.heads} heads")
+        sides = {side: TokenMaps(part, shape) for side in part.kind.split("+")}
+        super().__init__(part, shape, part.static, True, sides, part.groups)
+
+
+class TokenMaps(nn.Module):
+    """Maps of tokens: w = GELU(x W_1) W_2 with w1 normalised over heads, and gate = tanh(x W_g)."""
+
+    def __init__(self, part: DynamicConfig, shape: LayerShape) -> None:
+        super().__init__()
         self.part = part
         self.size = shape.heads // part.groups
         self.hidden = 2 * part.rank * self.size
         if part.projection:
             inner = part.groups * self.hidden
-            self.into = nn.Linear(shape.dim, inner, bias=False, **shape.factory)
+            self.into = nn.Linear(shape.dim, inner, bias=False, **shape.options)
             self.out = nn.Parameter(
-                torch.empty(part.groups, self.hidden, self.hidden, **shape.factory)
+                torch.empty(part.groups, self.hidden, self.hidden, **shape.options)
             )
         if part.gate:
-            self.gate = nn.Linear(shape.dim, shape.heads, bias=False, **shape.factory)
+            self.gate = nn.Linear(shape.dim, shape.heads, bias=False, **shape.options)
         self.dim = shape.dim
         self.heads = shape.heads
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The published initialisations (docs/setups.md): the maps start near nothing."""
+        """Draw the published initial weights (docs/setups.md): the maps start near zero."""
         if self.part.projection:
             nn.init.normal_(self.into.weight, std=math.sqrt(2 / (self.dim + self.hidden)))
             rank, size = self.part.rank, self.size
@@ -211,26 +248,15 @@ class TokenMaps(nn.Module):
 
 
 def _matrices(maps: Maps, groups: int) -> Tensor:
-    """w2 w1^T + diag(gate) of every token and group, (B, n, G, h, h)."""
-    found = []
+    """Return w2 w1^T + diag(gate) of every token and group, (B, n, G, h, h)."""
+    terms = []
     if maps.down is not None and maps.up is not None:
-        found.append(torch.einsum("bnkrg,bnkrh->bnkgh", maps.up, maps.down))
+        terms.append(torch.einsum("bnkrg,bnkrh->bnkgh", maps.up, maps.down))
     if maps.gate is not None:
-        found.append(torch.diag_embed(maps.gate.unflatten(-1, (groups, -1))))
-    return functools.reduce(torch.add, found)
+        terms.append(torch.diag_embed(maps.gate.unflatten(-1, (groups, -1))))
+    return functools.reduce(torch.add, terms)
 
 
-def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Maps]]:
-    """Every composer's maps of all tokens of x, by place and side."""
-    found = {}
-    for place, composer in composers.items():
-        assert isinstance(composer, Composer)
-        found[place] = composer.maps(x)
-    return found
-
-
-def make_composers(part: Any, shape: Shape) -> nn.ModuleDict:
-    """The composers that `part` asks for, by place: "pre", "post", both or none."""
-    if isinstance(part, spec.NoComposeConfig):
-        return nn.ModuleDict()
-    return nn.ModuleDict({place: Composer(part, shape) for place in part.place.split("+")})
+def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Any]]:
+    """Return the maps of all tokens of x, by place and side."""
+    return {place: cast(Composer, composer).maps(x) for place, composer in composers.items()}

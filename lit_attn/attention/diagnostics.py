@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lit_attn.attention.layer import Attention, Look
 from lit_attn.attention.residual import projected
-from lit_attn.attention.similarity import MixedKeys
 
 # Singular values below it do not count towards a rank (MGK, section 3.4).
 TOLERANCE = 1e-6
@@ -66,10 +65,9 @@ def captured_variance(layer: Attention) -> dict[str, float]:
 
     q, k, v = layer.qkv.weight.split(sizes)
     k, v = of_heads(k), of_heads(v)
-    more = getattr(layer.similarity, "more", None)
-    if more is not None:
+    if (more := layer.similarity.extra_key_weights()) is not None:
         # The products of all keys, added up, are that of their sum.
-        k = k + sum(of_heads(weight) for weight in more.weight.split(shared * width))
+        k = k + sum(of_heads(weight) for weight in more.split(shared * width))
     if layer.z is not None:
         q, k = torch.cat([q, layer.z.weight]), torch.cat([k, layer.z.weight])
     return {"qk": _captured(q.T, k), "ov": _captured(v.T, layer.proj.weight.T)}
@@ -80,16 +78,3 @@ def _captured(left: Tensor, right: Tensor) -> float:
     most = min(left.shape)
     variance = torch.linalg.svdvals(left @ right)[:most].square()
     return float((variance.cumsum(0) / variance.sum()).mean())
-
-
-def mixture(layer: Attention) -> Tensor | None:
-    """pi of every head and key, (H, M), or (1, M) where all heads share it; None without any.
-
-    Mean over the positions where each has its own.
-    """
-    similarity = layer.similarity
-    if not isinstance(similarity, MixedKeys) or not hasattr(similarity, "prior"):
-        return None
-    log_prior = similarity.log_prior(similarity.prior.shape[-1])
-    assert isinstance(log_prior, Tensor)
-    return log_prior.exp().mean(-1)

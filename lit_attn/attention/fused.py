@@ -132,7 +132,7 @@ def _summed(
     """All keys' sums of a slice, merged in float32 or wider."""
     queries, keys = _joined(q, z, cut), _joined(k[:, :, 0], z, cut)
     kernel = kernels.choose(queries, keys, is_causal)
-    values = _padded(v[cut], kernels.value_width(kernel, queries, v))
+    values = padded(v[cut], kernels.value_width(kernel, queries, v))
     n = q.shape[2]
     merged = kernels.forward(kernel, queries, keys, values, is_causal, scale)
     for r in range(1, k.shape[2]):
@@ -165,7 +165,7 @@ def _of_keys(
     queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
     kernel = kernels.choose(queries, keys, is_causal)
     width = kernels.value_width(kernel, queries, v)
-    values, g, out = (_padded(x[cut], width) for x in (v, gradient, summed.out))
+    values, g, out = (padded(x[cut], width) for x in (v, gradient, summed.out))
     summed = summed._replace(out=out, lse=summed.lse[cut].contiguous())
     return kernels.backward(kernel, g, queries, keys, values, summed, is_causal, scale)
 
@@ -194,7 +194,7 @@ def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
-def _padded(x: Tensor, width: int) -> Tensor:
+def padded(x: Tensor, width: int) -> Tensor:
     """x with zeros up to `width`, itself where it is that wide: `pad` would copy it."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 

@@ -1,23 +1,22 @@
-"""The attention layer in plain formulas, written to be read beside the papers' equations.
+"""The formulas of all parts, written to be compared with the papers' equations.
 
-Slow, memory-hungry, and right: the tests hold the fast forms to this one, value and gradient, in
-float64. Nothing is fused, no identity is used.
+They are slow and form all n x n numbers. The tests compare values and gradients of the fast modules
+with them in float64. `form` is the fast module, whose parameters the formula uses.
 
 Shapes: n tokens, H heads, D head width, d = H D; q, k, v, z: (B, H, n, D); logits: (B, H, n, n).
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention import spec
 from lit_attn.attention.compose import EPS
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.linear import FLOOR as LINEAR_FLOOR
+from lit_attn.attention.normaliser import EPS as DIFFERENTIAL_EPS
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
 
@@ -29,18 +28,18 @@ def attention(
     is_causal: bool = False,
     rotary: Rotary | None = None,
 ) -> Tensor:
-    """What the layer computes of the same arguments, by definition; dropout is off. (B, n, d)."""
-    n, chosen = x.shape[1], layer.spec
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
+    n, parts = x.shape[1], layer.spec
     q, keys, v = project(layer, x, rotary)
-    seen = may_attend(n, chosen.window, layer.local_self_attention, is_causal)
+    seen = may_attend(n, parts.window, layer.local_self_attention, is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         seen = seen & attn_mask
-    if isinstance(chosen.similarity, spec.LinearConfig):
-        h = linear(layer.similarity, q, keys, v, seen, is_causal)
-        return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
-
-    h = weights(layer, x, q, keys, seen, attn_mask) @ v
-    return RESIDUALS[type(chosen.residual)](layer.residual, h, v, layer.proj)
+    a = parts.similarity.reference_weights(layer.similarity, q, keys, seen, is_causal)
+    if a is None:
+        a = weights(layer, x, q, keys, seen, attn_mask)
+    h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
+    out: Tensor = parts.residual.reference(layer.residual, x, h, v, layer.proj)
+    return out
 
 
 def weights(
@@ -51,40 +50,38 @@ def weights(
     seen: Tensor,
     attn_mask: Tensor | None,
 ) -> Tensor:
-    """The attention matrices, (B, H, n, n), of what `project` and `may_attend` return."""
-    # The learned temperature takes the place of 1 / sqrt(D) in all that is exponentiated.
+    """Return the weights (B, H, n, n) of the results of `project` and `may_attend`."""
+    # The learned temperature replaces 1 / sqrt(D) in the logits.
     tau: Tensor | float = 1.0
     if layer.temperature is not None:
         tau = math.sqrt(layer.head_dim) * layer.temperature.exp()
-    logits = SIMILARITIES[type(layer.spec.similarity)](layer.similarity, q, keys, tau)
+    logits = layer.spec.similarity.reference(layer.similarity, q, keys, tau)
     if layer.z is not None:
         z = split_heads(layer.z(x), layer.num_heads)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
-    logits = compose(layer, "pre", x, logits)
+    if "pre" in layer.composers:
+        logits = layer.spec.compose.reference(layer.composers["pre"], x, logits)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask
-    # Finite, so that a token that may see nothing gets no NaN: its weights are then all zero.
-    a = torch.softmax(logits.masked_fill(~seen, -1e300), dim=-1).masked_fill(~seen, 0)
-    return compose(layer, "post", x, a).masked_fill(~seen, 0)
+    # A finite number gives a query that sees no key weights without NaN; they become zero.
+    logits = logits.masked_fill(~seen, -1e300)
+    a = layer.spec.normaliser.reference(layer.normaliser, logits, seen).masked_fill(~seen, 0)
+    if "post" in layer.composers:
+        a = layer.spec.compose.reference(layer.composers["post"], x, a)
+    return a.masked_fill(~seen, 0)
 
 
 def project(
     layer: Attention, x: Tensor, rotary: Rotary | None
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """q, the M keys of every token, and v, each (B, H, n, D)."""
+    """Return q, the M keys of every token, and v, each (B, H, n, D)."""
     heads, shared = layer.num_heads, layer.key_heads
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
     q, k, v = layer.qkv(x).split(sizes, dim=-1)
-    part = layer.spec.similarity
-    form: Any = layer.similarity
-    keys = [k]
-    if isinstance(part, spec.MixedKeysConfig) and part.source == "shifted":
-        keys = [k + form.shift[r].flatten() for r in range(part.keys)]
-    elif isinstance(part, spec.MixedKeysConfig) and part.keys > 1:
-        keys += list(form.more(x).chunk(part.keys - 1, dim=-1))
+    keys = layer.spec.similarity.reference_keys(layer.similarity, x, k)
 
     def head_of_group(t: Tensor) -> Tensor:
-        """(B, n, shared D) -> (B, H, n, D): head m reads group m // (H / shared)."""
+        """Return (B, H, n, D) from (B, n, H' D): head m reads key head m // (H / H')."""
         groups = split_heads(t, shared)
         return torch.stack([groups[:, m * shared // heads] for m in range(heads)], dim=1)
 
@@ -96,7 +93,7 @@ def project(
 
 
 def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) -> Tensor:
-    """(n, n), True where token i may see token j."""
+    """Return (n, n), True where token i may attend to token j."""
     i, j = torch.arange(n).unsqueeze(1), torch.arange(n)
     seen = torch.ones(n, n, dtype=torch.bool)
     if is_causal:
@@ -107,12 +104,12 @@ def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) 
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, n, d) -> (B, H, n, D)."""
+    """Return (B, H, n, D) from (B, n, H D)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def concat(h: Tensor) -> Tensor:
-    """(B, H, n, D) -> (B, n, d)."""
+    """Return (B, n, H D) from (B, H, n, D)."""
     return h.transpose(1, 2).flatten(-2)
 
 
@@ -149,9 +146,7 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     return stacked.amax(0) if form.part.assignment == "hard" else stacked.logsumexp(0)
 
 
-def linear(
-    form: Any, q: Tensor, keys: list[Tensor], v: Tensor, seen: Tensor, is_causal: bool
-) -> Tensor:
+def linear(form: Any, q: Tensor, keys: list[Tensor], seen: Tensor, is_causal: bool) -> Tensor:
     """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
@@ -172,7 +167,16 @@ def linear(
     if form.part.divide_by == "root-length":
         lengths = [i + 1 if is_causal else n for i in range(n)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
-    return similarity / total @ v
+    return similarity / total
+
+
+def mixed_keys(form: Any, x: Tensor, k: Tensor) -> list[Tensor]:
+    """MGK section 2.2: projections of every key (option A), or one key plus offsets (option B)."""
+    if form.part.source == "shifted":
+        return [k + form.shift[r].flatten() for r in range(form.part.keys)]
+    if form.part.keys == 1:
+        return [k]
+    return [k, *form.more(x).chunk(form.part.keys - 1, dim=-1)]
 
 
 def distance(q: Tensor, k: Tensor) -> Tensor:
@@ -190,20 +194,17 @@ def log_prior(form: Any, r: int, n: int) -> Tensor:
     return prior[r].clamp(1e-38, 1).log()
 
 
-def compose(layer: Attention, place: str, x: Tensor, a: Tensor) -> Tensor:
-    """DCMHA, App. D: every pair (i, j) has an H x H map of its own."""
-    if place not in layer.composers:
-        return a
-    form: Any = layer.composers[place]
+def compose(form: Any, x: Tensor, a: Tensor) -> Tensor:
+    """DCMHA, App. D: every pair (i, j) has its own H x H map."""
     heads, n = a.shape[1], a.shape[2]
     maps = torch.zeros(x.shape[0], n, n, heads, heads, dtype=x.dtype)
-    if form.skip:
+    if form.has_identity:
         maps = maps + torch.eye(heads, dtype=x.dtype)
     if form.matrix is not None:
         maps = maps + form.matrix
     for side, module in form.sides.items():
-        own = token_maps(module, x, heads)
-        maps = maps + (own.unsqueeze(2) if side == "query" else own.unsqueeze(1))
+        side_maps = token_maps(module, x, heads)
+        maps = maps + (side_maps.unsqueeze(2) if side == "query" else side_maps.unsqueeze(1))
     return torch.einsum("bijgh,bhij->bgij", maps, a)
 
 
@@ -214,15 +215,49 @@ def token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
     size = heads // part.groups
     if part.projection:
         hidden = F.gelu(form.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
-        for group, own in enumerate(hidden.chunk(part.groups, dim=-1)):
-            w1, w2 = (own @ form.out[group]).chunk(2, dim=-1)
+        for group, part_of_group in enumerate(hidden.chunk(part.groups, dim=-1)):
+            w1, w2 = (part_of_group @ form.out[group]).chunk(2, dim=-1)
             w1, w2 = (w.unflatten(-1, (part.rank, size)) for w in (w1, w2))
             w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
-            here = slice(group * size, (group + 1) * size)
-            maps[..., here, here] += torch.einsum("bnrg,bnrh->bngh", w2, w1)
+            heads_of_group = slice(group * size, (group + 1) * size)
+            maps[..., heads_of_group, heads_of_group] += torch.einsum("bnrg,bnrh->bngh", w2, w1)
     if part.gate:
         maps = maps + torch.diag_embed(torch.tanh(form.gate(x)))
     return maps
+
+
+def softmax(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+    """Vaswani et al. 2017, eq. 1."""
+    return torch.softmax(logits, dim=-1)
+
+
+def sigmoid(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+    """Ramapuram et al. 2024, section 2: sigmoid(s_ij + b), b = -log n."""
+    n = seen.expand(*seen.shape[:-1], logits.shape[-1]).sum(-1, keepdim=True).clamp_min(1)
+    if form.part.length is not None:
+        n = torch.tensor(form.part.length)
+    return 1 / (1 + torch.exp(-(logits - n.double().log()).clamp_min(-700)))
+
+
+def differential(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+    """Ye et al. 2024, eq. 1 and 2: the weights of a pair of heads, for both of them."""
+    q1, q2, k1, k2 = form.vectors
+    factor = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + form.part.lambda_init
+    a = torch.softmax(logits, dim=-1)
+    weights = []
+    for m in range(0, logits.shape[1], 2):
+        weights += [a[:, m] - factor * a[:, m + 1]] * 2
+    return torch.stack(weights, dim=1)
+
+
+def differential_heads(form: Any, h: Tensor) -> Tensor:
+    """Ye et al. 2024, eq. 3: (1 - lambda_init) LN(head), with RMSNorm over a pair's 2 D values."""
+    heads = []
+    for m in range(0, h.shape[1], 2):
+        head = torch.cat([h[:, m], h[:, m + 1]], dim=-1)
+        head = head / (head.square().mean(-1, keepdim=True) + DIFFERENTIAL_EPS).sqrt()
+        heads += list(((1 - form.part.lambda_init) * head).chunk(2, dim=-1))
+    return torch.stack(heads, dim=1)
 
 
 def alpha(h: Tensor, v: Tensor) -> Tensor:
@@ -241,12 +276,12 @@ def along_values(h: Tensor, v: Tensor, scope: str) -> Tensor:
     return alpha(h, v) * concat(v) if scope == "global" else concat(beta(h, v) * v)
 
 
-def full(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def full(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """BeliefFormer (8)."""
     return project(concat(h))
 
 
-def perpendicular(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """BeliefFormer (12), with both scopes (15)."""
     across = concat(h) - along_values(h, v, "head")
     if form.part.scope == "head":
@@ -255,38 +290,22 @@ def perpendicular(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor
     return out + form.local(across) if form.part.scope == "both" else out
 
 
-def projected(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def projected(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """Belief2, Fig. 3."""
     return project(along_values(h, v, form.part.scope))
 
 
-def value(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def value(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """Belief2, Fig. 3."""
     return project(concat(v))
 
 
-def discrepancy(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def discrepancy(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """AttentionX (9), (10)."""
     return project(form.part.gamma * concat(v) - concat(h))
 
 
-def split(form: Any, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
+def split(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
     """Belief2 (14), (15)."""
     along = along_values(h, v, form.part.scope)
     return project(concat(h) - along) + form.projected(form.activation(along))
-
-
-SIMILARITIES: dict[type[spec.Similarity], Callable[..., Tensor]] = {
-    spec.DotConfig: dot,
-    spec.GaussianConfig: gaussian,
-    spec.MixtureConfig: mixture,
-}
-
-RESIDUALS: dict[type[spec.Residual], Callable[..., Tensor]] = {
-    spec.FullConfig: full,
-    spec.PerpendicularConfig: perpendicular,
-    spec.ProjectedConfig: projected,
-    spec.ValueConfig: value,
-    spec.DiscrepancyConfig: discrepancy,
-    spec.SplitConfig: split,
-}

@@ -1,8 +1,15 @@
-"""Fast forms of the residual parts: an epilogue on what scaled-dot-product attention returns.
+"""Residual parts: what passes the output projection and is added to the residual stream.
 
-Shapes: B batch, n tokens, H heads, D head width, d = H D.
-    heads, values: (B, n, H, D), H_m and v_m of every head;  output: (B, n, d)
-`project` is W, the layer's output projection (d -> d).
+- Belief-Attention: "BeliefFormer: Belief Attention in Transformer" (2025; the text has no link).
+- Belief2-Attention: "Improved Belief-Attention in Vision Tasks" (2026),
+  https://arxiv.org/abs/2606.00077.
+- XSA: "Exclusive self attention" (Zhai 2026), https://arxiv.org/abs/2603.09078.
+- AttentionX: "AttentionX: Exploiting Consensus Discrepancy In Attention from A Distributed
+  Optimization Perspective" (2024; the text has no link).
+
+Shapes: B batch, n tokens, d width, H heads, D head width.
+    x: (B, n, d), the layer's input; heads, values: (B, n, H, D), H_m and v_m of every head
+    `project` is W, the layer's output projection (H D -> d); every part returns (B, n, d).
 """
 
 from collections.abc import Callable
@@ -13,15 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lit_attn.attention import spec
+from lit_attn.attention.parts import LayerShape, PerpendicularConfig, SplitConfig
+from lit_attn.attention.precision import wide
 
-# Smallest <V, V> that divides. Below it alpha goes to zero with V, so a zero value vector projects
-# to zero instead of NaN. Part of the definition: the reference uses the same floor.
+# Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
+# belongs to the definition; the reference uses the same bound.
 FLOOR = 1e-12
 
 
 def identity(x: Tensor) -> Tensor:
-    """x: a function with a name, so that a layer that uses it can be pickled."""
+    """Return x. A layer that stores this function, unlike a lambda, can be pickled."""
     return x
 
 
@@ -35,44 +43,47 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
-    """alpha V (scope global) or beta_m v_m (scope head); (B, n, H, D) each (BeliefFormer 10, 13).
+    """Return alpha V (scope global) or beta_m v_m (scope head), (B, n, H, D) (BeliefFormer 10, 13).
 
-    The dot products are taken in float32 (in float64 where the input is): in half precision <V, V>
-    overflows from values of about 16 at d = 256.
+    The dot products are computed in float32 or wider: in half precision <V, V> overflows from
+    values of about 16 at d = 256.
     """
     axes = (-2, -1) if scope == "global" else (-1,)
-    wide = torch.promote_types(heads.dtype, torch.float32)
-    mh, v = heads.to(wide), values.to(wide)
+    mh, v = wide(heads), wide(values)
     alpha = (mh * v).sum(axes, keepdim=True) / v.square().sum(axes, keepdim=True).clamp_min(FLOOR)
     return (alpha * v).to(heads.dtype)
 
 
-class Epilogue(nn.Module):
-    """Base of the residual parts: `forward(heads, values, project)` -> (B, n, d).
+class Residual(nn.Module):
+    """Base of the residual parts: `forward(x, heads, values, project)` returns the layer's output.
 
-    Most have no parameters of their own; what they have (W^l, W_p) is shaped like `project`.
+    Further projections (W^l, W_p) have the sizes of W.
     """
 
-    def __init__(self, part: Any, project: nn.Linear) -> None:
+    def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
 
+    def initial_state(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters that start as functions of W's state; none by default."""
+        return {}
 
-class Full(Epilogue):
+
+class Full(Residual):
     """MH W."""
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(heads.flatten(-2))
 
 
-class Perpendicular(Epilogue):
+class Perpendicular(Residual):
     """(MH - alpha V) W, and with scope both + (H_m - beta_m v_m) W^l."""
 
-    def __init__(self, part: spec.PerpendicularConfig, project: nn.Linear) -> None:
-        super().__init__(part, project)
-        self.local = like(project, part.bias) if part.scope == "both" else None
+    def __init__(self, part: PerpendicularConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        self.local = another_projection(shape, part.bias) if part.scope == "both" else None
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         scope = "head" if self.part.scope == "head" else "global"
         out = project((heads - projected(heads, values, scope)).flatten(-2))
         if self.local is not None:
@@ -80,65 +91,62 @@ class Perpendicular(Epilogue):
         return out
 
 
-class Projected(Epilogue):
+class Projected(Residual):
     """alpha V W."""
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(projected(heads, values, self.part.scope).flatten(-2))
 
 
-class Value(Epilogue):
-    """V W: nothing of what was attended to."""
+class Value(Residual):
+    """V W: the token's own values, without attention."""
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project(values.flatten(-2))
 
 
-class Discrepancy(Epilogue):
+class Discrepancy(Residual):
     """(gamma V - MH) W."""
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         return project((self.part.gamma * values - heads).flatten(-2))
 
 
-class Split(Epilogue):
+class Split(Residual):
     """(MH - alpha V) W + phi(alpha V) W_p."""
 
-    def __init__(self, part: spec.SplitConfig, project: nn.Linear) -> None:
-        super().__init__(part, project)
+    def __init__(self, part: SplitConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
         self.activation = ACTIVATIONS[part.activation]
-        self.projected = like(project, part.bias)
+        self.projected = another_projection(shape, part.bias)
 
-    def forward(self, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:
         if torch.compiler.is_compiling():
-            # What follows from heads and values in one pass is not kept beside them.
+            # Both parts are computed from heads and values in one pass, so only these are kept.
             across, along = checkpoint(self.parts, heads, values, use_reentrant=False)
         else:
             across, along = self.parts(heads, values)
         return project(across) + self.projected(along)
 
+    def initial_state(self, projection: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a copy of W for W_p if `init: copy` (Proposition 1).
+
+        The bias of W_p starts at zero, because the output already contains the bias of W.
+        """
+        if self.part.init != "copy":
+            return {}
+        copied = {"projected.weight": projection["weight"]}
+        if self.projected.bias is not None:
+            copied["projected.bias"] = torch.zeros_like(projection["bias"])
+        return copied
+
     def parts(self, heads: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """MH - alpha V and phi(alpha V), each (B, n, d)."""
+        """Return MH - alpha V and phi(alpha V), each (B, n, H D)."""
         along = projected(heads, values, self.part.scope)
         return (heads - along).flatten(-2), self.activation(along.flatten(-2))
 
 
-def like(project: nn.Linear, bias: bool) -> nn.Linear:
-    """A second output projection of W's shape; with `bias` it has one where W does."""
-    return nn.Linear(
-        project.in_features,
-        project.out_features,
-        bias=bias and project.bias is not None,
-        device=project.weight.device,
-        dtype=project.weight.dtype,
-    )
-
-
-RESIDUALS: dict[type[spec.Residual], type[Epilogue]] = {
-    spec.FullConfig: Full,
-    spec.PerpendicularConfig: Perpendicular,
-    spec.ProjectedConfig: Projected,
-    spec.ValueConfig: Value,
-    spec.DiscrepancyConfig: Discrepancy,
-    spec.SplitConfig: Split,
-}
+def another_projection(shape: LayerShape, bias: bool) -> nn.Linear:
+    """Return a second output projection of W's sizes; with `bias` it has a bias if W has one."""
+    inner = shape.heads * shape.head_dim
+    return nn.Linear(inner, shape.dim, bias=bias and shape.proj_bias, **shape.options)

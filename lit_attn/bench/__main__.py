@@ -31,7 +31,10 @@ def main(given: list[str] | None = None) -> int:
     if problem := arguments.problem(options):
         parser.error(problem)
     commands = {"attention": _attention, "memory": _memory, "decoding": _decoding}
-    return commands[options.command](options)
+    try:
+        return commands[options.command](options)
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 def _runner(options: argparse.Namespace) -> int:

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lit_attn.attention.spec import PRESETS, LinearConfig
+from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.spec import PRESETS
 from lit_attn.schema.errors import suggest
 
 MODES = ["eager", "compiled"]

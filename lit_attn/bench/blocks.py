@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS, DotConfig, NoComposeConfig
+from lit_attn.attention.parts import DotConfig
+from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.arguments import HALF_HEADS
-from lit_attn.bench.materialised import Materialised
+from lit_attn.bench.materialised import Materialised, covers
 
 BASELINE = "timm attention"
 MATERIALISED = "/materialised"
@@ -39,9 +40,8 @@ def with_materialised(names: Iterable[str]) -> list[str]:
     for name in names:
         chosen = PRESETS[name.removesuffix(HALF_HEADS)]
         found.append(name)
-        if not isinstance(chosen.similarity, DotConfig) or not isinstance(
-            chosen.compose, NoComposeConfig
-        ):
+        is_standard = isinstance(chosen.similarity, DotConfig) and not chosen.compose.places()
+        if covers(chosen) and not is_standard:
             found.append(name + MATERIALISED)
     return found
 
@@ -86,8 +86,8 @@ def agrees(name: str, shape: Shape) -> bool:
     plain = reference.attention(compared, x, is_causal=shape.causal)
     direction = torch.randn_like(out)
     pairs = zip(
-        torch.autograd.grad(out, wanted, direction),
-        torch.autograd.grad(plain, wanted, direction),
+        torch.autograd.grad(out, wanted, direction, materialize_grads=True),
+        torch.autograd.grad(plain, wanted, direction, materialize_grads=True),
         strict=True,
     )
     return torch.allclose(out, plain) and all(torch.allclose(a, b) for a, b in pairs)

@@ -13,13 +13,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.attention import spec
+from lit_attn.attention import parts
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.compose import Composer
+from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.linear import FLOOR
+from lit_attn.attention.mixture import MixedKeys
 from lit_attn.attention.rotary import Rotary
-from lit_attn.attention.similarity import MixedKeys
+from lit_attn.attention.spec import AttentionSpec
+
+SIMILARITIES = (
+    parts.DotConfig,
+    parts.GaussianConfig,
+    parts.MixtureConfig,
+    parts.LinearConfig,
+)
+COMPOSITIONS = (parts.NoComposeConfig, parts.StaticConfig, parts.DynamicConfig)
+
+
+def covers(spec: AttentionSpec) -> bool:
+    """Return True if this file computes `spec`; a part from outside has only its own reference."""
+    is_covered = isinstance(spec.similarity, SIMILARITIES)
+    is_covered &= isinstance(spec.compose, COMPOSITIONS)
+    return is_covered and isinstance(spec.normaliser, parts.SoftmaxConfig)
 
 
 class Materialised(Attention):
@@ -39,7 +55,7 @@ class Materialised(Attention):
         q, keys, v = self.project(x, rotary)
         n = x.shape[1]
         future = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1) if is_causal else None
-        if isinstance(self.spec.similarity, spec.LinearConfig):
+        if isinstance(self.spec.similarity, parts.LinearConfig):
             weights = linear_weights(self.similarity, q, keys, future)
         else:
             logits = softmax_logits(self.similarity, q, keys, future)
@@ -53,20 +69,20 @@ class Materialised(Attention):
             if future is not None:
                 weights = weights.masked_fill(future, 0)
         heads = weights @ v.transpose(1, 2)
-        return self.proj_drop(self.residual(heads.transpose(1, 2), v, self.proj))
+        return self.proj_drop(self.residual(x, heads.transpose(1, 2), v, self.proj))
 
 
 def softmax_logits(form: torch.nn.Module, q: Tensor, keys: Tensor, future: Tensor | None) -> Tensor:
     """(B, H, n, n) from q (B, H, n, D) and keys (B, H, M, n, D)."""
     part, unit = form.part, math.sqrt(q.shape[-1])
     logits = q.unsqueeze(2) @ keys.transpose(-1, -2)
-    if isinstance(part, spec.GaussianConfig) or (
-        isinstance(part, spec.MixtureConfig) and part.kernel == "gaussian"
+    if isinstance(part, parts.GaussianConfig) or (
+        isinstance(part, parts.MixtureConfig) and part.kernel == "gaussian"
     ):
         squares = q.square().sum(-1).unsqueeze(2).unsqueeze(-1), keys.square().sum(-1).unsqueeze(-2)
         logits = logits - (squares[0] + squares[1]) / 2
     logits = logits / unit
-    if not isinstance(part, spec.MixtureConfig):
+    if not isinstance(part, parts.MixtureConfig):
         return logits.squeeze(2)
     assert isinstance(form, MixedKeys)
     if part.assignment == "hard":
@@ -105,8 +121,8 @@ def composed(layer: Attention, place: str, x: Tensor, a: Tensor) -> Tensor:
     if place not in layer.composers:
         return a
     form = layer.composers[place]
-    assert isinstance(form, Composer)
-    out = a if form.skip else torch.zeros_like(a)
+    assert isinstance(form, HeadMaps)
+    out = a if form.has_identity else torch.zeros_like(a)
     if form.matrix is not None:
         out = out + torch.einsum("gh,bhij->bgij", form.matrix, a)
     for side, maps in form.maps(x).items():

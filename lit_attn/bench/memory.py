@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from lit_attn.attention.spec import PRESETS, LinearConfig
+from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import Shape, Step, layer
 from lit_attn.bench.footprint import footprint
 from lit_attn.bench.report import mebibytes

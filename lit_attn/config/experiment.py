@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationInfo, field_validator
 
-from lit_attn.attention.spec import MixedKeysConfig
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.config.data.composition import HeadCompositionConfig
@@ -127,12 +126,10 @@ class Experiment(Config):
     @field_validator("model")
     @classmethod
     def _a_weight_for_every_key(cls, model: Model, info: ValidationInfo) -> Model:
-        data, keys = info.data.get("data"), model.attention.similarity
-        if not isinstance(keys, MixedKeysConfig) or keys.prior_scope != "position":
-            return model
-        if isinstance(data, Tokens | Labelled) and keys.positions < data.context:
+        data, limit = info.data.get("data"), model.attention.similarity.max_tokens
+        if limit is not None and isinstance(data, Tokens | Labelled) and limit < data.context:
             raise ValueError(
-                f"attention.similarity.positions: {keys.positions} are fewer than the "
+                f"attention.similarity.positions: {limit} are fewer than the "
                 f"{data.context} tokens of data.context"
             )
         return model

@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention import spec
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
@@ -141,9 +140,8 @@ class Trunk(nn.Module):
     def longest(self) -> int | None:
         """Largest number of tokens with learned positions; None if no positions are learned."""
         limits = [] if self.positions is None else [self.context]
-        part = self.model.attention.similarity
-        if isinstance(part, spec.MixedKeysConfig) and part.prior_scope == "position":
-            limits.append(part.positions)
+        if (limit := self.model.attention.similarity.max_tokens) is not None:
+            limits.append(limit)
         return min(limits, default=None)
 
     def forward(

@@ -162,7 +162,7 @@ def _diagnose_layer(
     if "heads" in kinds:
         captured = diagnostics.captured_variance(layer)
         values += [(None, f"captured-{name}", value) for name, value in captured.items()]
-    if "mixture" in kinds and (pi := diagnostics.mixture(layer)) is not None:
+    if "mixture" in kinds and (pi := layer.similarity.mean_prior()) is not None:
         for number, head_pi in enumerate(pi.tolist(), start=1):
             head = number if len(pi) == layer.num_heads else None
             values += [(head, f"pi-{r}", value) for r, value in enumerate(head_pi, start=1)]

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from lit_attn.attention import chunked
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.parts import KeyComposeConfig, LinearConfig, MixtureConfig
 from lit_attn.attention.rotary import rotary
-from lit_attn.attention.spec import (
-    PRESETS,
-    AttentionSpec,
-    KeyComposeConfig,
-    LinearConfig,
-    MixtureConfig,
-)
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 SPECS = attention_cases.all_specs()
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)

@@ -14,7 +14,8 @@ from helpers.paths import ROOT
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig, preset
+from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec, preset
 from lit_attn.schema.errors import ConfigError
 
 IDENTITY = {"residual": {"kind": "split", "activation": "identity", "init": "copy"}}

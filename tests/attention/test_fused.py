@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from lit_attn.attention import chunked, fused, kernels
-from lit_attn.attention.spec import PRESETS, AttentionSpec, DotConfig, GaussianConfig, SplitConfig
+from lit_attn.attention.parts import DotConfig, GaussianConfig, SplitConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import blocks
 from lit_attn.bench.footprint import footprint
 

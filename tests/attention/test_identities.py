@@ -5,8 +5,9 @@ import timm
 import torch
 
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.parts import PerpendicularConfig, ProjectedConfig, SplitConfig
 from lit_attn.attention.residual import projected
-from lit_attn.attention.spec import AttentionSpec, PerpendicularConfig, ProjectedConfig, SplitConfig
+from lit_attn.attention.spec import AttentionSpec
 
 DIM, HEADS = 24, 3
 

@@ -8,9 +8,9 @@ import torch
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from torch import Tensor
 
-from lit_attn.attention import linear
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec, LinearConfig, preset
+from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.spec import AttentionSpec, preset
 
 
 def layer_of(**choices: Any) -> Attention:
@@ -119,11 +119,13 @@ def test_long_sums_in_half_precision(is_causal: bool, dtype: torch.dtype) -> Non
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 4096, 8, generator=generator) for _ in range(3))
     layer = attn_layer("linear")(16, 2)
-    masks = linear.Masks(None, is_causal, None, False)
-    halves = [t.to(dtype) for t in (q, k.unsqueeze(2), v + 100)]
-    exact = layer.similarity.attend(*(t.double() for t in halves), masks)
+    inputs = layer.inputs(torch.zeros(1, 4096, 16), None, is_causal, None)
+    halves = [t.to(dtype) for t in (q, k.unsqueeze(2), (v + 100).transpose(1, 2))]
+    names = ("q", "keys", "v")
+    doubles = dict(zip(names, (t.double() for t in halves), strict=True))
+    exact = layer.similarity.attend(inputs._replace(**doubles))
     with torch.autocast("cpu", dtype):
-        half = layer.similarity.attend(*halves, masks)
+        half = layer.similarity.attend(inputs._replace(**dict(zip(names, halves, strict=True))))
     assert half.dtype == dtype
     assert (half.double() - exact).abs().max() < 100 * torch.finfo(dtype).eps
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.spec import PRESETS, AttentionSpec, LinearConfig
+from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 
@@ -36,11 +37,12 @@ def test_the_reference_and_the_forward_pass(spec: AttentionSpec, is_causal: bool
     else:
         weights = expected(layer, x, is_causal=is_causal)
         torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
-        heads = (weights @ found.values.transpose(1, 2)).transpose(1, 2)
+        heads = weights @ found.values.transpose(1, 2)
+        heads = spec.normaliser.reference_heads(layer.normaliser, heads).transpose(1, 2)
         torch.testing.assert_close(found.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
     torch.testing.assert_close(found.values, v.transpose(1, 2))
-    out = layer.residual(found.heads, found.values, layer.proj)
+    out = layer.residual(x, found.heads, found.values, layer.proj)
     torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
 
 
@@ -54,7 +56,7 @@ def test_padding(name: str) -> None:
         weights = expected(layer, x, present)
         torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
         assert not found.weights[1, ..., 6:].any()
-    out = layer.residual(found.heads, found.values, layer.proj)
+    out = layer.residual(x, found.heads, found.values, layer.proj)
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 
 
@@ -62,7 +64,7 @@ def test_beyond_one_chunk() -> None:
     """The layer itself goes through so many tokens in parts."""
     layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
     found = layer.look(x, is_causal=True)
-    out = layer.residual(found.heads, found.values, layer.proj)
+    out = layer.residual(x, found.heads, found.values, layer.proj)
     torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
 
 

@@ -11,14 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_attn.attention import masks, reference
 from lit_attn.attention.chunked import WHOLE_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import (
-    AttentionSpec,
+from lit_attn.attention.parts import (
     LinearConfig,
     MixtureConfig,
     QueryKeyComposeConfig,
     StaticConfig,
-    preset,
 )
+from lit_attn.attention.spec import AttentionSpec, preset
 
 DIM, HEADS = 16, 2
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from lit_attn.attention import chunked, reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec, GaussianConfig, MixtureConfig, preset
+from lit_attn.attention.parts import GaussianConfig, MixtureConfig
+from lit_attn.attention.spec import AttentionSpec, preset
 
 WIDTH = DIM // HEADS
 
@@ -249,13 +250,14 @@ def test_different_widths_prefer_the_wide_key_far_away() -> None:
 
 def test_compiled_weights_are_the_softmaxs() -> None:
     """Compiled, the softmax over all keys of all tokens is spelled out; masked rows included."""
-    compiled = torch.compile(chunked._over_keys, backend="eager", fullgraph=True)
+    plain = make(AttentionSpec()).normaliser.over_keys
+    compiled = torch.compile(plain, backend="eager", fullgraph=True)
     logits = 5 * torch.randn(2, 3, 5, 2, 7, dtype=torch.double)
     logits[..., 1, :, :] = torch.finfo(torch.double).min
     logits[..., 2, :, 3:] = torch.finfo(torch.double).min
     results = []
-    for weights in (chunked._over_keys, compiled):
+    for weights in (plain, compiled):
         given = logits.clone().requires_grad_()
-        out = weights(given)
+        out = weights(given, None)
         results.append((out, *torch.autograd.grad(out.square().sum(), given)))
     torch.testing.assert_close(results[1], results[0])

@@ -92,15 +92,19 @@ def test_the_study_of_the_page(tmp_path: Path) -> None:
     assert "6 variants x 5 seeds = 30 cells" in done.stdout
 
 
-def test_the_benchmark_holds_it_to_its_reference(tmp_path: Path) -> None:
+SMALL = ["--batch", "2", "--tokens", "5", "--dim", "8", "--heads", "2", "--rounds", "2"]
+SMALL += ["--modes", "eager", "--device", "cpu"]
+
+
+def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) -> None:
+    """`cosine` is a similarity with a learned parameter."""
     wrong = page().replace("- 2 * reference", "- 3 * reference")
-    small = ["--batch", "2", "--tokens", "5", "--dim", "8", "--heads", "2", "--rounds", "2"]
-    small += ["--modes", "eager", "--device", "cpu"]
     for name, text, code in (("reflected", page(), 0), ("wrong", wrong, 1)):
         (tmp_path / f"{name}.py").write_text(text)
-        given = ["--parts", f"{name}.py", "--presets", "reflected", *small]
-        done = run(tmp_path, "lit_attn.bench", "attention", *given)
+        arguments = ["--parts", f"{name}.py", "--presets", "reflected", "cosine", *SMALL]
+        done = run(tmp_path, "lit_attn.bench", "attention", *arguments)
         assert done.returncode == code, done.stdout + done.stderr
+        assert done.stdout.count("disagrees with the reference") == code
     missing = run(tmp_path, "lit_attn.bench", "attention", "--parts", "other.py")
     assert missing.returncode == 2
     assert missing.stderr.endswith(f"error: {tmp_path}/other.py: no such file\n")
@@ -121,7 +125,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("def f(:\n", ":1: SyntaxError: invalid syntax"),
         ("import absent_beside_it\n", ":1: ModuleNotFoundError: No module named"),
         (
-            "from typing import Literal\nfrom lit_attn.attention.spec import Residual\n"
+            "from typing import Literal\nfrom lit_attn.attention.parts import Residual\n"
             "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
             ":3: class Mine: kind 'full' is already the name of lit_attn.attention.spec.FullConfig",
         ),
@@ -192,11 +196,28 @@ def test_what_is_no_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written:
     assert "\n" not in str(caught.value)
 
 
-def test_a_part_without_a_fast_form(tmp_path: Path) -> None:
-    (tmp_path / "unfinished.py").write_text(page().split("class ReflectedEpilogue")[0])
+def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_path: Path) -> None:
+    text = page().split("    def build(self, shape):\n        return Reflected")[0]
+    (tmp_path / "unfinished.py").write_text(text)
     study(tmp_path, parts="unfinished.py")
-    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run", "--params")
+    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
     assert done.returncode == 2
-    assert "mine: variant 'reflected': " in done.stderr
-    assert "reflected: RESIDUALS has no fast form of Reflected" in done.stderr
+    assert "'reflected' cannot be built: its class ReflectedConfig needs a method" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> None:
+    text = page().replace("def reference(self, module, x, h, v, project)", "def formula_of(self)")
+    (tmp_path / "unfinished.py").write_text(text)
+    arguments = ["--parts", "unfinished.py", "--presets", "reflected", *SMALL]
+    done = run(tmp_path, "lit_attn.bench", "attention", *arguments)
+    assert done.returncode == 2
+    assert "its class ReflectedConfig needs a method `reference`" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_parameters_of_a_part_without_device_are_counted_on_the_meta_device(tmp_path: Path) -> None:
+    (tmp_path / "reflected.py").write_text(page())
+    study(tmp_path, part="gated")
+    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run", "--params")
+    assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def test_what_a_part_refuses_is_a_configuration_error() -> None:
     experiment = Experiment.model_validate(given)
     spec = experiment.model.attention.model_copy(update={"kv_heads": 7})
     model = experiment.model.model_copy(update={"attention": spec})
-    with pytest.raises(ConfigError, match="model: 7 key heads do not divide"):
+    with pytest.raises(ConfigError, match="model: kv_heads: 7 key heads do not divide"):
         budget.build(model, experiment.data, device=str(torch.device("meta")))
 
 

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 from lit_attn.ablate.axes import expand_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
-from lit_attn.attention.spec import PRESETS, PerpendicularConfig, SplitConfig
+from lit_attn.attention.parts import PerpendicularConfig, SplitConfig
+from lit_attn.attention.spec import PRESETS
 from lit_attn.config.optimizers import Adam, AdamW
 from lit_attn.config.schedules import Constant
 from lit_attn.config.source import Mapping, Where

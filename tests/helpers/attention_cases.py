@@ -11,15 +11,15 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from lit_attn.attention.spec import (
-    PRESETS,
-    AttentionSpec,
+from lit_attn.attention.parts import (
     Compose,
     LinearConfig,
     MixtureConfig,
+    Normaliser,
     Residual,
     Similarity,
 )
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
 
 
@@ -95,6 +95,7 @@ def all_specs() -> list[AttentionSpec]:
     found += [AttentionSpec(residual=residual) for residual in members(Residual)]
     found += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
     found += [AttentionSpec(compose=compose) for compose in members(Compose)]
+    found += [AttentionSpec(normaliser=normaliser) for normaliser in members(Normaliser)]
     found.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     found.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
@@ -107,6 +108,7 @@ def all_specs() -> list[AttentionSpec]:
             ],
             "zz": [False, True],
             "compose": list(Compose.family),
+            "normaliser": list(Normaliser.family),
             "residual": list(Residual.family),
             "window": [None, 3],
             "kv_heads": [None, 1],

@@ -7,7 +7,7 @@ from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
 
-DIM, HEADS = 24, 3
+DIM, HEADS = 24, 4
 
 
 def make(spec: AttentionSpec, seed: int = 0, lsa: bool = False) -> Attention:

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig
+from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, SplitConfig
+from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.models import gpt

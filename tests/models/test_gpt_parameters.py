@@ -2,7 +2,8 @@
 
 import pytest
 
-from lit_attn.attention.spec import PRESETS, AttentionSpec, DotConfig, MixtureConfig, Similarity
+from lit_attn.attention.parts import DotConfig, MixtureConfig, Similarity
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.models import gpt, sequence

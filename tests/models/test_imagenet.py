@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.parts import PerpendicularConfig
 from lit_attn.attention.rotary import rotate
-from lit_attn.attention.spec import AttentionSpec, PerpendicularConfig, preset
+from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.images import Cifar10, Folder
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig

@@ -8,7 +8,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention.spec import AttentionSpec, SplitConfig, preset
+from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.segmenter import SegmenterConfig

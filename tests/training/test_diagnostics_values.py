@@ -12,15 +12,9 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
+from lit_attn.attention.parts import DotConfig, LinearConfig, MixedKeysConfig, MixtureConfig
 from lit_attn.attention.rotary import rotary
-from lit_attn.attention.spec import (
-    PRESETS,
-    AttentionSpec,
-    DotConfig,
-    LinearConfig,
-    MixedKeysConfig,
-    MixtureConfig,
-)
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
@@ -70,7 +64,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
     q, keys, v = reference.project(layer, x, None)
     all_see = reference.may_attend(n, None, False, False)
     if isinstance(layer.spec.similarity, LinearConfig):
-        h = reference.linear(layer.similarity, q, keys, v, all_see, False)
+        h = reference.linear(layer.similarity, q, keys, all_see, False) @ v
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
         h = weights @ v

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from lit_attn.attention.spec import AttentionSpec, DynamicConfig
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import find_nearest_divisor, suggest
 
@@ -51,9 +51,8 @@ def require_division(key: str, what: str, number: int, whole: int, of: str) -> N
 
 
 def require_parts_for(attention: AttentionSpec, heads: int) -> None:
-    """ValueError where a layer of so many heads cannot have the parts of `attention`."""
-    of = f"{heads} heads"
-    if attention.kv_heads is not None:
-        require_division("attention.kv_heads", "key heads", attention.kv_heads, heads, of)
-    if isinstance(attention.compose, DynamicConfig):
-        require_division("attention.compose.groups", "groups", attention.compose.groups, heads, of)
+    """Raise ValueError if a layer of `heads` heads cannot have the parts of `attention`."""
+    try:
+        attention.check_heads(heads)
+    except ValueError as error:
+        raise ValueError(f"attention.{error}") from error

@@ -4,7 +4,6 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.attention.spec import LinearConfig
 from lit_attn.config.models.base import Model, require_division, require_parts_for
 
 
@@ -33,8 +32,9 @@ class ViTConfig(Model):
     def _heads_fit(self) -> "ViTConfig":
         require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
         require_parts_for(self.attention, self.heads)
-        if self.local_self_attention and isinstance(self.attention.similarity, LinearConfig):
-            raise ValueError(
-                "local_self_attention: linear keys never form the logits that it would mask"
-            )
+        if self.local_self_attention:
+            try:
+                self.attention.similarity.check_local_self_attention()
+            except ValueError as error:
+                raise ValueError(f"local_self_attention: {error}") from error
         return self

@@ -1,0 +1,196 @@
+"""Choice of the kernel for attention from logits, and its call.
+
+Shapes: B batch, n queries, n' tokens with keys (n, and those in the cache), d width, H heads, H'
+key heads, M keys for every token, D head width, E width of the features.
+"""
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention import chunked, fused
+from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.compose import all_maps
+from lit_attn.attention.masks import Masks
+from lit_attn.attention.normaliser import Normaliser
+from lit_attn.attention.precision import as_multiplied
+
+if TYPE_CHECKING:
+    from lit_attn.attention.similarity import Similarity
+
+
+class Inputs(NamedTuple):
+    """One call of a layer: its projected tokens, and everything that acts on their weights.
+
+    x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D).
+    `temperature` is the logarithm of the learned factor of the logits. `cache` holds the tokens
+    before x.
+    """
+
+    x: Tensor
+    q: Tensor
+    keys: Tensor
+    v: Tensor
+    z: Tensor | None
+    masks: Masks
+    composers: nn.ModuleDict
+    normaliser: Normaliser
+    temperature: Tensor | None = None
+    dropout: float = 0.0
+    cache: Cache | None = None
+
+    def shared(self, x: Tensor, axis: int = 1) -> Tensor:
+        """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""
+        groups = self.q.shape[1] // x.shape[axis]
+        return x.repeat_interleave(groups, axis) if groups > 1 else x
+
+
+class Path(Enum):
+    """Ways to compute attention from logits (docs/mechanisms.md has the table)."""
+
+    ONE_CALL = "one call of scaled-dot-product attention on all M n keys"
+    MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
+    CHUNKED = "weights formed in chunks of queries, and formed again in the backward pass"
+
+
+def choose_path(
+    *,
+    keys: int,
+    is_hard: bool,
+    has_z: bool,
+    is_composed: bool,
+    normaliser: str,
+    mask: str,
+    dropout: float,
+    tokens: int,
+    device: str,
+) -> Path:
+    """Return the path that computes a layer with these properties fastest, in little memory.
+
+    `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
+    `mask` is "none", "causal" or "other": any other mask, a window, or a cache that is not empty.
+    `tokens` is the number of queries.
+    """
+    if is_hard or is_composed or normaliser != "softmax":
+        return Path.CHUNKED
+    if keys > 1 and dropout > 0:
+        # Dropout has to drop a pair of tokens with all of its keys.
+        return Path.CHUNKED
+    if keys > 1 and device == "cpu" and tokens <= chunked.WHOLE_UP_TO:
+        # For few tokens, forming the weights and adding them up over the keys is faster on a CPU
+        # than one kernel call for each key.
+        return Path.CHUNKED
+    # FLOPs are counted on the meta device, which only counts those of torch's own operators.
+    if (keys > 1 or has_z) and mask != "other" and not dropout and device != "meta":
+        return Path.MERGED
+    return Path.ONE_CALL
+
+
+def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
+    """Return the weighted sums of values (B, H, n, D), and extend the cache."""
+    x, q, keys, v, z, masks = inputs[:6]
+    values, all_z = v.transpose(1, 2), z
+    maps = all_maps(inputs.composers, x)
+    first = 0
+    if (cache := inputs.cache) is not None:
+        assert isinstance(cache, KeyValues)
+        first = cache.first
+        keys, values = cache.extend("keys", keys), cache.extend("values", values)
+        all_z = None if z is None else cache.extend("z", z)
+        for place, sides in maps.items():
+            if "key" in sides:
+                sides["key"] = cache.extend_maps(place, sides["key"])
+    values = inputs.shared(values)
+    q, k, scale = scaled_features(similarity, inputs, keys, first)
+    similarity.observe(q, k, scale, masks)
+    path = choose_path(
+        keys=k.shape[2],
+        is_hard=similarity.hard,
+        has_z=z is not None,
+        is_composed=len(inputs.composers) > 0,
+        normaliser=inputs.normaliser.part.kind,
+        mask="other" if not masks.only_causal else "causal" if masks.is_causal else "none",
+        dropout=inputs.dropout,
+        tokens=q.shape[-2],
+        device=q.device.type,
+    )
+    if path is Path.MERGED:
+        q, k, values = as_multiplied(q), as_multiplied(k), as_multiplied(values)
+        z = None if z is None else as_multiplied(z)
+        return fused.attend(q, k, z, values, masks.is_causal, scale)
+    q, k = with_z(q, k, z, all_z, inputs.temperature)
+    if path is Path.ONE_CALL:
+        return one_call(q, k, values, masks, scale, inputs.dropout)
+    formed = chunked.Formed(
+        q, k, masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
+    )
+    return chunked.attend(formed, values, inputs.dropout)
+
+
+def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
+    """Return all weights of a call without a cache, (B, H, n, n)."""
+    q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
+    q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
+    maps = all_maps(inputs.composers, inputs.x)
+    formed = chunked.Formed(
+        q, k, inputs.masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
+    )
+    all_tokens = slice(0, q.shape[-2])
+    return chunked.weights(formed, all_tokens, all_tokens, inputs.v.dtype)
+
+
+def scaled_features(
+    similarity: "Similarity", inputs: Inputs, keys: Tensor, first: int
+) -> tuple[Tensor, Tensor, float]:
+    """Return q' (B, H, n, E), k' (B, H, M, n', E) and the factor of their products: the logits.
+
+    `first` is the position of the first of `keys`.
+    """
+    q, k = similarity.features(inputs.q, inputs.shared(keys), first)
+    if inputs.temperature is not None:
+        return q * inputs.temperature.exp(), k, 1.0
+    return q, k, inputs.q.shape[-1] ** -0.5
+
+
+def with_z(
+    q: Tensor, k: Tensor, z: Tensor | None, all_z: Tensor | None, temperature: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return [q'|z] and [k'|z], or q' and k' without z; `all_z` includes the cached tokens."""
+    if z is None or all_z is None:
+        return q, k
+    if temperature is not None:
+        z = z * temperature.exp()
+    all_z = all_z.unsqueeze(2).expand(*k.shape[:-1], -1)
+    return torch.cat([q, z], -1), torch.cat([k, all_z], -1)
+
+
+def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
+    """Return softmax(scale q k^T) v over all M n' keys, (B, H, n, D).
+
+    q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). Flash attention requires one width for all
+    three, a multiple of 8: they are padded with zeros.
+    """
+    (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
+    # One new token attends to everything that is cached.
+    is_alone = masks.offset > 0 and queries == 1 and not masks.without_self
+    # Torch takes a mask or `is_causal`, not both.
+    has_both = masks.is_causal and masks.attn_mask is not None
+    is_simple = masks.window is None and not masks.without_self and not masks.offset
+    is_plain = m == 1 and is_simple and not has_both
+    mask = masks.attn_mask if is_plain or is_alone else masks.whole(n, q.device)
+    if mask is not None and m > 1:
+        mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
+    full = wide if wide == width else wide + -wide % 8
+    out = F.scaled_dot_product_attention(
+        fused.padded(q, full),
+        fused.padded(k, full).flatten(2, 3),
+        fused.padded(v, full).repeat(1, 1, m, 1) if m > 1 else fused.padded(v, full),
+        mask,
+        dropout_p=dropout,
+        is_causal=masks.is_causal and is_plain,
+        scale=scale,
+    )
+    return out[..., :width]

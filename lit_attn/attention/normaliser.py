@@ -1,0 +1,118 @@
+"""Normalisers: the functions that turn logits into weights.
+
+- Softmax: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1.
+- Sigmoid attention: Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid
+  Self-Attention", https://arxiv.org/abs/2409.04431, section 2.
+- Differential attention: Ye et al. 2024, "Differential Transformer",
+  https://arxiv.org/abs/2410.05258, eq. 1-3.
+
+Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys for every
+token.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_attn.attention.parts import DifferentialConfig, LayerShape
+from lit_attn.attention.precision import wide
+
+# Added to the mean square in the RMSNorm of differential heads (the released code's value).
+EPS = 1e-5
+
+
+class Normaliser(nn.Module):
+    """Base of the normalisers: `forward(logits, seen)` returns weights (B, H, c, m).
+
+    `logits` (B, H, c, m) are in float32 or wider, the lowest number of their precision where a
+    query may not attend to a key. `seen`, broadcastable to them, is True where it may; None means
+    everywhere.
+    """
+
+    def __init__(self, part: Any, shape: LayerShape) -> None:
+        super().__init__()
+        self.part = part
+
+    def over_keys(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """Return weights of logits (B, H, c, M, m); a token's logit is their log-sum-exp over M."""
+        logits = wide(logits)
+        logits = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
+        weights: Tensor = self(logits, seen)
+        return weights
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """Return the heads' weighted sums (B, H, n, D) after what follows them; unchanged here."""
+        return heads
+
+
+class Softmax(Normaliser):
+    """a_ij = exp(s_ij) / sum_j exp(s_ij)."""
+
+    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        return logits.softmax(-1)
+
+    def over_keys(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """Return the sum of the softmax over all M m keys: it needs no log-sum-exp over M.
+
+        Compiled, it is written out. The gradient of a sum over one axis of a flattened tensor is
+        read with remainders of indices, and the backward pass of the softmax then takes twice as
+        long.
+        """
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        if logits.shape[3] == 1:
+            return logits.squeeze(3).softmax(-1, dtype=dtype)
+        if not torch.compiler.is_compiling():
+            return logits.flatten(3).softmax(-1, dtype=dtype).view_as(logits).sum(3)
+        every = [wide(keys) for keys in logits.unbind(3)]
+        top = functools.reduce(torch.maximum, every).detach().amax(-1, keepdim=True)
+        a = functools.reduce(torch.add, [(keys - top).exp() for keys in every])
+        return a / a.sum(-1, keepdim=True)
+
+
+class Sigmoid(Normaliser):
+    """a_ij = sigmoid(s_ij - log n); n is `length` or the number of keys that i may attend to."""
+
+    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        if self.part.length is not None or seen is None:
+            count = logits.new_tensor(float(self.part.length or logits.shape[-1]))
+        else:
+            shown = seen.expand(*seen.shape[:-1], logits.shape[-1])
+            count = shown.sum(-1, keepdim=True).clamp_min(1).to(logits.dtype)
+        return torch.sigmoid(logits - count.log())
+
+
+class Differential(Normaliser):
+    """softmax(s_2m) - lambda softmax(s_2m+1) for both heads 2m and 2m + 1.
+
+    lambda = exp(q1.k1) - exp(q2.k2) + lambda_init with learned vectors q1, k1, q2, k2 of the
+    head's width, one set for the layer (eq. 2). A pair of heads is normalised as one head (eq. 3).
+    """
+
+    part: DifferentialConfig
+
+    def __init__(self, part: DifferentialConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        # Rows: q1, q2, k1, k2.
+        self.vectors = nn.Parameter(torch.empty(4, shape.head_dim, **shape.options))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors from N(0, 0.1^2), as in the released code."""
+        nn.init.normal_(self.vectors, std=0.1)
+
+    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        first, second = logits.softmax(-1).unflatten(1, (-1, 2)).unbind(2)
+        q, k = wide(self.vectors).chunk(2)
+        one, two = (q * k).sum(-1).exp()
+        factor = one - two + self.part.lambda_init
+        return (first - factor * second).repeat_interleave(2, 1)
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """Return (1 - lambda_init) RMSNorm of each pair of heads, side by side."""
+        pairs = wide(heads).unflatten(1, (-1, 2)).transpose(2, 3)
+        normed = F.rms_norm(pairs.flatten(-2), (2 * heads.shape[-1],), eps=EPS)
+        normed = (1 - self.part.lambda_init) * normed.unflatten(-1, (2, -1)).transpose(2, 3)
+        return normed.flatten(1, 2).to(heads.dtype)

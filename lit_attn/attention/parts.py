@@ -1,0 +1,503 @@
+"""Configuration classes of the parts of an attention layer, in four families.
+
+A part's configuration class says how the module that computes it is built (`build`) and where its
+formula is (`reference`, by default in lit_attn.attention.reference). This file imports no torch:
+modules and formulas are loaded when they are used.
+
+Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
+the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from lit_attn.schema.base import Config, Kind, load
+from lit_attn.schema.errors import ConfigError, find_nearest_divisor
+
+if TYPE_CHECKING:
+    from lit_attn.attention.spec import AttentionSpec
+
+Activation = Literal["identity", "gelu", "silu", "relu", "tanh"]
+
+
+class LayerShape(NamedTuple):
+    """Sizes of the layer that a part is built for, and the options of its parameters.
+
+    `key_heads` is H, or the number of groups of heads that share keys and values. `needs_row_terms`
+    is True if a term that is equal for all keys of a query changes the layer's output: the
+    similarity must then include these terms in its logits. `options` are the `device` and `dtype`
+    of parameters.
+    """
+
+    dim: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    qkv_bias: bool
+    proj_bias: bool
+    needs_row_terms: bool
+    options: dict[str, Any]
+
+
+class Part(Config):
+    """Configuration of one part of a layer: how it is built, and with what it can be combined.
+
+    A part outside this package overrides `build` and `reference`. The parts of this package name
+    the module and the function instead, as "module:name" in `fast` and `formula`.
+    """
+
+    fast: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+    kind: str
+
+    def build(self, shape: LayerShape) -> Any:
+        """Return the torch module that computes this part in a layer of `shape`."""
+        return load(self.fast)(self, shape)
+
+    def reference(self, module: Any, *inputs: Any) -> Any:
+        """Return the value of this part's formula, with the parameters of `module`.
+
+        The family's docstring names the inputs. Raises ConfigError if the part has no formula.
+        """
+        if not self.formula:
+            raise ConfigError(
+                f"'{self.kind}' cannot be compared with its formula: its class "
+                f"{type(self).__name__} needs a method `reference` (docs/adding-a-part.md)"
+            )
+        return load(self.formula)(module, *inputs)
+
+    def check(self, layer: "AttentionSpec") -> None:
+        """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
+
+    def check_heads(self, heads: int) -> None:
+        """Raise ValueError if this part cannot be used in a layer of `heads` heads."""
+
+    def require_build(self) -> None:
+        """Raise ValueError if the class of this part does not say how the part is built."""
+        if not self.fast and type(self).build is Part.build:
+            raise ValueError(
+                f"'{self.kind}' cannot be built: its class {type(self).__name__} needs a method "
+                "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
+            )
+
+
+class Similarity(Part, Kind):
+    """Family of the logits s_ij of a head.
+
+    `build` returns a lit_attn.attention.similarity.Similarity. The inputs of `reference` are q
+    (B, H, n, D), the list of every token's keys, (B, H, n, D) each, and tau: the factor of the
+    logits that a learned temperature sets, else 1. It returns the logits (B, H, n, n).
+    """
+
+    def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
+        """Return the keys of every token, (B, n, H' D) each, from x (B, n, d) and the layer's k."""
+        return [k]
+
+    def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
+        """Return the weights (B, H, n, n) of a similarity without logits, else None.
+
+        `seen` (n, n) is True where a query attends to a key.
+        """
+        return None
+
+    def check_local_self_attention(self) -> None:
+        """Raise ValueError if a token's own key cannot be masked."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Number of tokens that the similarity has parameters for, or None if there is no limit."""
+        return None
+
+
+class DotConfig(Similarity):
+    """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
+
+    fast = "lit_attn.attention.similarity:Dot"
+    formula = "lit_attn.attention.reference:dot"
+    kind: Literal["dot"] = "dot"
+
+
+class GaussianConfig(Similarity):
+    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
+
+    fast = "lit_attn.attention.similarity:Gaussian"
+    formula = "lit_attn.attention.reference:gaussian"
+    kind: Literal["gaussian"] = "gaussian"
+
+
+class MixedKeysConfig(Similarity):
+    """Several keys for every token (MGK section 2)."""
+
+    kind: str
+    keys: int = Field(2, ge=1, le=16, description="keys of every token, M")
+    source: Literal["projected", "shifted"] = Field(
+        "projected",
+        description="projected: a projection for each key (option A); shifted: one "
+        "projected key plus learned offsets (option B)",
+    )
+    prior: Literal["learned", "clamped", "m-step", "fixed"] = Field(
+        "learned",
+        description="weights pi_r of the keys; learned: softmax of parameters; clamped: parameters "
+        "clamped to [0, 1], as the released code; m-step: mean responsibility at every training "
+        "step (Soft-E); fixed: 1 / M",
+    )
+    prior_scope: Literal["head", "layer", "position"] = Field(
+        "head",
+        description="owner of a set of pi; head (paper), layer (released LRA code), or "
+        "every head and key position (released language model code)",
+    )
+    positions: int = Field(
+        256, ge=1, description="key positions with their own pi, for `prior_scope: position`"
+    )
+    responsibilities: Literal["attending", "all"] = Field(
+        "attending",
+        description="pairs of tokens that `prior: m-step` averages over; all includes "
+        "future keys, as the released code",
+    )
+    shift_init: Literal["normal", "released"] = Field(
+        "normal",
+        description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
+        "the others N(0, 1/4)",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_choices_without_effect(self) -> "MixedKeysConfig":
+        """Refuse a choice without effect: two cells would then compute the same."""
+        if self.source == "projected" and self.shift_init != "normal":
+            raise ValueError("shift_init: projected keys have no offsets")
+        if self.prior != "m-step" and self.responsibilities != "attending":
+            raise ValueError("responsibilities: only `prior: m-step` counts them")
+        if self.prior == "fixed" and self.prior_scope != "head":
+            raise ValueError("prior_scope: a fixed prior is the same everywhere")
+        if self.prior_scope != "position" and self.positions != 256:
+            raise ValueError("positions: only `prior_scope: position` has them")
+        return self
+
+    def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
+        keys: list[Any] = load("lit_attn.attention.reference:mixed_keys")(module, x, k)
+        return keys
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.positions if self.prior_scope == "position" else None
+
+
+class MixtureConfig(MixedKeysConfig):
+    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
+
+    fast = "lit_attn.attention.mixture:Mixture"
+    formula = "lit_attn.attention.reference:mixture"
+    kind: Literal["mixture"] = "mixture"
+    kernel: Literal["gaussian", "dot"] = Field(
+        "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
+    )
+    assignment: Literal["soft", "hard"] = Field(
+        "soft", description="soft: log of the sum over keys; hard: the largest logit (Hard-E)"
+    )
+    variance: tuple[PositiveFloat, ...] | None = Field(
+        None,
+        description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
+        "paper's section 3.4, (1, 1/3) in the released language model code",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "MixtureConfig":
+        if self.variance is not None and len(self.variance) != self.keys:
+            raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
+        if self.variance is not None and self.kernel == "dot":
+            raise ValueError("variance: the dot kernel has none")
+        if self.assignment == "hard" and self.prior != "learned":
+            raise ValueError("prior: the largest of the keys' logits is not weighted")
+        if self.assignment == "hard" and self.prior_scope != "head":
+            raise ValueError("prior_scope: the largest of the keys' logits is not weighted")
+        return self
+
+
+class LinearConfig(MixedKeysConfig):
+    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
+
+    fast = "lit_attn.attention.linear:Linear"
+    kind: Literal["linear"] = "linear"
+    keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
+    mixing: Literal["after", "before"] = Field(
+        "after",
+        description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
+    )
+    features: Literal["plain", "sum-to-one"] = Field(
+        "plain",
+        description="sum-to-one: phi divided by its sum over the head's width (released LM code)",
+    )
+    divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
+        "sum",
+        description="divisor of the sum over keys; sum of the similarities (paper); scaled-sum: "
+        "that times sqrt(D) (released language model code); root-length: root of the number of "
+        "tokens (released LRA code)",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "LinearConfig":
+        if self.prior == "m-step":
+            raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        return self
+
+    def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
+        return load("lit_attn.attention.reference:linear")(module, q, keys, seen, is_causal)
+
+    def check(self, layer: "AttentionSpec") -> None:
+        reason = "linear keys never form the logits"
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason} that heads would be composed from")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: {reason} that it would normalise")
+        if layer.zz:
+            raise ValueError(f"zz: {reason} that z_i.z_j would be added to")
+        if layer.window:
+            raise ValueError(f"window: {reason} that a window would mask")
+
+    def check_local_self_attention(self) -> None:
+        raise ValueError("linear keys never form the logits that it would mask")
+
+
+class Compose(Part, Kind):
+    """Family of the mixing of heads at each pair of tokens (i, j).
+
+    `build` returns a lit_attn.attention.compose.Composer, once for every place. The inputs of
+    `reference` are x (B, n, d) and the logits or weights a (B, H, n, n); it returns a mixed.
+    """
+
+    def places(self) -> tuple[str, ...]:
+        """Return the places of mixing: "pre" (before the normaliser), "post" (after it) or both."""
+        return ("pre", "post")
+
+
+class NoComposeConfig(Compose):
+    """Independent heads."""
+
+    fast = "lit_attn.attention.compose:Composer"
+    kind: Literal["none"] = "none"
+
+    def places(self) -> tuple[str, ...]:
+        return ()
+
+
+class StaticConfig(Compose):
+    """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
+
+    fast = "lit_attn.attention.compose:Static"
+    formula = "lit_attn.attention.reference:compose"
+    kind: Literal["static"] = "static"
+    place: Literal["pre+post", "pre", "post"] = Field(
+        "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
+    )
+    skip: bool = Field(
+        False, description="add the heads themselves, as in DCMHA's static projection"
+    )
+
+    def places(self) -> tuple[str, ...]:
+        return tuple(self.place.split("+"))
+
+
+class DynamicConfig(Compose):
+    """a + sum_r w2_r (w1_r.a) + a * gate, with weights computed from tokens (DCMHA eq. 5-8).
+
+    The kinds `query`, `key` and `query+key` name the tokens that the weights are computed from.
+    """
+
+    fast = "lit_attn.attention.compose:Dynamic"
+    formula = "lit_attn.attention.reference:compose"
+    kind: str
+    place: Literal["pre+post", "pre", "post"] = Field(
+        "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
+    )
+    projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
+    gate: bool = Field(True, description="include the gate a * gate")
+    static: bool = Field(False, description="add a learned H x H matrix")
+    rank: int = Field(2, ge=1, description="rank of the projection")
+    groups: int = Field(
+        1, ge=1, description="equal groups of heads that compose separately; must divide the heads"
+    )
+    gate_init: Literal["pytorch", "jax"] = Field(
+        "pytorch",
+        description="scale of the gate's initial weights in a released code: 0.05, or 0.005 (jax)",
+    )
+    gelu: Literal["exact", "tanh"] = Field(
+        "exact",
+        description="form of GELU; exact in the released PyTorch code, tanh in the JAX code",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "DynamicConfig":
+        if not (self.projection or self.gate):
+            raise ValueError("without projection and gate nothing is dynamic")
+        return self
+
+    def places(self) -> tuple[str, ...]:
+        return tuple(self.place.split("+"))
+
+    def check_heads(self, heads: int) -> None:
+        if heads % self.groups:
+            raise ValueError(
+                f"compose.groups: {self.groups} groups do not divide {heads} heads; the nearest "
+                f"that do are {find_nearest_divisor(self.groups, heads)}"
+            )
+
+
+class QueryComposeConfig(DynamicConfig):
+    """Mixing weights computed from the query's token."""
+
+    kind: Literal["query"] = "query"
+
+
+class KeyComposeConfig(DynamicConfig):
+    """Mixing weights computed from the key's token."""
+
+    kind: Literal["key"] = "key"
+
+
+class QueryKeyComposeConfig(DynamicConfig):
+    """Sum of the mixing weights computed from the query's and from the key's token."""
+
+    kind: Literal["query+key"] = "query+key"
+
+
+class Normaliser(Part, Kind):
+    """Family of the functions that turn logits into weights.
+
+    `build` returns a lit_attn.attention.normaliser.Normaliser. The inputs of `reference` are the
+    logits (B, H, n, n) and `seen`, broadcastable to them, True where a query attends to a key; it
+    returns the weights. Set `ignores_row_terms` to True if adding one number to all logits of a
+    query leaves its weights unchanged: similarities then leave such terms out.
+    """
+
+    ignores_row_terms: ClassVar[bool] = False
+
+    def reference_heads(self, module: Any, heads: Any) -> Any:
+        """Return the heads' sums (B, H, n, D) after what follows the weighted sum of values."""
+        return heads
+
+
+class SoftmaxConfig(Normaliser):
+    """a_ij = exp(s_ij) / sum_j exp(s_ij) (Vaswani et al. 2017, eq. 1)."""
+
+    ignores_row_terms = True
+    fast = "lit_attn.attention.normaliser:Softmax"
+    formula = "lit_attn.attention.reference:softmax"
+    kind: Literal["softmax"] = "softmax"
+
+
+class SigmoidConfig(Normaliser):
+    """a_ij = 1 / (1 + exp(-(s_ij + b))), b = -log n (Ramapuram et al. 2024, section 2).
+
+    n is `length` if it is set, as for the paper's language models, else the number of keys that the
+    query may attend to: all tokens of a bidirectional layer without padding, as for the paper's
+    vision transformers.
+    """
+
+    fast = "lit_attn.attention.normaliser:Sigmoid"
+    formula = "lit_attn.attention.reference:sigmoid"
+    kind: Literal["sigmoid"] = "sigmoid"
+    length: PositiveInt | None = Field(None, description="n of the bias -log n")
+
+
+class DifferentialConfig(Normaliser):
+    """softmax(s_1) - lambda softmax(s_2) of each pair of heads (Ye et al. 2024, eq. 1-3).
+
+    Heads 2m and 2m + 1 have the queries and keys 1 and 2 of the paper's head m; their values, side
+    by side, are its values of width 2 D. Each head m is then normalised (RMSNorm without weights)
+    and multiplied by 1 - lambda_init. The paper varies lambda_init with the depth of a layer or
+    sets it to 0.8 everywhere; here it is the same in all layers.
+    """
+
+    ignores_row_terms = True
+    fast = "lit_attn.attention.normaliser:Differential"
+    formula = "lit_attn.attention.reference:differential"
+    kind: Literal["differential"] = "differential"
+    lambda_init: float = Field(0.8, gt=0, lt=1)
+
+    def reference_heads(self, module: Any, heads: Any) -> Any:
+        return load("lit_attn.attention.reference:differential_heads")(module, heads)
+
+    def check_heads(self, heads: int) -> None:
+        if heads % 2:
+            raise ValueError(f"normaliser: differential attention pairs heads, and {heads} is odd")
+
+
+class Residual(Part, Kind):
+    """Family of the signals that pass the output projection W and are added to the residual stream.
+
+    alpha_i = <MH_i, V_i> / <V_i, V_i> over all heads (scope global), or beta_m,i, the same ratio
+    within each head (scope head).
+
+    `build` returns a lit_attn.attention.residual.Residual. The inputs of `reference` are x
+    (B, n, d), the heads' sums and values, (B, H, n, D) each, and W; it returns (B, n, d).
+    """
+
+
+class FullConfig(Residual):
+    """MH W: the standard layer."""
+
+    fast = "lit_attn.attention.residual:Full"
+    formula = "lit_attn.attention.reference:full"
+    kind: Literal["full"] = "full"
+
+
+class PerpendicularConfig(Residual):
+    """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
+
+    fast = "lit_attn.attention.residual:Perpendicular"
+    formula = "lit_attn.attention.reference:perpendicular"
+    kind: Literal["perpendicular"] = "perpendicular"
+    scope: Literal["global", "head", "both"] = Field(
+        "global",
+        description="projection over all heads (global), in each head (head), or both added (both)",
+    )
+    bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
+
+
+class ProjectedConfig(Residual):
+    """alpha V W (Belief2 Fig. 3)."""
+
+    fast = "lit_attn.attention.residual:Projected"
+    formula = "lit_attn.attention.reference:projected"
+    kind: Literal["projected"] = "projected"
+    scope: Literal["global", "head"] = Field(
+        "global", description="projection over all heads (global) or in each head (head)"
+    )
+
+
+class ValueConfig(Residual):
+    """V W: attention without attending (Belief2 Fig. 3)."""
+
+    fast = "lit_attn.attention.residual:Value"
+    formula = "lit_attn.attention.reference:value"
+    kind: Literal["value"] = "value"
+
+
+class DiscrepancyConfig(Residual):
+    """(gamma V - MH) W (AttentionX eq. 9)."""
+
+    fast = "lit_attn.attention.residual:Discrepancy"
+    formula = "lit_attn.attention.reference:discrepancy"
+    kind: Literal["discrepancy"] = "discrepancy"
+    gamma: float = Field(
+        1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
+    )
+
+
+class SplitConfig(Residual):
+    """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
+
+    fast = "lit_attn.attention.residual:Split"
+    formula = "lit_attn.attention.reference:split"
+    kind: Literal["split"] = "split"
+    scope: Literal["global", "head"] = Field(
+        "global", description="projection over all heads (global) or in each head (head)"
+    )
+    activation: Activation = Field("gelu", description="phi, applied to the projected part")
+    init: Literal["fresh", "copy"] = Field(
+        "fresh",
+        description="initial W_p; fresh: as any Linear; copy: equal to W, so that a pretrained "
+        "layer computes the same with `activation: identity` (Proposition 1)",
+    )
+    bias: bool = Field(True, description="give W_p the bias that W has")

@@ -1,0 +1,41 @@
+"""Precision of products and sums: float32 accumulation, autocast, and offsets in two terms."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32, or in float64 if x is float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def square(x: Tensor) -> Tensor:
+    """Return |x|^2 in float32 or wider, (..., 1)."""
+    return wide(x).square().sum(-1, keepdim=True)
+
+
+def as_multiplied(x: Tensor) -> Tensor:
+    """Return x in the precision in which autocast, if it is enabled, multiplies matrices."""
+    kind = x.device.type
+    # Parameters and FLOPs are counted on the meta device, which has no autocast.
+    if x.dtype == torch.float32 and kind != "meta" and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
+    """Return x as two tensors of `like`'s precision: x rounded, and the rounding error.
+
+    In bfloat16 alone, |k|^2 / 2 of a few dozen would be off by a quarter, and so would the logit.
+    """
+    high = x.to(like.dtype)
+    return [high, (x - high.to(x.dtype)).to(like.dtype)]
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which autocast is disabled on `device`."""
+    if device.type == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
