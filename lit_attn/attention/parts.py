@@ -175,8 +175,7 @@ class MixedKeysConfig(Similarity):
         return self
 
     def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
-        keys: list[Any] = load("lit_attn.attention.reference:mixed_keys")(module, x, k)
-        return keys
+        return load("lit_attn.attention.reference:mixed_keys")(module, x, k)
 
     @property
     def max_tokens(self) -> int | None:
@@ -207,10 +206,9 @@ class MixtureConfig(MixedKeysConfig):
             raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
             raise ValueError("variance: the dot kernel has none")
-        if self.assignment == "hard" and self.prior != "learned":
-            raise ValueError("prior: the largest of the keys' logits is not weighted")
-        if self.assignment == "hard" and self.prior_scope != "head":
-            raise ValueError("prior_scope: the largest of the keys' logits is not weighted")
+        for key, default in (("prior", "learned"), ("prior_scope", "head")):
+            if self.assignment == "hard" and getattr(self, key) != default:
+                raise ValueError(f"{key}: the largest of the keys' logits is not weighted")
         return self
 
 
@@ -389,9 +387,8 @@ class SoftmaxConfig(Normaliser):
 class SigmoidConfig(Normaliser):
     """a_ij = 1 / (1 + exp(-(s_ij + b))), b = -log n (Ramapuram et al. 2024, section 2).
 
-    n is `length` if it is set, as for the paper's language models, else the number of keys that the
-    query may attend to: all tokens of a bidirectional layer without padding, as for the paper's
-    vision transformers.
+    n is `length`, or the number of keys that the query may attend to: without causal and padding
+    masks it is the number of tokens, as in the paper.
     """
 
     fast = "lit_attn.attention.normaliser:Sigmoid"
