@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (
             "from typing import Literal\nfrom lit_attn.attention.parts import Residual\n"
             "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
-            ":3: class Mine: kind 'full' is already the name of lit_attn.attention.parts.FullConfig",
+            ":3: class Mine: kind 'full' is already the name of lit_attn.attention.parts.Full",
         ),
         ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
