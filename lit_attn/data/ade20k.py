@@ -1,9 +1,7 @@
 """Segmentation data in ADE20K's layout, read and augmented by mmsegmentation.
 
 A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samples": B
-SegDataSample}; its data preprocessor makes tensors of it. The batch of training step s is a pure
-function of (seed, s), whatever the number of worker processes or of devices: a cell that goes on
-from a checkpoint sees exactly the batches it would have seen.
+SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
 import hashlib
@@ -37,7 +35,7 @@ Batch = dict[str, list[Any]]
 
 
 class Sample(NamedTuple):
-    """An image of the training set, what seeds its augmentation, and whether its labels count."""
+    """Index of a training image, the seed of its augmentation, and whether its labels count."""
 
     image: int
     seed: int
@@ -45,11 +43,9 @@ class Sample(NamedTuple):
 
 
 class SceneryData(DataModule):
-    """The splits of one data set.
+    """Splits of one data set; "test" is ADE20K's validation folder.
 
-    `splits` names the evaluation loaders in their order: "val" where images are held out, then
-    "test" (ADE20K's validation folder). Batches are of `data.batch_size` over all devices together.
-    Raises ConfigError where the images or mmsegmentation cannot be had.
+    Raises ConfigError if mmsegmentation or files are missing.
     """
 
     def __init__(self, data: Scenery, seed: int, device: torch.device) -> None:
@@ -66,7 +62,7 @@ class SceneryData(DataModule):
             val = _dataset(data, self.root, "training", held, augmented=False)
             self._evaluated = {"val": val, **self._evaluated}
         self.splits: list[str] = list(self._evaluated)
-        # One of ADE20K's ends in a space.
+        # One of ADE20K's names ends in a space.
         self.classes = tuple(str(name).strip() for name in self.train.metainfo["classes"])
         self.palette: list[list[int]] = [list(colour) for colour in self.train.metainfo["palette"]]
         whole, rest = divmod(len(self.train), data.batch_size)
@@ -78,7 +74,7 @@ class SceneryData(DataModule):
             )
 
     def fingerprint(self) -> str:
-        """Hash of every file's name and size: reading 20,000 images would take minutes."""
+        """Return a hash of all file names and sizes; reading 20,000 images would take minutes."""
         digest = hashlib.sha256()
         for path in sorted(self.root.rglob("*.*g")):
             digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
@@ -96,28 +92,25 @@ class SceneryData(DataModule):
         batches = [[index] for index in self.share(range(len(dataset)))]
         return EvaluationLoader(batches, lambda batches: self.load(dataset, list(batches)))
 
-    def few(self, count: int) -> Iterator[Batch]:
-        """At most `count` images, one at a time, from all over the last of `splits`."""
+    def sample_images(self, count: int) -> Iterator[Batch]:
+        """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""
         dataset = self._evaluated[self.splits[-1]]
         count = min(count, len(dataset))
         return self.load(dataset, [[i * len(dataset) // count] for i in range(count)])
 
     def load(self, dataset: Dataset[Any], batches: list[list[Any]]) -> Iterator[Batch]:
-        """Read `batches` of indices in the worker processes; ConfigError for what cannot be used.
-
-        It names the file (lit_attn.data.annotations).
-        """
-        told = _Told(dataset)
-        for batch in loader(told, batches, _listed, self.data.workers, _single_threaded):
+        """Read `batches` of indices in worker processes; raise ConfigError naming a bad file."""
+        guarded = _Guarded(dataset)
+        for batch in loader(guarded, batches, _collate, self.data.workers, _single_threaded):
             if isinstance(batch, ConfigError):
                 raise batch
             yield batch
 
     def samples(self, step: int) -> list[Sample]:
-        """This device's samples of training step `step`.
+        """Return this process's samples of training step `step`.
 
-        Where the last batch of an epoch does not go round all devices, its first images are read
-        again, without labels: every device needs as many, and none counts twice.
+        If an epoch's last batch cannot be shared evenly, the first images of the epoch are added
+        without labels, so that all processes read equally many and no image counts twice.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
@@ -134,9 +127,10 @@ class SceneryData(DataModule):
 
 
 class _Seeded(Dataset[Any]):
-    """Augmented samples; the generators are left as they were.
+    """Data set of augmented samples, each drawn from its own seed.
 
-    mmsegmentation's transforms draw from the global generators of numpy and of Python.
+    mmsegmentation's transforms draw from the global generators of NumPy and Python, which are
+    restored after each sample.
     """
 
     def __init__(self, dataset: "BaseSegDataset") -> None:
@@ -147,17 +141,17 @@ class _Seeded(Dataset[Any]):
         try:
             np.random.seed(sample.seed)
             random.seed(sample.seed)
-            found = self.dataset[sample.image]
+            augmented = self.dataset[sample.image]
             if not sample.labelled:
-                found["data_samples"].gt_sem_seg.data.fill_(IGNORED)
-            return found
+                augmented["data_samples"].gt_sem_seg.data.fill_(IGNORED)
+            return augmented
         finally:
             np.random.set_state(states[0])
             random.setstate(states[1])
 
 
-class _Told(Dataset[Any]):
-    """Samples, or in place of one the ConfigError that a worker would bury in a traceback."""
+class _Guarded(Dataset[Any]):
+    """Data set that returns ConfigErrors, which a worker would bury in a traceback."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
@@ -170,7 +164,7 @@ class _Told(Dataset[Any]):
 
 
 def pipeline(data: Scenery, *, augmented: bool) -> list[dict[str, Any]]:
-    """mmsegmentation's configuration of the steps from a file to a sample."""
+    """Return mmsegmentation's configuration of the steps from a file to a sample."""
     from lit_attn.data.annotations import CheckedAnnotations, CheckedImage
 
     read = {"type": CheckedImage}
@@ -178,7 +172,7 @@ def pipeline(data: Scenery, *, augmented: bool) -> list[dict[str, Any]]:
     packed = {"type": "mmseg.PackSegInputs"}
     if augmented:
         return [read, labels, *(step.transform(data) for step in data.augment), packed]
-    # Labels after the resize: the prediction is brought to their size, not they to its.
+    # Labels are read after the resize: predictions are resized to the labels, not labels to them.
     size = (data.long_side, data.short_side)
     resize = {"type": "mmseg.Resize", "scale": size, "keep_ratio": True}
     return [read, resize, labels, packed]
@@ -194,7 +188,7 @@ def _dataset(
         "data_prefix": {"img_path": f"images/{folder}", "seg_map_path": f"annotations/{folder}"},
         "pipeline": pipeline(data, augmented=augmented),
         "indices": indices,
-        # Packing the paths into one array saves little and collects garbage for a second.
+        # Packing the paths into one array saves little memory and costs a second.
         "serialize_data": False,
     }
     if not isinstance(data, Scenes):
@@ -204,7 +198,7 @@ def _dataset(
 
 
 def _names(root: Path, folder: str) -> list[str]:
-    """The images of a folder; ConfigError where there are none or one has no annotation."""
+    """Return a folder's image names; raise ConfigError if there are none or one lacks labels."""
     images, annotations = root / "images" / folder, root / "annotations" / folder
     names = sorted(path.stem for path in images.glob("*.jpg"))
     missing = sorted(set(names) - {path.stem for path in annotations.glob("*.png")})
@@ -216,14 +210,17 @@ def _names(root: Path, folder: str) -> list[str]:
 
 
 def _hold_out(count: int, held: int) -> tuple[list[int], list[int]]:
-    """`held` indices of `count`, the same for every seed, and the others."""
+    """Return `held` of `count` indices, the same for every seed, and the other indices."""
     if held >= count:
-        raise ConfigError(f"data.validation: {held} of {count} training images leaves none")
+        raise ConfigError(
+            f"data.validation: {held} of {count} training images leaves none; hold out fewer"
+        )
     order = np.random.default_rng(SPLIT_SEED).permutation(count)
     return sorted(order[:held].tolist()), sorted(order[held:].tolist())
 
 
-def _listed(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
+def _collate(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
+    """Return the batch of `samples`, or the first ConfigError among them."""
     read = []
     for sample in samples:
         if isinstance(sample, ConfigError):
@@ -233,7 +230,7 @@ def _listed(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
 
 
 def _single_threaded() -> None:
-    """Many workers with OpenCV's threads each would fight over the cores."""
+    """Give OpenCV one thread, since many workers with several threads each would be slow."""
     import cv2
 
     cv2.setNumThreads(0)

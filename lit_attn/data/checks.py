@@ -50,7 +50,7 @@ def require_scenery(root: Path) -> None:
 
 def _data(data: Data) -> None:
     if isinstance(data, Given):
-        sets.glance(data)
+        sets.check_files(data)
     elif isinstance(data, ClassFolders):
         _class_folders(data)
     elif isinstance(data, Ade20k):
@@ -69,8 +69,7 @@ def _data(data: Data) -> None:
 
 
 def _class_folders(data: ClassFolders) -> None:
-    for split in ("train", "val"):
-        _folder("data.path", data.path / split)
+    sets.find_split_folders(data.path)
     folders = (data.path / "train").iterdir()
     classes = sum(1 for folder in folders if folder.is_dir() and any(folder.iterdir()))
     if classes != data.classes:
@@ -78,11 +77,6 @@ def _class_folders(data: ClassFolders) -> None:
             f"data.classes: {data.classes}, but {data.path / 'train'} has {classes} folders that "
             "hold something"
         )
-
-
-def _folder(key: str, path: Path) -> None:
-    if not path.is_dir():
-        raise ConfigError(f"{key}: {path} is not a folder")
 
 
 def _files(key: str, paths: Iterable[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Images in class folders: found and read with timm, transformed, and skipped where unreadable.
+"""Images in class folders: listed, read and transformed with timm; unreadable ones are skipped.
 
 Shapes: images (B, 3, S, S) float, normalised; labels (B,).
 """
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.data.sets import stratified
+from lit_attn.data.sets import HAS_VALIDATION, find_split_folders, stratified
 from lit_attn.schema.errors import ConfigError
 
-# What Pillow raises on a file cut short, overwritten or absurdly large.
+# Errors that Pillow raises for a truncated, overwritten or absurdly large file.
 UNREADABLE = (
     OSError,
     SyntaxError,
@@ -37,7 +37,8 @@ UNREADABLE = (
 class Files(NamedTuple):
     """The images of one split: names below `folder` (bytes), labels int64.
 
-    Arrays and no lists: workers share them, where every look at a Python object copies its page.
+    Arrays instead of lists: workers share their memory, while reading a Python object copies its
+    page.
     """
 
     folder: Path
@@ -45,28 +46,30 @@ class Files(NamedTuple):
     labels: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def find(data: ClassFolders) -> dict[str, Files]:
-    """The files of "train", "test" and, where images are held out, "val".
+def list_files(data: ClassFolders) -> dict[str, Files]:
+    """Return the files of "train", "test" and, if it exists or is held out, "val".
 
     Classes are numbered as timm does, by the natural order of train's folders. Raises ConfigError
     for a folder that is missing, empty, or of a class that train does not have.
     """
-    train, classes = _files(data.path / "train", None)
+    folders = find_split_folders(data.path)
+    train, classes = _files(folders.pop("train"), None)
     if len(classes) != data.classes:
         raise ConfigError(
             f"data.classes: {data.classes}, but {data.path / 'train'} has images of {len(classes)}"
         )
-    found = {"train": train, "test": _files(data.path / "val", classes)[0]}
+    files = {split: _files(folder, classes)[0] for split, folder in folders.items()}
+    files["train"] = train
     if data.validation:
+        if "val" in files:
+            raise ConfigError(HAS_VALIDATION)
         held, kept = stratified(train.labels, data.validation)
         for name, places in (("val", held), ("train", kept)):
-            found[name] = Files(train.folder, train.names[places], train.labels[places])
-    return found
+            files[name] = Files(train.folder, train.names[places], train.labels[places])
+    return files
 
 
 def _files(folder: Path, classes: dict[str, int] | None) -> tuple[Files, dict[str, int]]:
-    if not folder.is_dir():
-        raise ConfigError(f"data.path: {folder} is not a folder; train/CLASS and val/CLASS hold it")
     folders = {entry.name for entry in folder.iterdir() if entry.is_dir()}
     unknown = sorted(folders - set(folders if classes is None else classes))
     if unknown:
@@ -81,28 +84,28 @@ def _files(folder: Path, classes: dict[str, int] | None) -> tuple[Files, dict[st
     return Files(folder, np.asarray(names), labels), reader.class_to_idx
 
 
-def fingerprint(found: dict[str, Files]) -> str:
-    """Twelve hexadecimal digits over the names and labels of all, and the sizes of "test"."""
+def fingerprint(files: dict[str, Files]) -> str:
+    """Return twelve hexadecimal digits of a hash over all names and labels, and "test"'s sizes."""
     digest = hashlib.sha256()
-    for split, files in sorted(found.items()):
-        digest.update(f"{split} {len(files.names)}\n".encode())
-        digest.update(b"\n".join(files.names.tolist()))
-        digest.update(files.labels.tobytes())
-    test = found["test"]
+    for split, listed in sorted(files.items()):
+        digest.update(f"{split} {len(listed.names)}\n".encode())
+        digest.update(b"\n".join(listed.names.tolist()))
+        digest.update(listed.labels.tobytes())
+    test = files["test"]
     sizes = [(test.folder / name.decode()).stat().st_size for name in test.names.tolist()]
     digest.update(np.asarray(sizes).tobytes())
     return digest.hexdigest()[:12]
 
 
 class Failure(NamedTuple):
-    """An image that cannot be read, and why."""
+    """Path of an image that cannot be read, and the reason."""
 
     path: Path
     reason: str
 
 
 class Sample(NamedTuple):
-    """One image (3, S, S), or none, and what could not be read on the way to it."""
+    """One image (3, S, S) or None, its label, and the unreadable images tried before it."""
 
     image: Tensor | None
     label: int
@@ -110,7 +113,7 @@ class Sample(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The images of one batch that could be read, their labels, and what could not."""
+    """Readable images of one batch, their labels, and the unreadable images."""
 
     images: Tensor
     labels: Tensor
@@ -118,10 +121,10 @@ class Read(NamedTuple):
 
 
 class Reader(Dataset[Sample]):
-    """Reads and transforms the images of a split: `reader[place, seed, size]`.
+    """Data set that reads and transforms the images of a split: `reader[place, seed, size]`.
 
-    Where `augmented`, all that is drawn comes from the seed, and the next image that can be read
-    takes the place of one that cannot.
+    If `augmented`, all random numbers come from the seed, and the next readable image replaces an
+    unreadable one.
     """
 
     def __init__(self, data: ClassFolders, files: Files, *, augmented: bool) -> None:
@@ -149,8 +152,8 @@ class Reader(Dataset[Sample]):
                 return Sample(self.transforms[size](image), int(label), failures)
         return Sample(None, 0, failures)
 
-    def together(self, samples: list[Sample]) -> Read:
-        """A batch of what could be read."""
+    def collate(self, samples: list[Sample]) -> Read:
+        """Return the batch of the readable images."""
         images = [sample.image for sample in samples if sample.image is not None]
         labels = [sample.label for sample in samples if sample.image is not None]
         size = max(self.transforms)
@@ -162,14 +165,14 @@ class Reader(Dataset[Sample]):
 
 
 class Skipped:
-    """The images that could not be read, each counted once and named in the log."""
+    """Set of the unreadable images; each is counted once and named in the log."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.paths: set[Path] = set()
 
-    def note(self, failures: list[Failure]) -> None:
-        """Raises ConfigError past the limit."""
+    def record(self, failures: list[Failure]) -> None:
+        """Add `failures` and log the new ones; raise ConfigError above the limit."""
         for path, reason in failures:
             if path in self.paths:
                 continue
@@ -177,7 +180,7 @@ class Skipped:
             if len(self.paths) > self.limit:
                 raise ConfigError(
                     f"data.unreadable: {len(self.paths)} images cannot be read, more than the "
-                    f"{self.limit} to skip; the last: {path}: {reason}"
+                    f"limit of {self.limit}; the last: {path}: {reason}"
                 )
             place = f"{len(self.paths)} of at most {self.limit}"
             print(f"skipped an image that cannot be read ({place}): {path}: {reason}", flush=True)
@@ -185,7 +188,7 @@ class Skipped:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from `seed` alone: timm draws from the global generators, which are put back after."""
+    """Seed the global generators, from which timm draws, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
@@ -199,7 +202,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _transform(data: ClassFolders, size: int, augmented: bool) -> Any:
-    """timm's transform to a normalised tensor (3, size, size)."""
+    """Return timm's transform to a normalised tensor (3, size, size)."""
     if not augmented:
         return create_transform(
             size,
@@ -214,7 +217,7 @@ def _transform(data: ClassFolders, size: int, augmented: bool) -> Any:
         transform = create_transform(
             size,
             is_training=True,
-            # Of the crops that keep an image's shape, without a change of scale or aspect.
+            # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
             train_crop_mode="rrc" if resized else "rkrc",
             scale=augment.area if resized else (1.0, 1.0),
             ratio=augment.aspect if resized else (1.0, 1.0),
@@ -239,7 +242,7 @@ def _transform(data: ClassFolders, size: int, augmented: bool) -> Any:
 
 
 def _operations(step: Any) -> list[auto_augment.AugmentOp]:
-    """What a policy of timm's chooses from; nothing for any other transform."""
+    """Return the operations that a policy of timm chooses from; none for other transforms."""
     if isinstance(step, auto_augment.RandAugment | auto_augment.AugMixAugment):
         return list(step.ops)
     if isinstance(step, auto_augment.AutoAugment):
@@ -248,9 +251,9 @@ def _operations(step: Any) -> list[auto_augment.AugmentOp]:
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """`image` with its highest `bits` bits per channel; black at 0, which Pillow refuses by now.
+    """Return `image` with its highest `bits` bits per channel; black for 0 bits.
 
-    timm asks for 0 at the largest magnitude, which a random one about 9 of 10 reaches at times.
+    timm asks for 0 bits at the largest magnitude, which random magnitudes reach; Pillow raises.
     """
     if bits < 1:
         return Image.new(image.mode, image.size)

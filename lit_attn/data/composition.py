@@ -1,9 +1,9 @@
-"""Questions of head composition (DCMHA section 4.3, Table 11), generated.
+"""Generated questions of head composition (DCMHA, arXiv:2405.08553, section 4.3, Table 11).
 
 Shapes: B batch, n = 9 tokens of a question. tokens: (B, n), answers and tasks: (B,), all int64.
 
-A question is `key value key value key value item pattern transformation`; its answer, which follows
-the last token, is the transformation of the source:
+A question is `key value key value key value item pattern transformation`. Its answer, the token
+that follows, is the transformation of the source, which the pattern selects:
 
     same-key      the value whose key is the item            "John has an apple. ... John has"
     other-key     two keys are the item; the third's value    "... what John does not own"
@@ -36,18 +36,18 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 TASKS = len(TASK_NAMES)
 
-# The lexicon and the evaluated questions are the same for all seeds.
+# Seed of the lexicon and of the evaluated questions: they are the same for all seeds of a cell.
 FIXED = 0
 
 
 def held_out(data: HeadCompositionConfig) -> Ids:
-    """The tasks that are evaluated and not trained."""
+    """Return the tasks that are evaluated and not trained."""
     diagonal = np.arange(len(PATTERNS)) * (len(TRANSFORMATIONS) + 1)
     return diagonal if data.held_out == "diagonal" else diagonal[:0]
 
 
 class Lexicon:
-    """What every entity becomes under each transformation, and the ids of all tokens."""
+    """Result of each transformation of every entity, and the ids of all tokens."""
 
     def __init__(self, data: HeadCompositionConfig) -> None:
         count = data.entities
@@ -73,7 +73,7 @@ class Lexicon:
         self.maps = maps
 
     def ask(self, drawn: np.random.Generator, tasks: Ids) -> tuple[Ids, Ids]:
-        """Tokens (B, n) and answers (B,) of a question of each of `tasks` (B,)."""
+        """Return tokens (B, n) and answers (B,) of one question for each of `tasks` (B,)."""
         size = len(tasks)
         patterns, transformations = np.divmod(tasks, len(TRANSFORMATIONS))
         entities = drawn.permuted(np.tile(np.arange(self.entities), (size, 1)), axis=1)
@@ -111,7 +111,7 @@ class Lexicon:
 
 
 class CompositionData(TokenDataModule):
-    """Batches are tokens, answers, tasks; `splits` are "val" and "test"."""
+    """Data module with batches of tokens, answers and tasks; the splits are "val" and "test"."""
 
     def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device, data.accumulate, data.context)
@@ -120,7 +120,7 @@ class CompositionData(TokenDataModule):
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
         self.trained = np.setdiff1d(np.arange(TASKS), held_out(data))
-        # Every task in turn, so that a few batches have all of them.
+        # Tasks take turns, so that a few batches contain all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
         self.questions = {
             split: (*self.lexicon.ask(numpy_generator(FIXED, split, 0), tasks), tasks)
@@ -128,7 +128,7 @@ class CompositionData(TokenDataModule):
         }
 
     def fingerprint(self) -> str:
-        """Hash of the evaluated questions, which show the whole lexicon."""
+        """Return a hash of the evaluated questions, which show the whole lexicon."""
         digest = hashlib.sha256()
         for split in self.splits:
             for array in self.questions[split]:
@@ -136,13 +136,13 @@ class CompositionData(TokenDataModule):
         return digest.hexdigest()[:12]
 
     def batch(self, step: int) -> Batch:
-        """This rank's questions of training step `step`, the same whenever they are asked for."""
+        """Return this process's questions of training step `step`."""
         drawn = numpy_generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
         return self.tensors(*map(self.share, (*self.lexicon.ask(drawn, tasks), tasks)))
 
     def tensors(self, *parts: Ids) -> Batch:
-        """On the data's device."""
+        """Return `parts` as tensors on the data's device."""
         tokens, answers, tasks = (torch.from_numpy(part).to(self.device) for part in parts)
         return tokens, answers, tasks
 

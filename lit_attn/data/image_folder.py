@@ -1,9 +1,8 @@
-"""Class folders of images, read and augmented in worker processes with timm's transforms.
+"""Data module of images in class folders, read and augmented with timm's transforms in workers.
 
-The images of training step s, and every number drawn for them, are a pure function of (seed, s),
-whatever the number of workers or of devices: a cell that goes on from a checkpoint sees exactly the
-batches it would have seen. timm's own loader seeds its workers instead, and could not go on within
-an epoch. MixUp and CutMix mix what one device has, so a mixed batch depends on their number.
+All random numbers of training step s are a pure function of (seed, s), whatever the number of
+workers or processes. (timm's own loader seeds its workers, so it cannot resume within an epoch.)
+MixUp and CutMix mix the images of one process, so a mixed batch depends on the number of processes.
 
 Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, classes).
 """
@@ -19,17 +18,17 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.data.class_folders import Read, Reader, Skipped, find, fingerprint, seeded
+from lit_attn.data.class_folders import Read, Reader, Skipped, fingerprint, list_files, seeded
 from lit_attn.data.loading import loader
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.schema.errors import ConfigError
 
-# As DeiT's sampler, which timm's is: an epoch of repeats is rounded down to a multiple of it.
+# DeiT's sampler, which timm copies, rounds an epoch of repeats down to a multiple of this.
 REPEATS_ROUND = 256
 
 
 class Batch(NamedTuple):
-    """A training batch of step `step` before it is mixed."""
+    """Training batch of step `step` before it is mixed."""
 
     images: Tensor
     labels: Tensor
@@ -37,23 +36,22 @@ class Batch(NamedTuple):
 
 
 class ImageFolderData(DataModule):
-    """The splits of one data set; batches are of `data.batch_size` over all devices together.
+    """Splits of one data set in class folders.
 
-    `splits` names the evaluation loaders in their order: "val" where images are held out, then
-    "test". Images that cannot be read are named in the log and skipped: in training the next one
-    takes their place, in evaluation they are left out. Raises ConfigError where there are more of
-    them than `data.unreadable`, and where the folders are not what `data` says.
+    Unreadable images are named in the log and skipped: in training the next one replaces them, in
+    evaluation they are left out. Raises ConfigError if there are more than `data.unreadable` of
+    them, and if the folders do not match `data`.
     """
 
     def __init__(self, data: ClassFolders, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
         self.skipped = Skipped(data.unreadable)
-        found = find(data)
-        self.train = Reader(data, found["train"], augmented=True)
-        self.splits: list[str] = [name for name in ("val", "test") if name in found]
-        self.evaluated = {name: Reader(data, found[name], augmented=False) for name in self.splits}
-        self._fingerprint = fingerprint(found)
+        files = list_files(data)
+        self.train = Reader(data, files["train"], augmented=True)
+        self.splits: list[str] = [name for name in ("val", "test") if name in files]
+        self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}
+        self._fingerprint = fingerprint(files)
         augment = data.augment
         self.mixup: Mixup | None = None
         if augment.mixes:
@@ -75,9 +73,9 @@ class ImageFolderData(DataModule):
             )
 
     def fingerprint(self) -> str:
-        """Hash of every file's name, and of the sizes of those evaluated.
+        """Return a hash of all file names and labels, and of the sizes of the evaluated files.
 
-        To ask for 1.3 million sizes takes minutes on a disk behind a network.
+        Reading the sizes of 1.3 million training files takes minutes on a network disk.
         """
         return self._fingerprint
 
@@ -102,7 +100,7 @@ class ImageFolderData(DataModule):
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Mix a training batch, on its device; (images, targets) to the task."""
+        """Return (images, targets); a training batch is mixed here, on its device."""
         if not isinstance(batch, Batch):
             return batch
         if self.mixup is None:
@@ -112,7 +110,7 @@ class ImageFolderData(DataModule):
             return self.mixup(batch.images, batch.labels)
 
     def samples(self, step: int) -> list[tuple[int, int, int]]:
-        """This device's images of training step `step`: place in `train`, seed, size in pixels."""
+        """Return this process's images of step `step`: index in `train`, seed, size in pixels."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._order_of(epoch)
@@ -124,13 +122,13 @@ class ImageFolderData(DataModule):
         return [(place, seed, pixels) for place, seed in drawn]
 
     def read(self, images: Reader, batches: Any) -> Iterator[Read]:
-        """What the worker processes read of `batches`, lists of samples, in their order."""
-        for read in loader(images, batches, images.together, self.data.workers, pinned=True):
-            self.skipped.note(read.failures)
+        """Yield the batches that workers read of `batches`, lists of samples, in their order."""
+        for read in loader(images, batches, images.collate, self.data.workers, pinned=True):
+            self.skipped.record(read.failures)
             yield read
 
     def _order_of(self, epoch: int) -> list[int]:
-        """The places in `train` of an epoch's samples, one after the other."""
+        """Return the indices in `train` of an epoch's samples."""
         repeats = self.data.repeats
         sampler = RepeatAugSampler(
             range(len(self.train)),
@@ -144,7 +142,7 @@ class ImageFolderData(DataModule):
 
 
 class _Samples:
-    """The samples of some steps, found as they are asked for: an epoch's are millions."""
+    """Samples of training steps, drawn lazily: an epoch has millions of them."""
 
     def __init__(self, data: ImageFolderData, steps: range) -> None:
         self.data = data

@@ -1,8 +1,7 @@
-"""Image classification data that lives on the device, augmented there many batches at a time.
+"""Image classification data held on the device and augmented there, many batches at a time.
 
-The batch of training step s is a pure function of (seed, s): a cell that goes on from a checkpoint
-sees exactly the batches it would have seen. Of n devices each trains on every n-th image of the
-batch that a single one would train on; it builds the whole, since CutMix and MixUp need the others.
+Each of n processes builds the whole batch, because CutMix and MixUp need all images, and trains on
+every n-th image of it.
 
 Shapes: images (N, C, H, W), uint8 on the device and float to the network; labels (N,).
 """
@@ -21,38 +20,37 @@ from lit_attn.data.augment.pipeline import Batch, Pipeline
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.schema.errors import ConfigError
 
-# Values augmented together: what fits a CPU's cache, what keeps a GPU busy.
-TOGETHER = {"cpu": 2**20, "cuda": 2**24}
+# Values augmented at once: as many as fit a CPU's cache, or keep a GPU busy.
+VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 
 class ImageData(DataModule):
-    """The splits of one data set on one device.
+    """Splits of one data set on one device.
 
-    `splits` names the evaluation loaders in their order: "val" where there is one, then "test".
-    Raises ConfigError where the data cannot be had.
+    Raises ConfigError if files are missing or malformed.
     """
 
     def __init__(self, data: Images, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
-        found = sets.load(data)
+        splits = sets.load(data)
         self.data = data
-        self.splits: list[str] = [name for name in ("val", "test") if name in found]
-        self._fingerprint = sets.fingerprint(found)
+        self.splits: list[str] = [name for name in ("val", "test") if name in splits]
+        self._fingerprint = sets.fingerprint(splits)
         self.tensors = {
             name: (
                 torch.from_numpy(split.images).to(device),
                 torch.from_numpy(split.labels).to(device),
             )
-            for name, split in found.items()
+            for name, split in splits.items()
         }
-        images = found["train"].images
+        images = splits["train"].images
         self.pipeline = Pipeline(data, *statistics(images))
         self.samples_per_epoch = data.epoch_length * len(images)
         self.steps_per_epoch = _steps(self.samples_per_epoch, data.batch_size, data.drop_last)
         self._epoch, self._epoch_order = 0, self._order(0)
 
     def fingerprint(self) -> str:
-        """Hash of the arrays trained and evaluated on."""
+        """Return a hash of the arrays that are trained and evaluated on."""
         return self._fingerprint
 
     def require_even_shares(self) -> None:
@@ -80,10 +78,10 @@ class ImageData(DataModule):
         )
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """The augmented batches of the training steps from `start` to before `stop`."""
+        """Yield the whole augmented batches of the training steps from `start` up to `stop`."""
         images, labels = self.tensors["train"]
         values = self.data.batch_size * math.prod(self.data.image_shape)
-        together = max(1, TOGETHER[images.device.type] // values)
+        together = max(1, VALUES_AT_ONCE[images.device.type] // values)
         for first in range(start, stop, together):
             steps = range(first, min(first + together, stop))
             chosen = [self._indices(step) for step in steps]
@@ -95,7 +93,7 @@ class ImageData(DataModule):
             yield from self.pipeline.apply(images[indices], labels[indices], drawn)
 
     def _indices(self, step: int) -> Tensor:
-        """The samples of a training step."""
+        """Return the indices of the samples of a training step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._epoch_order = epoch, self._order(epoch)
@@ -103,7 +101,7 @@ class ImageData(DataModule):
         return self._epoch_order[place * size : (place + 1) * size]
 
     def _order(self, epoch: int) -> Tensor:
-        """`epoch_length` shuffled passes over the samples, one after the other."""
+        """Return `epoch_length` shuffled passes over the samples, one after the other."""
         count, passes = len(self.tensors["train"][1]), self.data.epoch_length
         first = epoch * passes
         return torch.cat(
@@ -115,9 +113,9 @@ class ImageData(DataModule):
 
 
 def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel, 0..1; a constant channel has a deviation of 1."""
+    """Return mean and standard deviation per channel, 0..1; 1 for a constant channel."""
     counts = np.zeros((images.shape[1], 256))
-    # By histograms of some images at a time: the set in float64 would be eight times its size.
+    # Histograms of 1000 images at a time: in float64 the set would need eight times its memory.
     for some in np.array_split(images, math.ceil(len(images) / 1000)):
         for channel in range(len(counts)):
             counts[channel] += np.bincount(some[:, channel].ravel(), minlength=256)

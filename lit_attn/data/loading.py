@@ -1,4 +1,4 @@
-"""Processes that read and augment samples for a cell, and live as long as it needs them."""
+"""Worker processes that read and augment samples for a cell."""
 
 import os
 import signal
@@ -14,22 +14,22 @@ from torch.utils.data import DataLoader, Dataset
 from lit_attn.schema.errors import ConfigError
 
 LONGEST = 107 - len("/listener-xxxxxxxx")
-"""Characters of a folder in which there is room for the path of a socket."""
+"""Largest length of TMPDIR, in characters, that leaves room for the path of a socket."""
 
 
 def loader(
     dataset: Dataset[Any],
     batches: Iterable[list[Any]],
-    together: Callable[[list[Any]], Any],
+    collate: Callable[[list[Any]], Any],
     workers: int,
     prepare: Callable[[], None] | None = None,
     pinned: bool = False,
 ) -> DataLoader[Any]:
-    """What `together` makes of the samples of each of `batches`, which are lists of indices.
+    """Return a DataLoader that yields `collate(samples)` for each list of sample indices.
 
-    Each of `workers` processes calls `prepare` first; with 0 of them this process reads. `pinned`
-    batches are copied to a GPU while it computes. Raises ConfigError where TMPDIR is too long for
-    them to hand over what they read.
+    Each of `workers` processes calls `prepare` first; with 0 workers this process reads. `pinned`
+    batches are copied to a GPU while it computes. Raises ConfigError if TMPDIR is too long for the
+    sockets through which workers hand over samples.
     """
     if workers and len(get_temp_dir()) > LONGEST:
         raise ConfigError(
@@ -40,21 +40,21 @@ def loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=together,
-        worker_init_fn=_Begin(prepare),
-        # In a runner's cell the default is to start each by importing everything anew.
+        collate_fn=collate,
+        worker_init_fn=_WorkerStart(prepare),
+        # The default in a cell of the runner would import everything again in each worker.
         multiprocessing_context="fork" if workers else None,
         pin_memory=pinned and torch.cuda.is_available(),
-        # Its own, for a loader draws a seed for workers from the global one, which goes unused.
+        # A loader draws a seed for its workers, which is not used, from the global generator.
         generator=torch.Generator(),
     )
 
 
 class _Loader(DataLoader[Any]):
-    """Forks its workers with SIGTERM blocked, so that there is no moment at which one ends them.
+    """DataLoader that forks its workers with SIGTERM blocked.
 
-    A scheduler, or the runner, tells all processes of a cell to go, and the trainer saves before it
-    does: until then it needs what they read.
+    A scheduler or the runner sends SIGTERM to all processes of a cell. The trainer saves a
+    checkpoint first, and until then it needs its workers.
     """
 
     def __iter__(self) -> Any:
@@ -67,20 +67,21 @@ class _Loader(DataLoader[Any]):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Begin:
-    """What a worker does first."""
+class _WorkerStart:
+    """First call of a worker process."""
 
     def __init__(self, prepare: Callable[[], None] | None) -> None:
         self.prepare = prepare
 
     def __call__(self, worker: int) -> None:
         if sys.platform == "linux":
-            threading.Thread(target=_go_when_the_trainer_says, daemon=True).start()
+            threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
         if self.prepare is not None:
             self.prepare()
 
 
-def _go_when_the_trainer_says() -> None:
+def _exit_when_the_trainer_signals() -> None:
+    """Exit on a SIGTERM from the trainer itself; ignore SIGTERMs from other processes."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         continue
     os._exit(0)

@@ -1,9 +1,9 @@
 """Turn text into shards of tokens: `python -m lit_attn.data.prepare SOURCE --out FOLDER`.
 
-Source `listops` writes the Long Range Arena's expressions as text instead.
+The source `listops` writes the Long Range Arena's expressions as text files instead.
 
-A run that was stopped goes on where it was when it is started again. The folder is complete when
-meta.json is in it, which says what was made of what, with counts and SHA-256 sums.
+A stopped run resumes when the same command is started again. The folder is complete once it has
+meta.json, with source, tokenizer, counts and SHA-256 sums.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TOKENIZERS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 when the folder is complete, 2 for what cannot be had, 130 when interrupted."""
+    """Return exit code 0 if the folder is complete, 2 after a ConfigError, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     try:
         if options.source == "listops":
@@ -34,27 +34,29 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; start the same command again to resume", file=sys.stderr)
         return 130
     return 0
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Raises ConfigError where the source, the tokenizer or the folder will not do."""
+    """Write the shards of one source; raise ConfigError for unusable options or sources."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+    from lit_attn.data.text.shards import ShardWriter
     from lit_attn.data.text.sources import SOURCES, Files, Source
     from lit_attn.data.text.tokenizers import Encoder, WordEncoder, encoder
-    from lit_attn.data.text.writer import ShardWriter
 
     if options.source == "text":
         if options.train is None or options.val is None:
-            raise ConfigError("prepare text: needs --train FILE and --val FILE")
+            raise ConfigError("prepare text: add --train FILE and --val FILE")
         paths = {"train": options.train, "val": options.val, "test": options.test}
         source: Source = Files({split: path for split, path in paths.items() if path is not None})
     elif options.train or options.val or options.test:
-        raise ConfigError(f"prepare {options.source}: --train, --val and --test go with 'text'")
+        raise ConfigError(
+            f"prepare {options.source}: --train, --val and --test are only for 'text'"
+        )
     else:
         source = SOURCES[options.source]
 
@@ -79,11 +81,11 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def prepare_listops(folder: Path) -> None:
-    """The Long Range Arena's files, the same ones every time."""
+    """Write the Long Range Arena's files, the same ones every time."""
     from lit_attn.config.data.labelled import ListOps
     from lit_attn.data.text.labelled import write_listops
 
-    print("100,000 expressions, which takes some minutes", file=sys.stderr)
+    print("generating 100,000 expressions takes some minutes", file=sys.stderr)
     write_listops(folder, ListOps())
     print(f"{folder}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
 
@@ -94,11 +96,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"])
     parser.add_argument(
-        "--gpt2-folder", type=Path, metavar="FOLDER", help="of encoder.json and vocab.bpe"
+        "--gpt2-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with encoder.json and vocab.bpe; without it tiktoken downloads them",
     )
-    parser.add_argument("--limit", type=int, metavar="TOKENS", help="stop after about so many")
+    parser.add_argument(
+        "--limit", type=int, metavar="TOKENS", help="stop after about TOKENS tokens"
+    )
     for split in ("train", "val", "test"):
-        parser.add_argument(f"--{split}", type=Path, metavar="FILE", help="for source 'text'")
+        parser.add_argument(
+            f"--{split}", type=Path, metavar="FILE", help="text file, only for source 'text'"
+        )
     return parser
 
 

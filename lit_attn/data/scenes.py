@@ -1,8 +1,7 @@
-"""Scenes of real handwritten digits on textured ground, a label for every pixel, as files.
+"""Scenes of real handwritten digits on textured ground, with a label for every pixel, as files.
 
-They are what a segmentation set-up can be run on without a download: small, real in what has to be
-recognised, and laid out as ADE20K is. Training scenes are made of scikit-learn's training digits
-only, evaluation scenes of its test digits.
+Segmentation experiments run on them without a download. The files have ADE20K's layout. Training
+scenes are made of the training digits of `kind: digits`, evaluation scenes of its test digits.
 
 Shapes: ink (SIDE, SIDE) from 0 (paper) to 1; pictures (h, w, 3); labels (h, w), 0 no class, 1..13.
 """
@@ -21,55 +20,55 @@ from lit_attn.config.data.segmentation import Scenes
 from lit_attn.data import sets
 from lit_attn.schema.errors import ConfigError
 
-# Greys for the grounds, hues round the circle for the digits.
+# Greys for the grounds, hues for the digits.
 PALETTE = (
     *((70, 70, 70), (140, 140, 140), (210, 210, 210)),
     *((230, 25, 75), (245, 130, 48), (255, 225, 25), (191, 239, 69), (60, 180, 75)),
     *((66, 212, 244), (67, 99, 216), (145, 30, 180), (240, 50, 230), (250, 190, 212)),
 )
 
-# Changes with what a scene looks like, so that no old folder is taken for a new one.
+# Changes whenever scenes look different, so that an old folder is not used for new scenes.
 VERSION = 3
 
-# Red, green and blue that a ground tends to.
+# Shift of red, green and blue for each ground.
 TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
 
 HEIGHT = 32
 WIDTHS = {"training": 32, "validation": 48}
 
-# How many places are drawn; those that are taken stay as they are.
+# Smallest and largest number of places drawn for a digit; an occupied place stays as it is.
 DIGITS = (4, 8)
 
-# Digits stand on a lattice, four patches of 4 wide each, so that a small model reads them after
-# a minute on a CPU: anywhere, and in many sizes, it reads none.
+# Digits stand on a lattice and are 16 pixels wide, so that a small model learns to read them in a
+# minute on a CPU. It learned nothing from digits at any place and of many sizes.
 SIDE = 16
 
-# Ink goes to every pixel of a square of so many around it: strokes are as wide as a patch of 4 is.
+# Side of the square over which ink spreads: strokes are then as wide as a patch of 4 pixels.
 STROKE = 3
 
-# Ink that makes a pixel a digit's, and ink that leaves it the ground's; between, it is nobody's.
+# A pixel with at least DIGIT_INK belongs to the digit, one below GROUND_INK to the ground.
 DIGIT_INK, GROUND_INK = 0.5, 0.25
 
 
 def prepare(data: Scenes) -> Path:
-    """The folder that holds the scenes, written first where it does not stand yet.
+    """Return the folder of the scenes; write it first if it does not exist.
 
-    Cells that start at once may all write it; whichever is done first is kept. Raises ConfigError
-    where the folder cannot be written.
+    Cells that start at once may all write it; the first complete folder is kept. Raises ConfigError
+    if the folder cannot be written.
     """
-    made = [VERSION, data.training_images, data.evaluation_images]
-    folder = data.root / hashlib.sha256(json.dumps(made).encode()).hexdigest()[:10]
+    recipe = [VERSION, data.training_images, data.evaluation_images]
+    folder = data.root / hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]
     if folder.is_dir():
         return folder
     try:
         data.root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=data.root, prefix=".scenes-") as temporary:
-            made_here = Path(temporary) / "scenes"
-            _write(made_here, data)
+            written = Path(temporary) / "scenes"
+            _write(written, data)
             try:
-                made_here.rename(folder)
+                written.rename(folder)
             except OSError:
-                # Another cell's folder stands there by now; anything else is an error.
+                # Another cell may have written the folder by now; anything else is an error.
                 if not folder.is_dir():
                     raise
     except OSError as error:
@@ -83,7 +82,7 @@ def scene(
     digits: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """One picture and its labels, its digits drawn from `images` (N, 1, 8, 8)."""
+    """Return one picture and its labels, with digits drawn from `images` (N, 1, 8, 8)."""
     picture, labels = _ground(width, generator)
     taken = np.zeros((HEIGHT, width), dtype=bool)
     for _ in range(generator.integers(*DIGITS, endpoint=True)):
@@ -95,7 +94,7 @@ def scene(
             continue
         taken[box] = True
         ink = _ink(images[chosen, 0])
-        # Lighter than all ground.
+        # Lighter than every ground.
         tone = 240 + generator.uniform(-15, 15, 3)
         picture[box] += ink[..., None] * (tone - picture[box])
         labels[box][ink >= GROUND_INK] = 0
@@ -104,7 +103,7 @@ def scene(
 
 
 def _write(folder: Path, data: Scenes) -> None:
-    """Every scene's JPEG and PNG; scene i of a split is the same whatever the number of scenes."""
+    """Write the JPEG and PNG of every scene; scene i does not depend on the number of scenes."""
     splits = sets.load(Digits())
     counts = {"training": data.training_images, "validation": data.evaluation_images}
     for index, (name, count) in enumerate(counts.items()):
@@ -120,7 +119,7 @@ def _write(folder: Path, data: Scenes) -> None:
 
 
 def _ink(digit: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The ink of an 8 x 8 digit, enlarged and thickened."""
+    """Return the ink of an 8 x 8 digit, enlarged and thickened."""
     enlarged = Image.fromarray(digit).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return np.asarray(enlarged.filter(ImageFilter.MaxFilter(STROKE)), dtype=np.float64) / 255
 
@@ -128,7 +127,7 @@ def _ink(digit: NDArray[np.uint8]) -> NDArray[np.float64]:
 def _ground(
     width: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Two textures that meet at a slanted horizon; their colours overlap, their patterns do not."""
+    """Return two textures of similar colours that meet at a slanted horizon, and their labels."""
     y, x = np.mgrid[:HEIGHT, :width]
     horizon = HEIGHT * generator.uniform(0.3, 0.7) + generator.uniform(-0.2, 0.2) * (x - width / 2)
     below = y > horizon
@@ -136,7 +135,7 @@ def _ground(
     labels = np.empty((HEIGHT, width), dtype=np.uint8)
     kinds = generator.choice(3, size=2, replace=False)
     for kind, part in zip(kinds, (below, ~below), strict=True):
-        # Far darker than any digit: on lighter ground of more contrast a small model reads fewer.
+        # Much darker than the digits: on lighter ground of more contrast a small model reads fewer.
         dark = 60 + TINTS[kind] + generator.uniform(-25, 25, 3)
         light = dark + generator.uniform(25, 45)
         pattern = _texture(int(kind), y, x, generator)[..., None]
@@ -148,7 +147,7 @@ def _ground(
 def _texture(
     kind: int, y: NDArray[np.int64], x: NDArray[np.int64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Stripes, checks or speckle, from 0 to 1; (h, w)."""
+    """Return stripes, checks or speckle, from 0 to 1; (h, w)."""
     if kind == 2:
         return generator.uniform(0, 1, y.shape)
     angle = generator.uniform(0, np.pi)

@@ -1,4 +1,4 @@
-"""Image sets as arrays: read, checked, split.
+"""Image sets in memory: reading, checking and splitting them.
 
 Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
@@ -17,8 +17,10 @@ from lit_attn.config.data.images import Cifar, Digits, Folder, Given, Images, Np
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
-# Splits are drawn once for all seeds: a seed varies the training, not the question.
+# Splits are the same for all seeds: a seed varies the training, not the data.
 SPLIT_SEED = 0
+
+HAS_VALIDATION = "data.validation: this data set has a validation split already; set it to 0"
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"}
 
@@ -31,9 +33,9 @@ class Split(NamedTuple):
 
 
 def load(data: Images) -> dict[str, Split]:
-    """Every split that `data` has: "train", "test" and, where asked for or given, "val".
+    """Return the splits of `data`: "train", "test" and, if it exists or is held out, "val".
 
-    Raises ConfigError naming the file or folder that is missing or not what it should be.
+    Raises ConfigError naming the file or folder that is missing or malformed.
     """
     if isinstance(data, Digits):
         splits = _digits()
@@ -48,7 +50,7 @@ def load(data: Images) -> dict[str, Split]:
         _check(name, split, data)
     if data.validation:
         if "val" in splits:
-            raise ConfigError("data.validation: this data set has a validation split of its own")
+            raise ConfigError(HAS_VALIDATION)
         held, kept = stratified(splits["train"].labels, data.validation)
         train = splits["train"]
         splits["val"] = Split(train.images[held], train.labels[held])
@@ -56,8 +58,8 @@ def load(data: Images) -> dict[str, Split]:
     return splits
 
 
-def glance(data: Given) -> None:
-    """ConfigError as `load` has it, for what headers, labels and names of files can tell."""
+def check_files(data: Given) -> None:
+    """Raise the ConfigErrors of `load` that headers, labels and file names can reveal."""
     if isinstance(data, Npz):
         splits = _npz(data, headers=True)
         for name, split in splits.items():
@@ -65,7 +67,7 @@ def glance(data: Given) -> None:
         samples = len(splits["train"].labels)
     else:
         assert isinstance(data, Folder)
-        samples = len(_listed(data)["train"])
+        samples = len(_list_images(data)["train"])
     if data.drop_last and data.batch_size > data.epoch_length * (samples - data.validation):
         raise ConfigError(
             f"data.batch_size: {data.batch_size} is more than the "
@@ -74,9 +76,10 @@ def glance(data: Given) -> None:
 
 
 def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
-    """Indices of `count` samples with every class in proportion, and of the rest; always the same.
+    """Return the indices of `count` samples, classes in proportion, and those of the rest.
 
-    Raises ConfigError where fewer than two samples would remain or `count` misses a class.
+    The result is a function of the arguments. Raises ConfigError if fewer than two samples would
+    remain or `count` misses a class.
     """
     from sklearn.model_selection import train_test_split
 
@@ -90,7 +93,7 @@ def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64]
 
 
 def fingerprint(splits: dict[str, Split]) -> str:
-    """Twelve hexadecimal digits over every array: its name, shape, type and bytes."""
+    """Return twelve hexadecimal digits of a hash over all arrays with their names."""
     digest = hashlib.sha256()
     for name, split in sorted(splits.items()):
         for array in split:
@@ -103,7 +106,7 @@ def _digits() -> dict[str, Split]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    # Sixteen grey levels, spread over a byte.
+    # The 17 grey levels 0 to 16 are spread over a byte.
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = digits.target.astype(np.int64)
     test, rest = stratified(labels, 360)
@@ -119,30 +122,30 @@ def _cifar(data: Cifar) -> dict[str, Split]:
     splits = {}
     for name in ("train", "test"):
         try:
-            # Cells that start together would all write the same files.
+            # Cells that start together would write the same files.
             with one_at_a_time(data.root, data.kind):
-                found = kind[data.kind](data.root, train=name == "train", download=True)
+                downloaded = kind[data.kind](data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: {reason}"
             ) from error
-        images = np.ascontiguousarray(found.data.transpose(0, 3, 1, 2))
-        splits[name] = Split(images, np.asarray(found.targets, dtype=np.int64))
+        images = np.ascontiguousarray(downloaded.data.transpose(0, 3, 1, 2))
+        splits[name] = Split(images, np.asarray(downloaded.targets, dtype=np.int64))
     return splits
 
 
 def _npz(data: Npz, headers: bool = False) -> dict[str, Split]:
-    """The arrays; with `headers` images of the right shape and type that take no memory."""
+    """Read the splits; with `headers` the images are placeholders without memory."""
     try:
         with data.path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds a single array without a name")
-            known = [name for name in archive.files if name[:2] in ("x_", "y_")]
+            names = [name for name in archive.files if name[:2] in ("x_", "y_")]
             arrays = {
-                name: _stand_in(archive, name) if headers and name[0] == "x" else archive[name]
-                for name in known
+                name: _placeholder(archive, name) if headers and name[0] == "x" else archive[name]
+                for name in names
             }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{data.path}: cannot be read as .npz: {error}") from error
@@ -173,8 +176,8 @@ def _npz(data: Npz, headers: bool = False) -> dict[str, Split]:
     return splits
 
 
-def _stand_in(archive: Any, name: str) -> NDArray[Any]:
-    """One zero, seen as an array of the shape and type that the header says."""
+def _placeholder(archive: Any, name: str) -> NDArray[Any]:
+    """Return a zero, broadcast to the shape and type in the array's header."""
     with archive.zip.open(f"{name}.npy") as file:
         first = np.lib.format.read_magic(file) == (1, 0)
         read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
@@ -184,40 +187,59 @@ def _stand_in(archive: Any, name: str) -> NDArray[Any]:
 
 def _folder(data: Folder) -> dict[str, Split]:
     splits = {}
-    for name, files in _listed(data).items():
+    for name, files in _list_images(data).items():
         images = [_read_image(path, data.size, data.channels) for path, _ in files]
         labels = np.asarray([label for _, label in files], dtype=np.int64)
         splits[name] = Split(np.stack(images), labels)
     return splits
 
 
-def _listed(data: Folder) -> dict[str, list[tuple[Path, int]]]:
-    """The images of every split, each with its label."""
-    names = ["train", "test"] + (["val"] if (data.path / "val").is_dir() else [])
+def _list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
+    """Return the images of every split, each with its label."""
+    folders = find_split_folders(data.path)
     classes = _subfolders(data.path / "train")
     if len(classes) != data.classes:
         raise ConfigError(
             f"data.classes: {data.classes}, but {data.path / 'train'} has {len(classes)} folders"
         )
-    found = {}
-    for name in names:
-        extra = sorted(set(_subfolders(data.path / name)) - set(classes))
+    images = {}
+    for split, folder in folders.items():
+        extra = sorted(set(_subfolders(folder)) - set(classes))
         if extra:
-            raise ConfigError(f"{data.path / name / extra[0]}: no such class in train")
-        found[name] = [
+            raise ConfigError(f"{folder / extra[0]}: no such class in train")
+        images[split] = [
             (path, label)
-            for label, folder in enumerate(classes)
-            for path in sorted((data.path / name / folder).glob("*"))
+            for label, name in enumerate(classes)
+            for path in sorted((folder / name).glob("*"))
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
-        if not found[name]:
-            raise ConfigError(f"{data.path / name}: holds no images")
-    return found
+        if not images[split]:
+            raise ConfigError(f"{folder}: holds no images")
+    return images
+
+
+def find_split_folders(path: Path) -> dict[str, Path]:
+    """Return the folders of "train", "test" and, if `path` has both test and val, "val".
+
+    A single evaluation folder is the split "test", whether its name is test or val. Raises
+    ConfigError if train is missing, or both test and val.
+    """
+    if not (path / "train").is_dir():
+        raise ConfigError(f"data.path: {path / 'train'} is not a folder; it has to hold CLASS/*")
+    names = [name for name in ("test", "val") if (path / name).is_dir()]
+    if not names:
+        raise ConfigError(
+            f"data.path: {path} has neither a folder test nor a folder val; one of them has to "
+            "hold CLASS/* to evaluate"
+        )
+    # ImageNet's folder test has no class folders, since the labels of its images are secret.
+    if len(names) == 2 and not _subfolders(path / "test"):
+        names = ["val"]
+    folders = {split: path / name for split, name in zip(("test", "val"), names, strict=False)}
+    return {"train": path / "train", **folders}
 
 
 def _subfolders(path: Path) -> list[str]:
-    if not path.is_dir():
-        raise ConfigError(f"{path}: is not a folder")
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
 
 
@@ -233,16 +255,16 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
 
 def _check(name: str, split: Split, data: Images) -> None:
     images, labels = split
-    where = data.path if isinstance(data, Given) else data.kind
+    source = data.path if isinstance(data, Given) else data.kind
     if len(images) != len(labels):
-        raise ConfigError(f"{where}: {name} has {len(images)} images and {len(labels)} labels")
+        raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:
         raise ConfigError(
-            f"{where}: {name} images are {images.shape[1:]} (C, H, W), "
+            f"{source}: {name} images are {images.shape[1:]} (C, H, W), "
             f"configured {data.image_shape}"
         )
     if len(labels) and not 0 <= labels.min() <= labels.max() < data.num_classes:
         raise ConfigError(
-            f"{where}: {name} labels go from {labels.min()} to {labels.max()}, "
+            f"{source}: {name} labels go from {labels.min()} to {labels.max()}, "
             f"configured are {data.num_classes} classes"
         )

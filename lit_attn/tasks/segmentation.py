@@ -103,7 +103,7 @@ class Segmentation(Task):
         colours[: len(data.palette)] = data.palette
         self.to(device).eval()
         drawn, shown = [], set()
-        for batch in data.few(PICTURES):
+        for batch in data.sample_images(PICTURES):
             image = batch["inputs"][0].flip(0).permute(1, 2, 0).numpy()
             with torch.no_grad(), self.with_average() if averaged else contextlib.nullcontext():
                 (sample,) = self.predict(batch)

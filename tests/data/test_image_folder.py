@@ -1,6 +1,7 @@
 """Class folders: what is read, in which order, by whom, and what happens to what cannot be read."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lit_attn.config.data.class_folders import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.data import loading
-from lit_attn.data.class_folders import Reader, _operations, find
+from lit_attn.data.class_folders import Reader, _operations, list_files
 from lit_attn.data.image_folder import ImageFolderData
 from lit_attn.schema.errors import ConfigError
 
@@ -152,7 +153,7 @@ def test_evaluation_is_resized_cropped_and_normalised(folders: Path) -> None:
 
 def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
     data = config(folders, augment=TimmAugmentation(crop="centre", flip=0), crop_share=1.0)
-    files = find(data)
+    files = list_files(data)
     train, plain = (Reader(data, files["train"], augmented=a) for a in (True, False))
     for place in range(6):
         for seed in range(3):
@@ -163,7 +164,7 @@ def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
 def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) -> None:
     data = at(config(folders, validation=8))
     assert data.splits == ["val", "test"]
-    found = find(data.data)
+    found = list_files(data.data)
     assert np.bincount(found["val"].labels).tolist() == [2] * CLASSES
     names = set(found["train"].names.tolist())
     assert len(names) == 56
@@ -202,7 +203,9 @@ def test_unreadable_images_are_skipped_counted_and_named(
 
 def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
     data = at(config(broken, batch_size=24, unreadable=1))
-    with pytest.raises(ConfigError, match=r"unreadable: 2 images .* more than the 1 .*n0/[12]\."):
+    with pytest.raises(
+        ConfigError, match=r"unreadable: 2 images .* more than the limit of 1.*n0/[12]\."
+    ):
         batches(data)
     strict = at(config(broken, unreadable=0))
     with pytest.raises(ConfigError, match="unreadable: 1 images"):
@@ -212,7 +215,7 @@ def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
 def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
     data = at(config(broken, unreadable=3))
     images = data.evaluated["test"]
-    read = images.together([images[6, 0, 16]])
+    read = images.collate([images[6, 0, 16]])
     assert read.images.shape == (0, 3, 16, 16)
     assert read.labels.shape == (0,)
     assert len(read.failures) == 1
@@ -227,13 +230,36 @@ def test_the_fingerprint_is_of_names_and_evaluated_sizes(broken: Path) -> None:
     assert len({first, second, ImageFolderData(config(broken), 0, CPU).fingerprint()}) == 3
 
 
-def test_folders_that_are_not_what_was_said(tmp_path: Path) -> None:
+def test_val_and_test_are_both_names_of_the_evaluated_folder(tmp_path: Path) -> None:
+    write(tmp_path, train=6, val=2)
+    assert ImageFolderData(config(tmp_path), 0, CPU).splits == ["test"]
+    (tmp_path / "val").rename(tmp_path / "test")
+    only_test = ImageFolderData(config(tmp_path), 0, CPU)
+    assert only_test.splits == ["test"]
+    # ImageNet's own folder test: images without class folders.
+    (tmp_path / "test").rename(tmp_path / "val")
+    (tmp_path / "test").mkdir()
+    assert ImageFolderData(config(tmp_path), 0, CPU).fingerprint() == only_test.fingerprint()
+    shutil.copytree(tmp_path / "val", tmp_path / "test", dirs_exist_ok=True)
+    (tmp_path / "test" / "n0" / "0.JPEG").unlink()
+    both = ImageFolderData(config(tmp_path), 0, CPU)
+    assert both.splits == ["val", "test"]
+    assert [len(both.evaluated[split]) for split in both.splits] == [8, 7]
+    with pytest.raises(ConfigError, match="validation: this data set has a validation split"):
+        ImageFolderData(config(tmp_path, validation=4), 0, CPU)
+
+
+def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train is not a folder"):
         ImageFolderData(config(tmp_path), 0, CPU)
     (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match="neither a folder test nor a folder val"):
+        ImageFolderData(config(tmp_path), 0, CPU)
+    (tmp_path / "val").mkdir()
     with pytest.raises(ConfigError, match="train has no class folders with images"):
         ImageFolderData(config(tmp_path), 0, CPU)
-    (tmp_path / "train").rmdir()
+    for name in ("train", "val"):
+        (tmp_path / name).rmdir()
     write(tmp_path, train=3, val=1)
     (tmp_path / "val" / "n9").mkdir()
     with pytest.raises(ConfigError, match="n9: no such class in train"):
@@ -275,7 +301,7 @@ def test_bad_configurations(changes: dict[str, Any], message: str, folders: Path
 def test_three_augment_has_its_jitter(folders: Path) -> None:
     """Touvron et al. 2022: one of grey, solarised and blurred, and the colours shaken."""
     data = config(folders, augment={"policy": "3a", "jitter": 0.3})
-    transform = Reader(data, find(data)["train"], augmented=True).transforms[16]
+    transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
     names = [type(step).__name__ for step in transform.transforms]
     assert names.index("AutoAugment") < names.index("ColorJitter")
 
@@ -290,7 +316,7 @@ def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
 def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: Path) -> None:
     """timm asks for 0 bits at the end of the scale, and Pillow raises since its version 12."""
     data = config(folders, augment=TimmAugmentation(policy=policy))
-    transform = Reader(data, find(data)["train"], augmented=True).transforms[16]
+    transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
     ops = [op for step in transform.transforms for op in _operations(step)]
     posterising = [op for op in ops if "osteri" in op.name]
     assert posterising

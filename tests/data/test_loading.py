@@ -77,7 +77,7 @@ def test_a_batch_is_a_function_of_seed_and_step(monkeypatch: pytest.MonkeyPatch)
     several = list(ImageData(data, 0, CPU).batches(0, 21))
     assert len(several) == 21
     alone = ImageData(data, 0, CPU)
-    monkeypatch.setitem(loading.TOGETHER, "cpu", 1)
+    monkeypatch.setitem(loading.VALUES_AT_ONCE, "cpu", 1)
     for step in (20, 5, 0, 17):
         (batch,) = alone.batches(step, step + 1)
         assert equal(batch, several[step])

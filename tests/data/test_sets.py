@@ -121,6 +121,18 @@ def test_class_folders(tmp_path: Path) -> None:
     assert grey["test"].images.shape == (4, 1, 8, 8)
 
 
+def test_a_folder_val_alone_is_the_test_split(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    expected = sets.fingerprint(sets.load(data))
+    (tmp_path / "test").rename(tmp_path / "val")
+    splits = sets.load(data)
+    assert set(splits) == {"train", "test"}
+    assert sets.fingerprint(splits) == expected
+    (tmp_path / "val").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="neither a folder test nor a folder val"):
+        sets.load(data)
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     data = folder(tmp_path)
     (tmp_path / "test" / "cow").mkdir()
@@ -136,7 +148,7 @@ def test_bad_folders(tmp_path: Path) -> None:
         (tmp_path / "train" / "cat" / "0.png").write_bytes(broken)
         with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
             sets.load(data)
-    with pytest.raises(ConfigError, match="train: is not a folder"):
+    with pytest.raises(ConfigError, match="train is not a folder"):
         sets.load(data.model_copy(update={"path": tmp_path / "nowhere"}))
 
 

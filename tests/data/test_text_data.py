@@ -10,7 +10,7 @@ from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
 from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
-from lit_attn.data.text import corpus, embedded, stream
+from lit_attn.data.text import corpus, stream
 from lit_attn.data.text.batches import TextData, TextMeasure
 from lit_attn.data.text.stream import Source, Stream
 from lit_attn.schema.errors import ConfigError
@@ -207,11 +207,11 @@ def test_shards_of_another_vocabulary(folder: Path) -> None:
     ("meta", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "does not say its vocabulary and tokenizer"),
-        ('{"vocabulary": 50257}', "does not say its vocabulary and tokenizer"),
+        ("[]", "has no 'vocabulary' and 'tokenizer'"),
+        ('{"vocabulary": 50257}', "has no 'vocabulary' and 'tokenizer'"),
         (
             '{"vocabulary": 50257, "tokenizer": "gpt2", "dtype": "uint17"}',
-            "dtype 'uint17' is none of uint8, uint16, uint32",
+            "dtype 'uint17' is not one of uint8, uint16, uint32",
         ),
     ],
 )
@@ -306,13 +306,13 @@ def test_embedded_text_needs_nothing_and_never_changes() -> None:
 
 
 def test_embedded_documents_and_their_split() -> None:
-    names = [name for name, _ in embedded.documents(("topics", "library"))]
+    names = [name for name, _ in corpus.python_documents(("topics", "library"))]
     assert len(set(names)) == len(names) > 300
     assert not [name for name in names if "site-packages" in name or "/test/" in name]
     assert "library/_sysconfigdata" not in " ".join(names)
     # The split is by name alone: these stay where they are whatever else there is.
-    assert embedded.split_of("library/heapq.py") == embedded.split_of("library/heapq.py")
-    assert {embedded.split_of(name) for name in names} == {"train", "val", "test"}
+    assert corpus.split_of("library/heapq.py") == corpus.split_of("library/heapq.py")
+    assert {corpus.split_of(name) for name in names} == {"train", "val", "test"}
 
 
 def test_embedded_text_is_bytes() -> None:

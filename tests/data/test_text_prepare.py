@@ -15,9 +15,9 @@ import pytest
 
 from lit_attn.config.data.text import Bytes, Shards, Words
 from lit_attn.data import prepare
-from lit_attn.data.text import corpus, sources, writer
+from lit_attn.data.text import corpus, shards, sources
+from lit_attn.data.text.shards import ShardWriter
 from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
-from lit_attn.data.text.writer import ShardWriter
 from lit_attn.schema.errors import ConfigError
 
 RECIPE = {"source": "test", "tokenizer": "bytes"}
@@ -40,7 +40,7 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "DOCUMENTS_AT_ONCE", 3)
+    monkeypatch.setattr(shards, "DOCUMENTS_AT_ONCE", 3)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_complete_folder_and_another_recipe_are_refused(tmp_path: Path) -> Non
     (tmp_path / "begun").mkdir()
     progress = {"recipe": {"source": "other"}, "documents": 1, "splits": {}}
     (tmp_path / "begun" / "progress.json").write_text(json.dumps(progress))
-    with pytest.raises(ConfigError, match=r"was begun as \{'source': 'other'\}"):
+    with pytest.raises(ConfigError, match=r"was begun with \{'source': 'other'\}"):
         ShardWriter(tmp_path / "begun", ByteEncoder(), RECIPE)
 
 
@@ -136,9 +136,9 @@ def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text"], "needs --train FILE and --val FILE"),
+        (["text"], "add --train FILE and --val FILE"),
         (["text", "--train=none.txt", "--val=none.txt"], "none.txt: cannot be read"),
-        (["ptb", "--train=x"], "--train, --val and --test go with 'text'"),
+        (["ptb", "--train=x"], "--train, --val and --test are only for 'text'"),
     ],
 )
 def test_command_line_that_cannot_be(
@@ -192,9 +192,9 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_share_held_out() -> None:
-    held = [sources.held_out(number, 0.01) for number in range(20_000)]
+    held = [sources.is_held_out(number, 0.01) for number in range(20_000)]
     assert 150 < sum(held) < 250
-    assert not any(sources.held_out(number, 0.0) for number in range(100))
+    assert not any(sources.is_held_out(number, 0.0) for number in range(100))
 
 
 def test_help_needs_no_torch() -> None:

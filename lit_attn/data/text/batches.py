@@ -1,4 +1,4 @@
-"""Batches of token sequences: training batches by step, evaluation over whole splits.
+"""Batches for language models: training batches by step, evaluation over whole splits.
 
 Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one token later.
 """
@@ -22,9 +22,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 class TextMeasure(NamedTuple):
-    """Bytes and words of text for each predicted token; null where that is not known.
+    """Bytes and words of text for each predicted token, or None if unknown.
 
-    Words are null where they are the tokens.
+    Words are None also if words are the tokens.
     """
 
     bytes_per_token: float | None = None
@@ -32,10 +32,10 @@ class TextMeasure(NamedTuple):
 
 
 class TextData(TokenDataModule):
-    """The splits of one text.
+    """Training sequences and evaluation windows of one text.
 
-    `splits` names the evaluation loaders in their order: "val", then "test" where there is one.
-    Raises ConfigError where the data cannot be had or does not fill a sequence.
+    The splits are "val" and, if there is one, "test". Raises ConfigError if files are missing or
+    malformed, or do not fill a sequence.
     """
 
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class TextData(TokenDataModule):
         self._permutation = lru_cache(maxsize=2)(self._drawn)
 
     def fingerprint(self) -> str:
-        """Hash of the tokens trained and evaluated on."""
+        """Return a hash of the tokens that are trained and evaluated on."""
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
@@ -84,16 +84,16 @@ class TextData(TokenDataModule):
         return self.padded_loader(count, load)
 
     def evaluated(self, split: str) -> Stream:
-        """The tokens of `split` that are evaluated on."""
+        """Return the tokens of `split` that are evaluated."""
         limit = self.data.eval_tokens
         return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
 
     def text_measure(self, split: str) -> TextMeasure:
-        """How much text the evaluated tokens of `split` stand for, as far as that is known."""
+        """Return how much text the evaluated tokens of `split` stand for."""
         stream = self.evaluated(split)
         tokens, text_bytes = len(stream) - 1, stream.text_bytes
         if text_bytes is None and isinstance(self.data.tokenizer, Bytes):
-            # A split cut short by `eval_tokens`: every token is a byte but the ends of documents.
+            # `eval_tokens` cut the split: every token but an end of a document is a byte.
             text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
         words = None if isinstance(self.data.tokenizer, Words) else stream.words
         return TextMeasure(
@@ -102,12 +102,12 @@ class TextData(TokenDataModule):
         )
 
     def batch(self, step: int) -> Batch:
-        """This rank's sequences of training step `step`, the same whenever they are asked for."""
+        """Return this process's sequences of training step `step`."""
         offsets = self.share(self.offsets(step))
         return _sequences(self.streams["train"], offsets, self.data.context, self.device)
 
     def offsets(self, step: int) -> NDArray[np.int64]:
-        """Where the sequences of a step begin, over all ranks; (batch_size,)."""
+        """Return the first positions of a step's sequences, over all processes; (batch_size,)."""
         n, size = self.data.context, self.data.batch_size
         if self.data.order == "random":
             drawn = numpy_generator(self.seed, "batch", step)
@@ -136,7 +136,7 @@ class TextData(TokenDataModule):
         return inputs, targets
 
     def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
-        """The offset and the order of the sequences of pass `number`."""
+        """Draw the offset and the order of the sequences of pass `number`."""
         drawn = numpy_generator(self.seed, "order", number)
         count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
         return int(drawn.integers(spare + 1)), drawn.permutation(count)

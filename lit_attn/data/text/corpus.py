@@ -1,18 +1,26 @@
-"""A configuration's splits as token streams, with the encoder that made them."""
+"""Splits of a text configuration as token streams, and the encoder that made them."""
 
+import hashlib
+import pydoc_data.topics
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from lit_attn.config.data.text import PythonText, Shards, TextFiles, Tokens, Words
-from lit_attn.data.text import embedded, shards
+from lit_attn.data.text import shards
 from lit_attn.data.text.stream import Source, Stream
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words, encoder
 from lit_attn.schema.errors import ConfigError
 
+# Parts of the standard library's folder that are not its source, and files of one build of Python.
+LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
+BUILD_SPECIFIC = "_sysconfigdata"
+
 
 def load(data: Tokens) -> dict[str, Stream]:
-    """The splits of `data`: "train", "val" and, where there is one, "test".
+    """Return the splits of `data`: "train", "val" and, if there is one, "test".
 
-    Raises ConfigError naming the file that is missing, empty or not what it should be.
+    Raises ConfigError naming the file that is missing, empty or malformed.
     """
     if isinstance(data, Shards):
         return shards.streams(data.folder, data.tokenizer.vocabulary)
@@ -22,7 +30,7 @@ def load(data: Tokens) -> dict[str, Stream]:
 
 
 def text_encoder(data: Tokens, texts: dict[str, list[tuple[str, str]]] | None = None) -> Encoder:
-    """What turns text into the ids of `data` and back; `texts` spares reading them again."""
+    """Return the encoder between text and the ids of `data`; `texts` saves reading them again."""
     if isinstance(data, Shards):
         if isinstance(data.tokenizer, Words):
             path = data.folder / shards.VOCABULARY
@@ -33,7 +41,7 @@ def text_encoder(data: Tokens, texts: dict[str, list[tuple[str, str]]] | None = 
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file; ConfigError where it is missing, empty or something else."""
+    """Return the text of a UTF-8 file; raise ConfigError if it is missing, empty or not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -46,24 +54,46 @@ def read_text(path: Path) -> str:
 
 
 def _texts(data: Tokens) -> dict[str, list[tuple[str, str]]]:
-    """(name, text) of every document of every split."""
+    """Return (name, text) of every document of every split."""
     if isinstance(data, PythonText):
-        found: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
-        for name, text in embedded.documents(data.parts):
-            found[embedded.split_of(name)].append((name, text))
-        return found
+        texts: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
+        for name, text in python_documents(data.parts):
+            texts[split_of(name)].append((name, text))
+        return texts
     assert isinstance(data, TextFiles)
     paths = {"train": data.train, "val": data.val, "test": data.test}
-    found = {
+    texts = {
         split: [(str(path), read_text(path))] for split, path in paths.items() if path is not None
     }
     if data.val is None:
-        name, text = found["train"][0]
-        # Cut after a whole line where there is one.
+        name, text = texts["train"][0]
+        # Cut after a whole line if there is one.
         share = round(len(text) * (1 - data.holdout))
         kept = text.rfind("\n", 0, share) + 1 or share
-        found["train"], found["val"] = [(name, text[:kept])], [(name, text[kept:])]
-    return found
+        texts["train"], texts["val"] = [(name, text[:kept])], [(name, text[kept:])]
+    return texts
+
+
+def python_documents(parts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of Python's own documents, always in the same order.
+
+    Part "topics" is the interpreter's documentation, "library" its standard library's source.
+    """
+    if "topics" in parts:
+        for topic, text in sorted(pydoc_data.topics.topics.items()):
+            yield f"topics/{topic}", text
+    if "library" in parts:
+        root = Path(sysconfig.get_path("stdlib"))
+        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+            name = path.relative_to(root)
+            if not LEFT_OUT.intersection(name.parts) and not name.name.startswith(BUILD_SPECIFIC):
+                yield f"library/{name.as_posix()}", path.read_text("utf-8", errors="replace")
+
+
+def split_of(name: str) -> str:
+    """Return the split of a document, a function of its name: 80 % train, 10 % val, 10 % test."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 10
+    return {0: "val", 1: "test"}.get(number, "train")
 
 
 def _stream(documents: list[tuple[str, str]], encode: Encoder) -> Stream:

@@ -1,4 +1,4 @@
-"""Labelled sequences, or pairs of them, and the batches cut from them.
+"""Batches of labelled token sequences, or of labelled pairs of them: ListOps and text files.
 
 Shapes: B batch, n the context. tokens and present: (B, n), or (B, 2, n) for pairs of documents;
 labels: (B,). `present` is False where a token is padding.
@@ -25,24 +25,23 @@ from lit_attn.schema.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
 
-# What is generated is the same for all seeds: a seed varies the training, not the question.
-GENERATED_WITH = 0
+# Generated data are the same for all seeds: a seed varies the training, not the data.
+GENERATOR_SEED = 0
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Sample(NamedTuple):
-    """One document, or two, as ids from 1 on, and the label."""
+    """One document, or a pair, as ids from 1 on, and its label."""
 
     documents: tuple[NDArray[np.uint16], ...]
     label: int
 
 
 class LabelledData(TokenDataModule):
-    """Labelled sequences: each once a pass over train, in an order of the pass's own.
+    """Labelled sequences. A pass over train has each sample once, in an order of its own.
 
-    `splits` names the evaluation loaders: "val", "test". Raises ConfigError where the data cannot
-    be had or is not what was configured.
+    The splits are "val" and "test". Raises ConfigError if files are missing or malformed.
     """
 
     def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
@@ -61,7 +60,7 @@ class LabelledData(TokenDataModule):
         self._order = lru_cache(maxsize=1)(self._drawn)
 
     def fingerprint(self) -> str:
-        """Hash of every sample."""
+        """Return a hash of every sample."""
         digest = hashlib.sha256()
         for split in SPLITS:
             for documents, label in self.samples[split]:
@@ -78,14 +77,14 @@ class LabelledData(TokenDataModule):
         )
 
     def batch(self, step: int) -> Batch:
-        """This rank's samples of training step `step`, the same whenever they are asked for."""
+        """Return this process's samples of training step `step`."""
         number, index = divmod(step, self.per_pass)
         size = self.batch_size
         chosen = self.share(self._order(number)[index * size : (index + 1) * size])
         return self.collate([self.samples["train"][i] for i in chosen], len(chosen))
 
     def collate(self, samples: list[Sample], rows: int) -> Batch:
-        """Tokens, present and labels of `rows` rows; those beyond the samples have no label."""
+        """Return tokens, present and labels of `rows` rows; padding rows have no label."""
         shape = (rows, 2 if self.data.pairs else 1, self.data.context)
         tokens = np.zeros(shape, dtype=np.int64)
         labels = np.full(rows, IGNORED, dtype=np.int64)
@@ -95,7 +94,7 @@ class LabelledData(TokenDataModule):
                 cut = ids[: self.data.context]
                 tokens[row, place, : len(cut)] = cut
         present = tokens > 0
-        # A row that is none still attends to something.
+        # Padding rows need a token to attend to.
         present[len(samples) :, :, 0] = True
         if not self.data.pairs:
             tokens, present = tokens[:, 0], present[:, 0]
@@ -110,7 +109,7 @@ class LabelledData(TokenDataModule):
 
 
 def write_listops(folder: Path, data: ListOps) -> None:
-    """Generate `data` into the arena's three files, for `ListOps.folder`."""
+    """Generate `data` and write it as the arena's three files, for `ListOps.folder`."""
     for split, samples in _generated(data).items():
         lines = (
             f"{' '.join(listops.TOKENS[i] for i in sample.documents[0])}\t{sample.label}\n"
@@ -120,7 +119,7 @@ def write_listops(folder: Path, data: ListOps) -> None:
 
 
 def load(data: Labelled) -> dict[str, list[Sample]]:
-    """Every split's samples; ConfigError naming the file and line that will not do."""
+    """Return every split's samples; raise ConfigError naming a malformed file and line."""
     if isinstance(data, ListOps):
         if data.folder is None:
             return _generated(data)
@@ -132,17 +131,18 @@ def load(data: Labelled) -> dict[str, list[Sample]]:
 
 def _generated(data: ListOps) -> dict[str, list[Sample]]:
     counts = {"train": data.train, "val": data.val, "test": data.test}
-    made = listops.generate(GENERATED_WITH, data.lengths, data.depth, data.arguments)
+    expressions = listops.generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
     return {
         split: [
-            Sample((np.asarray(ids, dtype=np.uint16),), value) for ids, value in islice(made, count)
+            Sample((np.asarray(ids, dtype=np.uint16),), value)
+            for ids, value in islice(expressions, count)
         ]
         for split, count in counts.items()
     }
 
 
 def _listops(path: Path) -> list[Sample]:
-    """The arena's files: a heading, then `expression<TAB>value`."""
+    """Read a file of the arena: a heading, then lines `expression<TAB>value`."""
     samples = []
     for number, line in enumerate(read_text(path).splitlines()[1:], start=2):
         expression, _, value = line.partition("\t")

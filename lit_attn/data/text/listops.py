@@ -1,4 +1,6 @@
-"""ListOps (Nangia & Bowman 2018) at the lengths of the Long Range Arena (Tay et al. 2021).
+"""ListOps (Nangia & Bowman 2018, arXiv:1804.06028) at the lengths of the Long Range Arena.
+
+The arena is Tay et al. 2021 (arXiv:2011.04006); github.com/google-research/long-range-arena.
 
 An expression like `[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]` has the value 5, its class.
 MED is the median rounded down, SM the sum modulo 10.
@@ -20,16 +22,16 @@ OPERATIONS: dict[int, Callable[[list[int]], int]] = {
     IDS["[SM"]: lambda values: sum(values) % 10,
 }
 
-# How often an argument is an expression and not a digit, as in both generators.
+# Share of the arguments that are expressions and not digits, as in both generators.
 NESTED = 0.25
 
 
 class TooLong(Exception):
-    """An expression that grew past the limit and is thrown away."""
+    """Signal that an expression grew past the limit; it is discarded."""
 
 
 def evaluate(ids: list[int]) -> int:
-    """The value of an expression; ValueError where it is none."""
+    """Return the value of an expression; raise ValueError if `ids` are not one expression."""
     stack: list[list[int]] = [[]]
     operations: list[int] = []
     for number in ids:
@@ -44,27 +46,27 @@ def evaluate(ids: list[int]) -> int:
         elif 0 < number <= 10:
             stack[-1].append(number - 1)
         else:
-            raise ValueError(f"{number} is no token of an expression")
+            raise ValueError(f"{number} is not a token of an expression")
     if operations or len(stack[0]) != 1:
         raise ValueError("not one whole expression")
     return stack[0][0]
 
 
 def parse(text: str) -> list[int]:
-    """Ids of an expression as the data sets write it, parentheses for trees left out."""
-    found = [IDS.get(token, -1) for token in text.split() if token not in ("(", ")")]
-    if not found or min(found) < 1:
+    """Return the ids of an expression, without the parentheses that the data sets write."""
+    ids = [IDS.get(token, -1) for token in text.split() if token not in ("(", ")")]
+    if not ids or min(ids) < 1:
         raise ValueError(f"not a ListOps expression: {text[:60]}")
-    return found
+    return ids
 
 
 def generate(
     seed: int, lengths: tuple[int, int], depth: int, arguments: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Different expressions (ids, value) without end, of `lengths` tokens, both limits included.
+    """Yield distinct expressions (ids, value) of `lengths` tokens, both limits included, forever.
 
-    Trees have `depth` levels at most, digits being the last, and operations 2 to `arguments`
-    arguments. The same seed gives the same expressions.
+    Trees have at most `depth` levels, of which digits are the last, and operations have 2 to
+    `arguments` arguments. The same seed gives the same expressions.
     """
     drawn = random.Random(seed)
     seen: set[tuple[int, ...]] = set()

@@ -1,24 +1,39 @@
-"""Files of token ids: as nanoGPT, modded-nanogpt and `lit_attn.data.prepare` write them."""
+"""Files of token ids ("shards"): reading them, and writing them so that a stopped run can resume.
 
+nanoGPT, modded-nanogpt and `lit_attn.data.prepare` write files that can be read.
+"""
+
+import hashlib
 import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lit_attn.data.text.stream import Ids, Source, Stream
+from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
+from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
 
 META = "meta.json"
 DTYPES = ("uint8", "uint16", "uint32")
 VOCABULARY = "vocabulary.txt"
 
-# modded-nanogpt's header: 256 int32, of which these are the first two and the third is a count.
+# modded-nanogpt's header is 256 int32: these two numbers, the count of tokens, zeros.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
+
+PROGRESS = "progress.json"
+DOCUMENTS_AT_ONCE = 1000
+
+# Function from a document's number to an iterator of (split, text) from that document on.
+Documents = Callable[[int], Iterator[tuple[str, str]]]
 
 
 def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
-    """The splits that `folder` has; ConfigError for a file that is not whole, empty or missing."""
+    """Return the splits in `folder`; raise ConfigError for a torn, empty or missing file."""
     meta = read_meta(folder)
     if meta and meta["vocabulary"] != vocabulary:
         raise ConfigError(
@@ -39,7 +54,7 @@ def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
 
 
 def open_shard(path: Path, dtype: np.dtype[Any]) -> Ids:
-    """The ids of one file, mapped into memory and not read."""
+    """Map the ids of one file into memory, without reading them."""
     try:
         size = path.stat().st_size
         if size == 0:
@@ -55,7 +70,7 @@ def open_shard(path: Path, dtype: np.dtype[Any]) -> Ids:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What `prepare` wrote of a folder; nothing where another tool made it."""
+    """Return the meta.json that `prepare` wrote, or an empty dictionary if there is none."""
     path = folder / META
     if not path.exists():
         return {}
@@ -64,14 +79,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(meta, dict) or not {"vocabulary", "tokenizer"} <= meta.keys():
-        raise ConfigError(f"{path}: does not say its vocabulary and tokenizer")
+        raise ConfigError(f"{path}: has no 'vocabulary' and 'tokenizer'; prepare the folder again")
     if meta.get("dtype", "uint16") not in DTYPES:
-        raise ConfigError(f"{path}: dtype '{meta['dtype']}' is none of {', '.join(DTYPES)}")
+        raise ConfigError(f"{path}: dtype '{meta['dtype']}' is not one of {', '.join(DTYPES)}")
     return meta
 
 
 def _header(path: Path, size: int) -> int:
-    """Bytes before the first token."""
+    """Return the number of bytes before the first token."""
     if size < HEADER_BYTES:
         return 0
     magic, version, count = np.fromfile(path, dtype="<i4", count=3)
@@ -82,3 +97,97 @@ def _header(path: Path, size: int) -> int:
             f"{path}: its header counts {count:,} tokens, its size {(size - HEADER_BYTES) // 2:,}"
         )
     return HEADER_BYTES
+
+
+class ShardWriter:
+    """Writer of one folder: `<split>.bin` for each split, then meta.json, the mark of completion.
+
+    Tokens are appended to `<split>.bin.partial`. Once they are on disk, `progress.json` is replaced
+    and says how many of them count; a resumed run truncates the rest and skips the documents done.
+    Raises ConfigError for a complete folder, and for one begun with another `recipe` (source and
+    tokenizer).
+    """
+
+    def __init__(self, folder: Path, encoder: Encoder, recipe: dict[str, str]) -> None:
+        if (folder / META).exists():
+            raise ConfigError(f"{folder}: is complete already; choose another --out, or delete it")
+        self.folder = folder
+        self.encoder = encoder
+        self.dtype = np.dtype(np.uint32 if encoder.vocabulary > 2**16 else np.uint16)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.progress: dict[str, Any] = {"recipe": recipe, "documents": 0, "splits": {}}
+        if (folder / PROGRESS).exists():
+            self.progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+            if self.progress["recipe"] != recipe:
+                raise ConfigError(
+                    f"{folder}: was begun with {self.progress['recipe']}, not {recipe}; choose "
+                    "another --out, or delete it"
+                )
+        self._truncate_uncounted()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens written so far, over all splits."""
+        return sum(split["tokens"] for split in self.progress["splits"].values())
+
+    def write(self, documents: Documents, limit: int | None, report: Callable[[int], None]) -> None:
+        """Write the missing documents, up to about `limit` tokens, and complete the folder.
+
+        `report` is called with the number of tokens after every DOCUMENTS_AT_ONCE documents.
+        """
+        remaining = documents(self.progress["documents"])
+        while limit is None or self.tokens < limit:
+            part = list(islice(remaining, DOCUMENTS_AT_ONCE))
+            if not part:
+                break
+            self._append(part)
+            report(self.tokens)
+        self._finish()
+
+    def _append(self, part: list[tuple[str, str]]) -> None:
+        for split in sorted({split for split, _ in part}):
+            texts = [text for name, text in part if name == split]
+            ids = np.concatenate(self.encoder.encode(texts)).astype(self.dtype)
+            with self._partial(split).open("ab") as file:
+                file.write(ids.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            counts = self.progress["splits"].setdefault(
+                split, {"tokens": 0, "bytes": 0, "words": 0}
+            )
+            counts["tokens"] += len(ids)
+            counts["bytes"] += sum(len(text.encode()) for text in texts)
+            counts["words"] += sum(count_words(text) for text in texts)
+        self.progress["documents"] += len(part)
+        write_json(self.folder / PROGRESS, self.progress)
+
+    def _finish(self) -> None:
+        if not self.tokens:
+            raise ConfigError(f"{self.folder}: the source has no text")
+        for split, counts in self.progress["splits"].items():
+            partial, final = self._partial(split), self.folder / f"{split}.bin"
+            if partial.exists():
+                partial.replace(final)
+            with final.open("rb") as file:
+                counts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        if isinstance(self.encoder, WordEncoder):
+            write_atomic(self.folder / VOCABULARY, "\n".join(self.encoder.words) + "\n")
+        meta = {
+            **self.progress["recipe"],
+            "vocabulary": self.encoder.vocabulary,
+            "dtype": self.dtype.name,
+            "documents": self.progress["documents"],
+            "splits": self.progress["splits"],
+        }
+        write_json(self.folder / META, meta)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+    def _truncate_uncounted(self) -> None:
+        for partial in self.folder.glob("*.bin.partial"):
+            split = partial.name.removesuffix(".bin.partial")
+            counted = self.progress["splits"].get(split, {}).get("tokens", 0)
+            with partial.open("r+b") as file:
+                file.truncate(counted * self.dtype.itemsize)
+
+    def _partial(self, split: str) -> Path:
+        return self.folder / f"{split}.bin.partial"

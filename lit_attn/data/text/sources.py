@@ -1,6 +1,6 @@
-"""Where prepared text comes from: the Hugging Face hub, streamed, or files.
+"""Sources of the text that `lit_attn.data.prepare` reads: the Hugging Face hub, or files.
 
-A source gives (split, text) of its documents from any number on, always in the same order.
+A source yields (split, text) of its documents from any number on, always in the same order.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ TIMEOUT = 20
 
 
 class Source(Protocol):
-    """Documents as (split, text), from number `skip` on."""
+    """Source of documents (split, text), from number `skip` on."""
 
     def documents(self, skip: int) -> Iterator[tuple[str, str]]: ...
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A data set of the hub. `splits` maps its splits to ours.
+    """Data set of the hub, streamed. `splits` maps the hub's splits to train, val and test.
 
-    `held_out` is the share of a sole training split that becomes val, by a hash of the document's
-    number. (nanoGPT shuffles OpenWebText to hold out the same 0.0005 of it; a stream cannot.)
-    `lines` puts the line feed back at the end of a document that is a line.
+    `held_out` is the share of the training documents that becomes val, by a hash of the document's
+    number. (nanoGPT holds out the same 0.0005 of OpenWebText by shuffling, which a stream cannot.)
+    `lines` restores the line feed at the end of a document that is one line.
     """
 
     dataset: str
@@ -43,25 +43,25 @@ class Hub:
     lines: bool = False
 
     def documents(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Raise ConfigError where `datasets` is not installed or the hub cannot be reached."""
+        """Raise ConfigError if `datasets` is not installed or the hub cannot be reached."""
         datasets = _datasets()
         number = 0
-        for theirs, ours in self.splits.items():
+        for hub_split, own_split in self.splits.items():
             rows = datasets.load_dataset(
-                self.dataset, self.configuration, split=theirs, streaming=True
+                self.dataset, self.configuration, split=hub_split, streaming=True
             )
             for row in rows:
                 number += 1
                 if number <= skip:
                     continue
-                split = "val" if held_out(number, self.held_out) else ours
+                split = "val" if is_held_out(number, self.held_out) else own_split
                 text = row["text"]
                 yield split, text + "\n" if self.lines and not text.endswith("\n") else text
 
 
 @dataclass(frozen=True)
 class Files:
-    """One file a split; a file is one document."""
+    """One file for each split; a file is one document."""
 
     paths: dict[str, Path]
 
@@ -73,19 +73,19 @@ class Files:
 
 @dataclass(frozen=True)
 class PennTreebank:
-    """Mikolov's preparation of the Penn Treebank, fetched."""
+    """Mikolov's preparation of the Penn Treebank, downloaded."""
 
     def documents(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Raise ConfigError where it cannot be fetched."""
+        """Raise ConfigError if a file cannot be downloaded."""
         splits = {"train": "train", "val": "valid", "test": "test"}
-        for split, theirs in islice(splits.items(), skip, None):
-            url = PTB_URL.format(theirs)
+        for split, file_name in islice(splits.items(), skip, None):
+            url = PTB_URL.format(file_name)
             try:
                 with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
                     yield split, answer.read().decode()
             except OSError as error:
                 raise ConfigError(
-                    f"{url}: cannot be fetched ({_reason(error)}); with the files at hand: "
+                    f"{url}: cannot be downloaded ({_reason(error)}); if you have the files, run "
                     "prepare text --tokenizer words --train ptb.train.txt --val ptb.valid.txt"
                 ) from error
 
@@ -103,8 +103,8 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def held_out(number: int, share: float) -> bool:
-    """Whether document `number` is held out; the same for everyone."""
+def is_held_out(number: int, share: float) -> bool:
+    """Return True if document `number` is held out, a function of the number alone."""
     digest = hashlib.sha256(f"held out {number}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 

@@ -1,4 +1,4 @@
-"""A split as one stream of token ids, wherever they lie: in memory or in files of any size."""
+"""One stream of token ids for a split, read from memory or from files of any size."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.unsignedinteger]
 
-# What is hashed of a stream: at most so many blocks, evenly spaced; all of it up to 67M tokens.
+# Blocks of a stream that its hash covers, evenly spaced: all of them up to 67M tokens.
 BLOCK = 65_536
 BLOCKS = 1024
 
 
 @dataclass(frozen=True)
 class Source:
-    """Ids of one file, or of one text, and the name by which errors call it."""
+    """Ids of one file or text, and the name that errors use for it."""
 
     name: str
     ids: Ids
 
 
 class Stream:
-    """Sources one after the other. `text_bytes` and `words` of the text they stand for, if known.
+    """Concatenated sources. `text_bytes` and `words` are those of the original text, if known.
 
-    Raises ConfigError for an empty source and, as ids are read, for one beyond the vocabulary.
+    Raises ConfigError for an empty source and, when ids are read, for an id beyond the vocabulary.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Stream:
         return int(self.starts[-1])
 
     def read(self, start: int, count: int) -> NDArray[np.int64]:
-        """`count` ids from position `start`."""
-        found = []
+        """Return `count` ids from position `start` on."""
+        parts = []
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         while count:
             source = self.sources[number]
             offset = start - int(self.starts[number])
             ids = source.ids[offset : offset + count]
             self._check(source, offset, ids)
-            found.append(ids.astype(np.int64))
+            parts.append(ids.astype(np.int64))
             start, count, number = start + len(ids), count - len(ids), number + 1
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     def head(self, count: int) -> "Stream":
-        """The first `count` ids; how much text they stand for is then unknown."""
+        """Return the first `count` ids as a stream that does not know its bytes and words."""
         if count >= len(self):
             return self
         number = int(np.searchsorted(self.starts, count, side="left"))
@@ -73,7 +73,7 @@ class Stream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the length and of the blocks that the head of this file speaks of."""
+        """Hash of the length, the vocabulary and up to BLOCKS blocks of BLOCK ids."""
         digest = hashlib.sha256(f"{len(self)} {self.vocabulary}".encode())
         count = -(-len(self) // BLOCK)
         for block in np.unique(np.linspace(0, count - 1, min(count, BLOCKS)).astype(int)):

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, GPT-2's byte-pair encoding, words."""
+"""Encoders between text and token ids: bytes, GPT-2's byte-pair encoding, words."""
 
 import json
 from collections import Counter
@@ -19,29 +19,29 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
 
-# GPT-2's own way to cut text into pieces before it merges bytes (Radford et al. 2019).
+# GPT-2's pattern that cuts text into pieces before bytes are merged (Radford et al. 2019).
 GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
 class Encoder(Protocol):
-    """`dtype` holds every id; `end` is the one that ends a document, where one does."""
+    """Encoder between text and ids. `end` is the id that ends a document, or None."""
 
     vocabulary: int
     dtype: type[np.unsignedinteger]
     end: int | None
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        """Ids of each document, its end included."""
+        """Return the ids of each document, its end included."""
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of a document that has only begun."""
+        """Return the ids of the beginning of a document."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; what is no text (half a character, an end) is shown as best it can."""
+        """Return the text of `ids`; ids that are not text (half a character) are replaced."""
 
 
 class ByteEncoder:
-    """UTF-8; a document ends with byte 0."""
+    """Bytes of UTF-8; a document ends with byte 0."""
 
     vocabulary = 256
     dtype = np.uint8
@@ -60,8 +60,8 @@ class ByteEncoder:
 class Gpt2Encoder:
     """GPT-2's byte-pair encoding through tiktoken; a document ends with <|endoftext|>.
 
-    The encoding is built from encoder.json and vocab.bpe in `folder`, or fetched by tiktoken.
-    Raises ConfigError where tiktoken is not installed or the files cannot be had.
+    The encoding is built from encoder.json and vocab.bpe in `folder`, or downloaded by tiktoken.
+    Raises ConfigError if tiktoken is not installed or the files cannot be read.
     """
 
     vocabulary = 50_257
@@ -72,8 +72,8 @@ class Gpt2Encoder:
         self.end: int | None = self.encoding.eot_token
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        found = self.encoding.encode_ordinary_batch(documents)
-        return [np.asarray([*ids, self.end], dtype=self.dtype) for ids in found]
+        encoded = self.encoding.encode_ordinary_batch(documents)
+        return [np.asarray([*ids, self.end], dtype=self.dtype) for ids in encoded]
 
     def prompt(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)
@@ -83,25 +83,25 @@ class Gpt2Encoder:
 
 
 class WordEncoder:
-    """White-space separated words; every line ends with <eos>, a blank one too.
+    """White-space separated words; every line, also a blank one, ends with <eos>.
 
-    A word outside the vocabulary is <unk> where the vocabulary has that, else a ConfigError.
+    A word outside the vocabulary becomes <unk> if the vocabulary has <unk>, else a ConfigError.
     """
 
     dtype = np.uint32
     end: int | None = None
 
     def __init__(self, words: list[str]) -> None:
-        """`words` in the order of their ids."""
+        """Take `words` in the order of their ids."""
         self.words = words
         self.ids = {word: number for number, word in enumerate(words)}
         self.vocabulary = len(words)
 
     @classmethod
     def of(cls, documents: Iterable[str], size: int | None) -> "WordEncoder":
-        """The vocabulary of a training text, by falling frequency, then alphabetically.
+        """Build the vocabulary of a training text, by falling frequency, then alphabetically.
 
-        Raises ConfigError where it has not the `size` that was configured.
+        Raises ConfigError if its size is not the configured `size`.
         """
         counts: Counter[str] = Counter()
         for text in documents:
@@ -117,11 +117,14 @@ class WordEncoder:
         return [np.asarray(self._document(text), dtype=self.dtype) for text in documents]
 
     def prompt(self, text: str) -> list[int]:
-        """The last line goes on unless `text` ends it. Raises ConfigError for an unknown word."""
+        """Return the ids of `text`, without the end of an unfinished last line.
+
+        Raises ConfigError for an unknown word.
+        """
         words = list(_words(text))
         if unknown := [word for word in words if word not in self.ids]:
-            known = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
-            raise ConfigError(f"'{unknown[0]}' is none of the {self.vocabulary:,} words{known}")
+            remedy = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
+            raise ConfigError(f"'{unknown[0]}' is none of the {self.vocabulary:,} words{remedy}")
         return [self.ids[word] for word in (words if text.endswith("\n") else words[:-1])]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -132,14 +135,14 @@ class WordEncoder:
         return [self._id(word) for word in _words(text)]
 
     def _id(self, word: str) -> int:
-        found = self.ids.get(word, self.ids.get(UNKNOWN))
-        if found is None:
+        number = self.ids.get(word, self.ids.get(UNKNOWN))
+        if number is None:
             raise ConfigError(f"'{word}' is not in the vocabulary, which has no {UNKNOWN} either")
-        return found
+        return number
 
 
 def encoder(chosen: config.Tokenizer, training: Iterable[str]) -> Encoder:
-    """What `chosen` describes; `training` is read where the vocabulary is the training text's."""
+    """Return the encoder that `chosen` describes; a word encoder reads the texts of `training`."""
     if isinstance(chosen, config.Words):
         return WordEncoder.of(training, chosen.size)
     if isinstance(chosen, config.Gpt2):
@@ -149,19 +152,19 @@ def encoder(chosen: config.Tokenizer, training: Iterable[str]) -> Encoder:
 
 
 def count_words(text: str) -> int:
-    """Words and ends of lines: what word-level perplexity divides by."""
+    """Count words and ends of lines, the unit of word-level perplexity."""
     return sum(1 for _ in _words(text))
 
 
 def _words(text: str) -> Iterator[str]:
-    """Words and <eos> of every line. Lines end with line feeds alone, as WikiText's do."""
+    """Yield the words and the <eos> of every line. Only line feeds end lines, as in WikiText."""
     for line in text.removesuffix("\n").split("\n"):
         yield from line.split()
         yield END_OF_LINE
 
 
 def gpt2_encoding(folder: Path | None) -> "tiktoken.Encoding":
-    """Tiktoken's encoding; ConfigError where it, or a file, is missing or not what it should be."""
+    """Return tiktoken's encoding; raise ConfigError if it, or a file, is missing or malformed."""
     try:
         import tiktoken
     except ModuleNotFoundError as error:
@@ -174,8 +177,8 @@ def gpt2_encoding(folder: Path | None) -> "tiktoken.Encoding":
             return tiktoken.get_encoding("gpt2")
         except OSError as error:
             raise ConfigError(
-                "data.tokenizer: GPT-2's encoding cannot be fetched; give a `folder` with "
-                "encoder.json and vocab.bpe"
+                "data.tokenizer: GPT-2's encoding cannot be downloaded; set data.tokenizer.folder "
+                "to a folder with encoder.json and vocab.bpe"
             ) from error
     ranks = _ranks(folder)
     end = ranks.pop(END_OF_TEXT.encode())
@@ -189,10 +192,10 @@ def gpt2_encoding(folder: Path | None) -> "tiktoken.Encoding":
 
 
 def _ranks(folder: Path) -> dict[bytes, int]:
-    """Ids by the bytes they stand for, read from encoder.json and checked against vocab.bpe.
+    """Return the id of each byte string, read from encoder.json and checked against vocab.bpe.
 
     Both files write a byte as a printable character. Ids follow the order of the merges, which is
-    all that byte-pair encoding needs to know.
+    all that byte-pair encoding needs.
     """
     try:
         ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
@@ -215,7 +218,7 @@ def _ranks(folder: Path) -> dict[bytes, int]:
 
 
 def _printable_bytes() -> dict[str, int]:
-    """The character for each byte: its own where that is printable, else one from 256 on."""
-    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
+    """Map characters to bytes: a printable byte is its own character, others start at 256."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
