@@ -33,6 +33,7 @@ def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> Non
         print(f"{matrix.name}: {matrix.title}", file=stream)
         experiment, baseline = source.experiment_path, source.study.baseline
         print(f"  experiment {experiment}, baseline {baseline}", file=stream)
+        _print_warnings(matrix, stream)
         if with_costs:
             _print_costs(matrix, stream)
         width = max(len(job.cell.variant) for job in matrix.jobs)
@@ -135,6 +136,19 @@ def _format_hours(missing: list[Cell], timings: dict[str, Timing], slots: "Slots
         f": {device_seconds / 3600:.2f} {device} hours, {seconds / 3600 / at_once:.2f} hours with "
         f"{at_once} at once{rest}"
     )
+
+
+def _print_warnings(matrix: Matrix, stream: TextIO) -> None:
+    """Write each warning about a learning-rate schedule once, with the variants that it affects."""
+    names: dict[str, list[str]] = {}
+    for variant in matrix.variants:
+        experiment = variant.experiment
+        if warning := experiment.schedule.warn(experiment.training.epochs):
+            names.setdefault(warning, []).append(variant.name)
+    for warning, variants in names.items():
+        count = len(variants)
+        which = "all variants" if count == len(matrix.variants) else ", ".join(variants)
+        print(f"  warning: {which}: {warning}", file=stream)
 
 
 def _print_costs(matrix: Matrix, stream: TextIO) -> None:

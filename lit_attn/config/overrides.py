@@ -1,23 +1,24 @@
-"""What a researcher says about a variant, spelled out as changes to an experiment.
+"""Overrides: the changes that a variant makes to an experiment, in a short notation.
 
-    attention: belief2                   model.attention as that preset
-    attention: {preset: belief2, zz: without}     the preset with a part of it changed
-    residual: perpendicular              model.attention.residual, and so for every family of parts
+    attention: belief2                            a preset for model.attention
+    attention: {preset: belief2, zz: without}     the preset with another choice
+    residual: perpendicular                       model.attention.residual; likewise its other keys
     zz: with | without
     ffn: with | without | none | {width: 384}
-    optimizer.lr: 3e-4                   any other key of the experiment, dotted or nested
-    match: parameters | none             what the study matches for this variant
+    optimizer.lr: 3e-4                            any other key of the experiment, dotted or nested
+    match: parameters | none                      the study's `match`, for this variant
 
-A path is relative to the file that it stands in, or to the working directory on a command line; it
-is made absolute here, where that is still known.
+`spell_out` turns an override into a change of the experiment's own keys, and `merge` applies a
+change. The order of the keys does not matter: the shorter path is applied first, so `residual`
+refines `attention` wherever it stands. A mapping changes the keys that it names. A part that is
+given by its name, or with another `kind`, replaces the complete part.
 
-Order does not matter: the wider key goes first, so `residual` refines `attention` wherever it
-stands. A mapping changes the keys it names; a part given by its name, or with another `kind`,
-replaces the whole part.
+A path is relative to its file, or to the working directory on a command line. It becomes absolute
+here, where the file is still known.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -40,43 +41,56 @@ SHORTHANDS = {
 
 
 class Change(NamedTuple):
-    """A spelled-out override: keys of the experiment, and what to match where that was said."""
+    """Override in the experiment's own keys; `match` is None unless the override sets it."""
 
     experiment: Mapping
     match: str | None
 
 
 def spell_out(override: Mapping, context: str) -> Change:
-    """`override` in the experiment's own keys; ConfigError for a key that is none."""
+    """Return `override` in the experiment's own keys, with absolute paths.
+
+    Raises ConfigError, which contains `context`, for an unknown key and for a key that is written
+    twice.
+    """
     match = None
     entries = []
     for key, value in override.items():
         where = override.where[key]
         if key == "match":
-            match = _match(value, where, context)
+            match = _check_match(value, where, context)
             continue
         first, *rest = key.split(".")
         if first not in SHORTHANDS and first not in Experiment.model_fields:
-            raise ConfigError(f"{where}: {context}: unknown key '{key}'{_suggestion(key)}")
-        path = (*SHORTHANDS.get(first, (first,)), *rest)
-        entries.append((path, _nested(path, value, where), key))
+            raise ConfigError(f"{where}: {context}: unknown key '{key}'{_suggest_key(key)}")
+        entries.append(((*SHORTHANDS.get(first, (first,)), *rest), value, key))
 
     changes = Mapping(override.at)
-    said: dict[tuple[str, ...], str] = {}
-    for path, nested, key in sorted(entries, key=lambda entry: len(entry[0])):
-        if path in said:
-            where = override.where[key]
-            raise ConfigError(f"{where}: {context}: '{key}' says again what '{said[path]}' says")
-        said[path] = key
-        changes = merge(changes, _parts(nested, context))
-    return Change(_anchored(changes), match)
+    key_of: dict[tuple[str, ...], str] = {}
+    for path, value, key in sorted(entries, key=lambda entry: len(entry[0])):
+        where = override.where[key]
+        if path in key_of:
+            raise ConfigError(f"{where}: {context}: '{key}' and '{key_of[path]}' are the same key")
+        key_of[path] = key
+        nested = value
+        for name in reversed(path):
+            outer = Mapping(where)
+            outer.put(name, nested, where)
+            nested = outer
+        changes = merge(changes, _expand_model(nested, context))
+    return Change(_make_paths_absolute(changes), match)
+
+
+def normalize(experiment: Mapping, context: str) -> Mapping:
+    """Return an experiment with its preset spelled out and with absolute paths."""
+    return _make_paths_absolute(_expand_model(experiment, context))
 
 
 def merge(base: Any, change: Any) -> Any:
-    """`change` over `base`, neither of them altered: mappings key by key, all else replaced.
+    """Return `base` with `change` applied: mappings key by key, and any other value replaced.
 
-    A mapping with another `kind` replaces; one without a kind changes the part that stands there,
-    also where that was given by its name alone.
+    A mapping with another `kind` replaces the mapping in `base`. A mapping without a kind changes
+    the part in `base`, even if that is given by its name alone. The arguments stay as they are.
     """
     if not isinstance(change, Mapping):
         return change
@@ -92,21 +106,15 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
-def normalize(experiment: Mapping, context: str) -> Mapping:
-    """An experiment's own mapping with its preset, its `ffn: none` and its paths spelled out."""
-    return _anchored(_parts(experiment, context))
+def _check_match(value: Any, where: Where, context: str) -> str:
+    if value not in MATCHES:
+        hint = suggest(str(value), MATCHES)
+        raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
+    return str(value)
 
 
-def _nested(path: tuple[str, ...], value: Any, where: Where) -> Mapping:
-    for key in reversed(path):
-        holder = Mapping(where)
-        holder.put(key, value, where)
-        value = holder
-    return value
-
-
-def _parts(changes: Mapping, context: str) -> Mapping:
-    """`changes` with a preset replaced by its parts, and what is said of the FFN by its value."""
+def _expand_model(changes: Mapping, context: str) -> Mapping:
+    """Return `changes` with the preset and the words for the FFN in `model` replaced by values."""
     model = changes.get("model")
     if not isinstance(model, Mapping) or not {"attention", "ffn"} & model.keys():
         return changes
@@ -114,10 +122,10 @@ def _parts(changes: Mapping, context: str) -> Mapping:
     changes["model"] = model
     if "attention" in model:
         where = model.where["attention"]
-        model["attention"] = _attention(model["attention"], where, f"{context}: attention")
+        model["attention"] = _expand_attention(model["attention"], where, f"{context}: attention")
     match model.get("ffn", {}):
         case "with":
-            # Changes nothing where there is an FFN, and lacks a width where there is none.
+            # An empty mapping keeps an FFN as it is, and is an error without one: it has no width.
             model["ffn"] = Mapping(model.where["ffn"])
         case "without" | "none":
             model["ffn"] = None
@@ -127,53 +135,10 @@ def _parts(changes: Mapping, context: str) -> Mapping:
     return changes
 
 
-def _anchored(tree: Mapping) -> Mapping:
-    """`tree`, in the experiment's own keys, with absolute paths."""
-    for keys in _path_keys():
-        tree = _absolute(tree, keys)
-    return tree
-
-
-def _absolute(tree: Mapping, keys: tuple[str, ...]) -> Mapping:
-    """`tree` with the path at `keys`, where it has one, made absolute."""
-    first, *rest = keys
-    value = tree.get(first)
-    changed: Mapping | str | None = None
-    if rest and isinstance(value, Mapping):
-        changed = _absolute(value, tuple(rest))
-    elif not rest and isinstance(value, str):
-        where = tree.where[first]
-        folder = Path(where.file).parent if where.line else Path()
-        changed = str((folder / value).resolve())
-    if changed is None:
-        return tree
-    copied = tree.copy()
-    copied.put(first, changed, tree.where[first])
-    return copied
-
-
-@cache
-def _path_keys() -> list[tuple[str, ...]]:
-    """Every key of an experiment, of whatever kind, that holds a path."""
-    return sorted(set(_paths(Experiment)))
-
-
-def _paths(kind: type[Config]) -> Iterator[tuple[str, ...]]:
-    for name, field in kind.model_fields.items():
-        for held in get_args(field.annotation) or (field.annotation,):
-            if held is Path:
-                yield (name,)
-            elif isinstance(held, type) and issubclass(held, Config):
-                members: Iterable[type[Config]] = [held]
-                if issubclass(held, Kind) and Kind in held.__bases__:
-                    members = held.family.values()
-                for member in members:
-                    yield from ((name, *rest) for rest in _paths(member))
-
-
-def _attention(value: Any, where: Where, context: str) -> Any:
+def _expand_attention(value: Any, where: Where, context: str) -> Any:
+    """Return the choices that a preset's name or a mapping with `preset` stands for."""
     if isinstance(value, str):
-        return _preset(value, where, context)
+        return _expand_preset(value, where, context)
     if not isinstance(value, Mapping):
         return value
     for key in value:
@@ -183,54 +148,94 @@ def _attention(value: Any, where: Where, context: str) -> Any:
             )
     if "preset" not in value:
         return value
-    parts = value.copy()
-    name = parts.pop("preset")
-    return merge(_preset(name, value.where["preset"], context), parts)
+    choices = value.copy()
+    name = choices.pop("preset")
+    return merge(_expand_preset(name, value.where["preset"], context), choices)
 
 
-def _preset(name: Any, where: Where, context: str) -> Mapping:
+def _expand_preset(name: Any, where: Where, context: str) -> Any:
     try:
-        parts = preset(str(name)).model_dump()
+        choices = preset(str(name)).model_dump()
     except ValueError as error:
         raise ConfigError(f"{where}: {context}: {error}") from error
-    return _located(parts, where)
+    return _with_line(choices, where)
 
 
-def _located(value: Any, where: Where) -> Any:
+def _with_line(value: Any, where: Where) -> Any:
+    """Return a copy of `value` in which every key has the line `where`."""
     if not isinstance(value, dict):
         return value
-    found = Mapping(where)
+    mapping = Mapping(where)
     for key, item in value.items():
-        found.put(str(key), _located(item, where), where)
-    return found
+        mapping.put(str(key), _with_line(item, where), where)
+    return mapping
 
 
-def _match(value: Any, where: Where, context: str) -> str:
-    if value not in MATCHES:
-        hint = suggest(str(value), MATCHES)
-        raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
-    return str(value)
+def _make_paths_absolute(tree: Mapping) -> Mapping:
+    for keys in _path_keys():
+        tree = _make_path_absolute(tree, keys)
+    return tree
+
+
+def _make_path_absolute(tree: Mapping, keys: tuple[str, ...]) -> Mapping:
+    """Return `tree` with an absolute path at `keys`, if there is a path."""
+    first, *rest = keys
+    value = tree.get(first)
+    if rest and isinstance(value, Mapping):
+        value = _make_path_absolute(value, tuple(rest))
+    elif not rest and isinstance(value, str):
+        where = tree.where[first]
+        folder = Path(where.file).parent if where.line else Path()
+        value = str((folder / value).resolve())
+    if value is tree.get(first):
+        return tree
+    copied = tree.copy()
+    copied.put(first, value, tree.where[first])
+    return copied
 
 
 @cache
-def _keys() -> dict[str, str]:
-    """Every key a variant may name, by what a researcher may have typed for it."""
-    found: dict[str, str] = {}
-    for section, field in Experiment.model_fields.items():
-        kind = field.annotation
-        if not isinstance(kind, type) or not issubclass(kind, Config):
-            continue
-        members = kind.family.values() if issubclass(kind, Kind) else [kind]
-        for member in members:
-            for key in member.model_fields:
-                if key != "kind":
-                    found.setdefault(key, f"{section}.{key}")
-    return found | {key: key for key in (*SHORTHANDS, "match", *Experiment.model_fields)}
+def _path_keys() -> list[tuple[str, ...]]:
+    """Return the keys of all paths in an experiment of any kind."""
+    return sorted(set(_find_paths(Experiment)))
 
 
-def _suggestion(key: str) -> str:
-    close = difflib.get_close_matches(key.split(".")[-1], _keys(), n=1, cutoff=0.5)
-    close = close or difflib.get_close_matches(key, _keys(), n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean '{_keys()[close[0]]}'?"
+def _find_paths(config: type[Config]) -> Iterator[tuple[str, ...]]:
+    for name, field in config.model_fields.items():
+        for annotation in get_args(field.annotation) or (field.annotation,):
+            if annotation is Path:
+                yield (name,)
+            elif isinstance(annotation, type) and issubclass(annotation, Config):
+                for member in _members(annotation):
+                    yield from ((name, *keys) for keys in _find_paths(member))
+
+
+def _members(config: type[Config]) -> list[type[Config]]:
+    """Return the members of a family, or the configuration itself if it is no family."""
+    if issubclass(config, Kind) and Kind in config.__bases__:
+        return list(config.family.values())
+    return [config]
+
+
+def _suggest_key(key: str) -> str:
+    """Return the end of the message about an unknown key of an override."""
+    if key == "set":
+        return "; write the key itself, as `optimizer.lr: 1e-4`, beside `attention`"
+    keys = _suggestions()
+    for word in (key.split(".")[-1], key):
+        if close := difflib.get_close_matches(word, keys, n=1, cutoff=0.5):
+            return f"; did you mean '{keys[close[0]]}'?"
     return suggest("", [*SHORTHANDS, "match", *Experiment.model_fields])
+
+
+def _suggestions() -> dict[str, str]:
+    """Return every key that an override can contain, by the word that a user may have written."""
+    keys: dict[str, str] = {}
+    for section, field in Experiment.model_fields.items():
+        config = field.annotation
+        if isinstance(config, type) and issubclass(config, Config):
+            for member in _members(config):
+                for key in member.model_fields:
+                    if key != "kind":
+                        keys.setdefault(key, f"{section}.{key}")
+    return keys | {key: key for key in (*SHORTHANDS, "match", *Experiment.model_fields)}

@@ -1,10 +1,11 @@
-"""YAML that remembers where every key stands, so that an error can name its file and line.
+"""YAML values with the line of every key, so that an error can name the file and the line.
 
-Safe-loaded: scalars, lists and mappings with text keys, nothing else. Scalars follow YAML 1.2's
-core schema, so `1e-4` is a number, and `no`, `on` and `010` are not a surprise. A key written twice
-is an error, where YAML itself would silently keep the last.
+Only scalars, lists and mappings with text keys are allowed. Scalars follow YAML 1.2's core schema:
+`1e-4` is a number, `no` and `on` are text, and `010` is ten. A number that is not finite and a key
+that is written twice are errors; YAML itself would keep the last key without a word.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,11 +16,13 @@ import yaml
 from lit_attn.schema.errors import ConfigError
 
 MAX_NODES = 200_000
+"""Largest number of values in a file, aliases included."""
 MAX_DEPTH = 50
+"""Largest depth of nested values."""
 
 
 class Where(NamedTuple):
-    """A line of a file; line 0 where there are no lines, as on a command line."""
+    """Line of a file, or 0 for a value without lines, for example on a command line."""
 
     file: str
     line: int = 0
@@ -29,7 +32,7 @@ class Where(NamedTuple):
 
 
 class Mapping(dict[str, Any]):
-    """A dict whose keys know their line; `at` is the line of the whole."""
+    """Dictionary with the line of every key in `where`, and its own line in `at`."""
 
     def __init__(self, at: Where) -> None:
         super().__init__()
@@ -41,7 +44,7 @@ class Mapping(dict[str, Any]):
         self.where[key] = where
 
     def copy(self) -> "Mapping":
-        """A shallow copy that keeps the lines."""
+        """Return a shallow copy with the same lines."""
         copied = Mapping(self.at)
         copied.update(self)
         copied.where = dict(self.where)
@@ -49,7 +52,7 @@ class Mapping(dict[str, Any]):
 
 
 class Sequence(list[Any]):
-    """A list whose items know their line."""
+    """List with the line of every item in `where`, and its own line in `at`."""
 
     def __init__(self, at: Where) -> None:
         super().__init__()
@@ -62,20 +65,20 @@ class Sequence(list[Any]):
 
 
 def locate(tree: Any, keys: Iterable[str | int]) -> Where | None:
-    """The line of the deepest of `keys` that `tree` holds; None for what was not read from YAML."""
-    found = tree.at if isinstance(tree, Mapping | Sequence) else None
+    """Return the line of the deepest of `keys` in `tree`, or None if `tree` is not from YAML."""
+    where = tree.at if isinstance(tree, Mapping | Sequence) else None
     for key in keys:
         if isinstance(tree, Mapping) and key in tree:
-            found, tree = tree.where[str(key)], tree[str(key)]
+            where, tree = tree.where[str(key)], tree[str(key)]
         elif isinstance(tree, Sequence) and isinstance(key, int) and key < len(tree):
-            found, tree = tree.where[key], tree[key]
+            where, tree = tree.where[key], tree[key]
         else:
             break
-    return found
+    return where
 
 
 def load(path: Path) -> Mapping:
-    """The mapping that a YAML file holds; ConfigError where it cannot be read or is not one."""
+    """Read the mapping in a YAML file; ConfigError if it cannot be read or is no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -89,16 +92,16 @@ def load(path: Path) -> Mapping:
 
 
 def parse_value(text: str, file: str) -> Any:
-    """One YAML value, as on a command line: `3e-4`, `without`, `[0, 1]`, `{kind: adamw, lr: 1}`."""
+    """Parse a YAML value of a command line: `3e-4`, `without`, `[0, 1]`, `{kind: adamw, lr: 1}`."""
     return _parse(text, file, lines=False)
 
 
 def format_value(value: object) -> str:
-    """A value as a name shows it: `0.0003`, `with`, `split+activation=silu`, `flip+crop`."""
+    """Return a value as in a variant's name: `0.0003`, `split+activation=silu`, `flip+crop`."""
     if isinstance(value, Mapping):
-        own = [str(value[key]) for key in ("kind", "preset") if key in value]
+        names = [str(value[key]) for key in ("kind", "preset") if key in value]
         rest = [f"{k}={format_value(v)}" for k, v in value.items() if k not in ("kind", "preset")]
-        return "+".join([*own, *rest])
+        return "+".join([*names, *rest])
     if isinstance(value, Sequence):
         return "+".join(format_value(item) for item in value)
     if isinstance(value, bool):
@@ -121,7 +124,7 @@ def _parse(text: str, file: str, lines: bool = True) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars by YAML 1.2's core schema."""
+    """YAML loader that resolves plain scalars by YAML 1.2's core schema."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -146,7 +149,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 class _Builder:
-    """Builds values from YAML nodes. Aliases are copied out, within a limit on the whole."""
+    """Builder of values from YAML nodes; it copies aliases, up to MAX_NODES values in total."""
 
     def __init__(self, file: str, lines: bool) -> None:
         self.file = file
@@ -156,7 +159,10 @@ class _Builder:
     def build(self, node: yaml.Node, depth: int) -> Any:
         self.built += 1
         if self.built > MAX_NODES or depth > MAX_DEPTH:
-            raise ConfigError(f"{self.where(node)}: too large or too deeply nested")
+            raise ConfigError(
+                f"{self.where(node)}: too large or too deeply nested: more than {MAX_NODES:,} "
+                f"values or {MAX_DEPTH} levels"
+            )
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, depth)
         if isinstance(node, yaml.SequenceNode):
@@ -167,35 +173,35 @@ class _Builder:
         return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, depth: int) -> Mapping:
-        """Merged keys (`<<`) stand where the merge stands, and give way to the mapping's own."""
-        found = Mapping(self.where(node))
+        """Build a mapping; the keys that `<<` merges do not replace the mapping's own keys."""
+        mapping = Mapping(self.where(node))
         merged: set[str] = set()
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 for source in self.merged(key_node, value_node, depth):
                     for key, value in source.items():
-                        if key not in found:
+                        if key not in mapping:
                             merged.add(key)
-                            found.put(key, value, source.where[key])
+                            mapping.put(key, value, source.where[key])
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{self.where(key_node)}: a key has to be text")
+                raise ConfigError(f"{self.where(key_node)}: a key must be text")
             key = key_node.value
-            if key in found and key not in merged:
-                first = found.where[key].line
+            if key in mapping and key not in merged:
+                first = mapping.where[key].line
                 raise ConfigError(
                     f"{self.where(key_node)}: '{key}' is written twice, first on line {first}"
                 )
             merged.discard(key)
-            found.put(key, self.build(value_node, depth + 1), self.where(key_node))
-        return found
+            mapping.put(key, self.build(value_node, depth + 1), self.where(key_node))
+        return mapping
 
     def merged(self, key: yaml.Node, value: yaml.Node, depth: int) -> list[Mapping]:
-        """What `<<` takes from: a mapping, or a list of them."""
+        """Return the mappings that `<<` merges: one mapping, or a list of mappings."""
         built = self.build(value, depth + 1)
         sources = built if isinstance(built, Sequence) else [built]
         if not all(isinstance(source, Mapping) for source in sources):
-            raise ConfigError(f"{self.where(key)}: '<<' needs a mapping to take from")
+            raise ConfigError(f"{self.where(key)}: '<<' needs a mapping, or a list of mappings")
         return sources
 
     def scalar(self, node: yaml.Node) -> Any:
@@ -203,9 +209,12 @@ class _Builder:
         if make is None:
             raise ConfigError(f"{self.where(node)}: the YAML tag '{node.tag}' is not supported")
         try:
-            return make(node.value)
+            value = make(node.value)
         except ValueError as error:
             raise ConfigError(f"{self.where(node)}: {error}") from error
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self.where(node)}: {node.value} is not a finite number")
+        return value
 
     def where(self, node: yaml.Node) -> Where:
         return Where(self.file, node.start_mark.line + 1 if self.lines else 0)

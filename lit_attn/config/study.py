@@ -1,30 +1,30 @@
-"""Studies as a researcher writes them: `ablations.yaml`.
+"""Studies: the keys of an `ablations.yaml`.
 
     studies:
       NAME:
         title: one line
         source: the paper and its tables
         experiment: experiments/digits_vit.yaml   # relative to this file
-        parts: [reflected.py]    # files with parts of one's own, relative to this file
-        default: true            # runs when no --study is given
-        seeds: [0, 50, 100]      # or a count: 5 is [0, 1, 2, 3, 4]
+        parts: [reflected.py]    # plug-ins, relative to this file
+        default: true            # run without --study
+        seeds: [0, 50, 100]      # or their number: 5 is [0, 1, 2, 3, 4]
         set: {training.epochs: 10}        # for every variant
         cells:                   # named variants
           standard: {attention: standard}
-        axes:                    # and / or a product, in the order written
-          residual: [full, perpendicular]           # a key of a variant and its values, or
+        axes:                    # and a product of axes
+          residual: [full, perpendicular]           # a key and its values, or
           recipe: {short: {training.epochs: 1}, long: {}}    # a name and named overrides
         zip: [[data.batch_size, optimizer.lr]]      # axes that advance together
-        exclude: [{residual: full, zz: with}]       # points of the product to leave out
+        exclude: [{residual: full, zz: with}]       # points to leave out of the product
         include: [{residual: value, zz: without}]   # further points, of any keys
-        overrides: {residual=full: {optimizer.lr: 1e-4}}   # for variants with these name terms
+        overrides: {residual=full: {optimizer.lr: 1e-4}}   # for names with these terms
         baseline: standard
-        match: parameters        # or none: leave the FFN width as written
-        published: {standard: [72.01, 0.20]}        # mean and sd as printed; a mean alone will do
+        match: parameters        # or none: keep the FFN width as written
+        published: {standard: [72.01, 0.20]}        # printed mean and sd, or the mean alone
         metric: {selection: last}
         slurm: {partition: gpu, gpus: 1, time: 8:00:00}     # for --launcher slurm
 
-What stands in `cells`, `set` and the rest is the language of lit_attn.config.overrides.
+`cells`, `set`, `axes`, `include` and `overrides` contain overrides (lit_attn.config.overrides).
 """
 
 from dataclasses import dataclass
@@ -59,19 +59,19 @@ def _is_mapping_of_mappings(value: Any) -> Any:
     return value
 
 
-# Kept as read, since their keys know their lines.
+# These values stay mappings with lines until ablate.axes expands them.
 Overrides = Annotated[Any, AfterValidator(_is_mapping)]
 Points = Annotated[Any, AfterValidator(_is_list_of_mappings)]
 Named = Annotated[Any, AfterValidator(_is_mapping_of_mappings)]
 
 MOST_SEEDS = 10_000
-"""That a count may make; more is a seed that was meant as one."""
+"""Largest number of seeds; a larger number is probably meant as one seed."""
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
 
 class Study(Config):
-    """One comparison: which variants of an experiment, over which seeds, against which baseline."""
+    """A comparison of variants of one experiment with a baseline, over seeds."""
 
     title: str = Field(description="title of the table, one line")
     source: str = Field("", description="paper and tables that the study reproduces")
@@ -108,38 +108,39 @@ class Study(Config):
 
     @field_validator("seeds", mode="before")
     @classmethod
-    def _count(cls, value: Any) -> Any:
+    def _expand_count(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             if not 1 <= value <= MOST_SEEDS:
                 raise ValueError(
-                    f"{value} is no count of seeds, which is 1 to {MOST_SEEDS:,}; "
-                    f"a seed of its own is written [{value}]"
+                    f"{value} is not a number of seeds from 1 to {MOST_SEEDS:,}; "
+                    f"for one seed write [{value}]"
                 )
             return tuple(range(value))
         if not isinstance(value, list) or not value:
-            raise ValueError("needs a count of seeds, as 5, or a list of them, as [0, 50, 100]")
+            raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
         return value
 
     @field_validator("seeds")
     @classmethod
-    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    def _refuse_repetition(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds):
             raise ValueError("a seed is written twice")
         return seeds
 
     @field_validator("baseline", mode="before")
     @classmethod
-    def _as_axes_name_it(cls, value: Any) -> Any:
+    def _format_baseline(cls, value: Any) -> Any:
         return value if isinstance(value, list | dict) else format_value(value)
 
     @field_validator("published", mode="before")
     @classmethod
-    def _mean_alone(cls, value: Any) -> Any:
+    def _complete_published(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         return {
-            name: item if isinstance(item, list) and len(item) != 1 else (*_listed(item), None)
+            name: item if isinstance(item, list) and len(item) != 1 else (*means, None)
             for name, item in value.items()
+            for means in [item if isinstance(item, list) else [item]]
         }
 
     @field_validator("metric", mode="before")
@@ -153,9 +154,9 @@ class Study(Config):
 
 @dataclass(frozen=True)
 class StudySource:
-    """A study, and the files it was read from: `tree` its own mapping, `experiment` its file's.
+    """A study with the mappings of its file and of its experiment's file.
 
-    `parts` are absolute.
+    `tree` and `experiment` contain the line of every key, `parts` absolute paths.
     """
 
     name: str
@@ -166,13 +167,13 @@ class StudySource:
     parts: tuple[Path, ...] = ()
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
-        """One line that begins with the place of the deepest of `keys`."""
+        """Return an error that begins with the line of the deepest of `keys`."""
         path = ".".join(str(key) for key in (self.name, *keys))
         return ConfigError(f"{locate(self.tree, keys)}: {path}: {message}")
 
 
 def read_studies(path: Path) -> dict[str, StudySource]:
-    """The studies of an `ablations.yaml`, in its order; ConfigError for the first mistake."""
+    """Read the studies of an `ablations.yaml` in its order; ConfigError for the first mistake."""
     tree = load(path)
     for key in tree:
         if key != "studies":
@@ -185,7 +186,7 @@ def read_studies(path: Path) -> dict[str, StudySource]:
 
 
 def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:
-    """The studies called `names`; without names the default ones, or the only one there is."""
+    """Return the studies with `names`; without names the default studies, or the only study."""
     for name in names:
         if name not in studies:
             raise ConfigError(f"{path}: no study '{name}'{suggest(name, studies)}")
@@ -219,19 +220,14 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
     for number, part in enumerate(parts):
         if not _is_file(part):
             key = f"studies.{name}.parts"
-            beside = [found.name for found in part.parent.glob("*.py")]
-            hint = suggest(part.name, beside)
+            hint = suggest(part.name, [path.name for path in part.parent.glob("*.py")])
             raise ConfigError(f"{locate(tree, ('parts', number))}: {key}: no file {part}{hint}")
     return StudySource(name, study, tree, load(experiment), experiment, parts)
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is such a file; none has a name that the file system finds too long."""
+    """Return True if the file exists; a name that is too long for the file system does not."""
     try:
         return path.is_file()
     except OSError:
         return False
-
-
-def _listed(item: Any) -> list[Any]:
-    return item if isinstance(item, list) else [item]

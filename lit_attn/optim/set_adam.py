@@ -1,9 +1,9 @@
-"""SET-Adam (Zhang 2024, arXiv 2302.01029): Adam with its adaptive step sizes pulled together.
+"""SET-Adam (Zhang 2024, arXiv 2302.01029): Adam with a smaller range of adaptive step sizes.
 
-For every parameter tensor l of d_l entries, with Adam's moments m and v:
+For every parameter tensor l with d_l entries and Adam's moments m and v:
 
     v~ = v (sum v)^2 / (d_l sum v^2)                 down-scaling: v times cos^2 of its angle to 1
-    w  = sqrt(v~ / (1 - beta2^t) + eps)              eps embedded in the root
+    w  = sqrt(v~ / (1 - beta2^t) + eps)              eps inside the root
     w~ = w - tau min(w)                              down-translating
     theta <- theta - lr / (1 - beta1^t) m / w~
 """
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Keeps 0 / 0 out of the down-scaling of a tensor whose gradients were all zero.
+# Avoids 0 / 0 in the down-scaling of a tensor whose gradients were all zero.
 GUARD = 1e-300
 
 
 class SETAdam(torch.optim.Optimizer):
-    """SET-Adam; weight decay is coupled (L2), the state is kept in float32 or wider."""
+    """SET-Adam with coupled weight decay (L2) and a state in float32 or wider."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SETAdam(torch.optim.Optimizer):
         tau: float = 0.5,
         weight_decay: float = 0.0,
     ) -> None:
-        """Raise ValueError for a negative rate, eps or decay, or betas or tau outside [0, 1)."""
+        """Raise ValueError for a negative rate, eps or decay, and for betas or tau outside [0, 1)."""
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             if value < 0:
                 raise ValueError(f"{name} must not be negative, is {value}")
@@ -48,7 +48,7 @@ class SETAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -62,7 +62,7 @@ class SETAdam(torch.optim.Optimizer):
     def _update(
         self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
     ) -> None:
-        """One update of tensors on one device, all at once: a GPU would wait for single ones."""
+        """Update tensors of one device together; one at a time would leave a GPU waiting."""
         beta1, beta2 = group["betas"]
         states = [self._state(parameter) for parameter in parameters]
         m, v = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
@@ -77,7 +77,7 @@ class SETAdam(torch.optim.Optimizer):
         w = torch._foreach_mul(v, self._scales(v, [1 - beta2 ** s["step"] for s in states]))
         torch._foreach_add_(w, group["eps"])
         torch._foreach_sqrt_(w)
-        smallest = torch.stack([one.amin() for one in w])
+        smallest = torch.stack([tensor.amin() for tensor in w])
         torch._foreach_sub_(w, list((group["tau"] * smallest).unbind()))
         moves = torch._foreach_div(m, w)
         torch._foreach_mul_(moves, [-group["lr"] / (1 - beta1 ** s["step"]) for s in states])
@@ -85,7 +85,7 @@ class SETAdam(torch.optim.Optimizer):
         torch._foreach_add_(parameters, narrow)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
-        """The parameter's moments and its count of steps, this one included."""
+        """Return the parameter's moments and its number of steps, this step included."""
         state = self.state[parameter]
         if not state:
             wide = torch.promote_types(parameter.dtype, torch.float32)
@@ -97,14 +97,16 @@ class SETAdam(torch.optim.Optimizer):
 
     @staticmethod
     def _scales(v: list[Tensor], corrections: list[float]) -> list[Tensor]:
-        """cos^2 of every tensor's angle to 1, over its bias correction; 0 for one of zeros.
+        """Return cos^2 of every tensor's angle to 1, over its bias correction; 0 for zeros.
 
-        Sums in float64: in float32 squares of v vanish from gradients of about 1e-10.
+        Sums are in float64: in float32 the squares of v vanish for gradients below about 1e-10.
         """
         total, length = (
             torch.stack(torch._foreach_norm(v, order, dtype=torch.float64)) for order in (1, 2)
         )
-        divisors = [one.numel() * by for one, by in zip(v, corrections, strict=True)]
+        divisors = [
+            tensor.numel() * correction for tensor, correction in zip(v, corrections, strict=True)
+        ]
         cosines = (total / length.clamp_min(GUARD)).square()
         scales = cosines / torch.tensor(divisors, dtype=torch.float64, device=cosines.device)
         return list(scales.to(v[0].dtype).unbind())

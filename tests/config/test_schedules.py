@@ -1,12 +1,16 @@
 """Schedules against the published formulas (docs/setups.md)."""
 
+import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from helpers import studies
 from timm.scheduler import CosineLRScheduler
 
-from lit_attn.config.optimizers import SGD
+from lit_attn.ablate import dry_run
+from lit_attn.ablate.plan import expand
 from lit_attn.config.schedules import (
     Constant,
     Cosine,
@@ -45,7 +49,7 @@ def test_constant_stays() -> None:
     assert {rate(step) for step in range(20)} == {0.3}
 
 
-def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
+def test_modded_nanogpts_rate_rises_stays_and_falls_to_zero() -> None:
     """Its `casted` branch: 256 steps up, the last 2,048 of 9,536 down."""
     rate = Trapezoid(warmup=4, warmdown=32).rate(1.8e-3, 64, 149)
     assert rate(0) == pytest.approx(1.8e-3 / 256)
@@ -56,7 +60,7 @@ def test_modded_nanogpt_rises_holds_and_falls_to_nothing() -> None:
     assert rate(9536) == rate(10**9) == 0
 
 
-def test_a_trapezoid_without_slopes_is_constant() -> None:
+def test_a_trapezoid_without_ramps_is_constant() -> None:
     rate = Trapezoid().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
 
@@ -122,15 +126,11 @@ def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
     assert rate(161_728) == rate(10**9) == 1e-5
 
 
-def test_sgd_is_nesterovs() -> None:
-    """v = mu v + g; w -= lr (g + mu v), with the decayed weights in g."""
-    layer = torch.nn.Linear(2, 1, bias=False)
-    weight, momentum = layer.weight.detach().clone(), torch.zeros(1, 2)
-    optimizer = SGD(lr=0.1, momentum=0.8, weight_decay=0.01).build(layer)
-    for gradient in (torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])):
-        layer.weight.grad = gradient.clone()
-        optimizer.step()
-        decayed = gradient + 0.01 * weight
-        momentum = 0.8 * momentum + decayed
-        weight = weight - 0.1 * (decayed + 0.8 * momentum)
-    torch.testing.assert_close(layer.weight.detach(), weight)
+def test_a_dry_run_warns_of_a_training_that_never_leaves_its_warm_up(tmp_path: Path) -> None:
+    body = "baseline: a\ncells: {a: {}, b: {training.epochs: 1}, c: {schedule: constant}}"
+    matrix = expand(studies.study(tmp_path, body), tmp_path)
+    stream = io.StringIO()
+    dry_run.print_cells([matrix], stream, with_costs=False)
+    warnings = [line for line in stream.getvalue().splitlines() if "warning" in line]
+    text = "schedule.warmup takes all 1 epochs, the rate only rises to the peak"
+    assert warnings == [f"  warning: b: {text}"]

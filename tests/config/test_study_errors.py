@@ -54,11 +54,11 @@ def test_mistake_in_the_experiment(tmp_path: Path, change: str, message: str) ->
         ("experiment.yaml", "experimnt.yaml", "4: studies.tiny.experiment: no file "),
         ("experiment.yaml", "x" * 999, "4: studies.tiny.experiment: no file "),
         ("seeds: 2", "seeds: [1, 1]", "6: studies.tiny.seeds: a seed is written twice"),
-        ("seeds: 2", "seeds: 0", "6: studies.tiny.seeds: 0 is no count of seeds, which is 1 to"),
-        ("seeds: 2", "seeds: 20251121", "6: studies.tiny.seeds: 20251121 is no count of seeds, "
-         "which is 1 to 10,000; a seed of its own is written [20251121]"),
-        ("seeds: 2", "seeds: five", "6: studies.tiny.seeds: needs a count of seeds, as 5, or a"),
-        ("seeds: 2", "seeds: []", "6: studies.tiny.seeds: needs a count of seeds, as 5, or a"),
+        ("seeds: 2", "seeds: 0", "6: studies.tiny.seeds: 0 is not a number of seeds from"),
+        ("seeds: 2", "seeds: 20251121", "6: studies.tiny.seeds: 20251121 is not a number of "
+         "seeds from 1 to 10,000; for one seed write [20251121]"),
+        ("seeds: 2", "seeds: five", "6: studies.tiny.seeds: needs a number of seeds, as 5, or a"),
+        ("seeds: 2", "seeds: []", "6: studies.tiny.seeds: needs a number of seeds, as 5, or a"),
         ("seeds: 2", "seeds: [4294967296]", "6: studies.tiny.seeds.0: input should be less than"),
         ("seeds: 2", "seeds: [-1]", "6: studies.tiny.seeds.0: input should be greater than or"),
         ("tiny:", "../tiny:", "3: ../tiny: cannot name a folder"),

@@ -1,11 +1,10 @@
-"""SET-Adam against its formula restated entry by entry, and against hand cases."""
+"""SET-Adam equals its published formula, computed entry by entry in plain Python."""
 
 import math
 
 import pytest
 import torch
 
-from lit_attn.config.optimizers import Adam, AdamW, SetAdam
 from lit_attn.optim.set_adam import SETAdam
 
 
@@ -18,7 +17,10 @@ def plain_step(
     lr: float,
     eps: float,
 ) -> list[float]:
-    """The published formula with beta = (0.9, 0.999), tau = 0.5; m and v change in place."""
+    """Return theta after one step of the formula with beta = (0.9, 0.999) and tau = 0.5.
+
+    `m` and `v` change in place.
+    """
     for i, gradient in enumerate(g):
         m[i] = 0.9 * m[i] + 0.1 * gradient
         v[i] = 0.999 * v[i] + 0.001 * gradient**2
@@ -31,7 +33,7 @@ def plain_step(
     ]
 
 
-def test_against_the_formula_over_steps() -> None:
+def test_steps_equal_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     theta = torch.randn(7, dtype=torch.double, generator=generator).requires_grad_()
     plain, m, v = theta.tolist(), [0.0] * 7, [0.0] * 7
@@ -45,7 +47,7 @@ def test_against_the_formula_over_steps() -> None:
 
 
 def test_equal_gradients_double_the_step_of_adam() -> None:
-    """cos^2 is 1 and w - w/2 is w/2; so also for a single scalar, such as LSA's temperature."""
+    """For equal gradients cos^2 is 1 and w - w/2 is w/2, also for a single scalar."""
     for size in ((), (3,)):
         theta = torch.zeros(size).requires_grad_()
         theta.grad = torch.full(size, 5.0)
@@ -53,8 +55,8 @@ def test_equal_gradients_double_the_step_of_adam() -> None:
         assert theta.flatten().tolist() == pytest.approx([-2e-3] * theta.numel(), rel=1e-5)
 
 
-def test_every_tensor_has_its_own_scale_and_its_own_count_of_steps() -> None:
-    """Together as alone, also where one has no gradient in some steps."""
+def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
+    """Several tensors move as each of them alone, even if one lacks a gradient in some steps."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(4, 3), (5,), ()]
     together = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
@@ -74,7 +76,7 @@ def test_every_tensor_has_its_own_scale_and_its_own_count_of_steps() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
-def test_zero_gradients_move_nothing_and_make_no_nan() -> None:
+def test_zero_gradients_change_nothing_and_make_no_nan() -> None:
     theta = torch.ones(4).requires_grad_()
     theta.grad = torch.zeros(4)
     SETAdam([theta], lr=1e-3).step()
@@ -82,7 +84,7 @@ def test_zero_gradients_move_nothing_and_make_no_nan() -> None:
 
 
 def test_tiny_gradients_do_not_underflow() -> None:
-    """v^2 of gradients near 1e-8 is below float32's range; the step must not notice."""
+    """The square of v is below float32's range for gradients near 1e-8; the step stays the same."""
     results = []
     for scale in (1.0, 1e-8):
         theta = torch.zeros(3).requires_grad_()
@@ -111,19 +113,6 @@ def test_weight_decay_is_coupled() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"lr": -1.0}, {"lr": 1.0, "tau": 1.0}, {"lr": 1, "eps": -1e-9}])
-def test_bad_arguments(bad: dict[str, float]) -> None:
+def test_arguments_outside_their_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         SETAdam([torch.zeros(1)], **bad)
-
-
-def test_configurations_become_optimisers() -> None:
-    module = torch.nn.Linear(3, 2)
-    set_adam = SetAdam(lr=1e-4).build(module)
-    assert isinstance(set_adam, SETAdam)
-    assert set_adam.defaults["eps"] == 1e-18
-    adam = Adam(lr=1e-4).build(module)
-    assert (adam.defaults["betas"], adam.defaults["weight_decay"]) == ((0.9, 0.999), 0)
-    everything = AdamW(lr=1e-3, weight_decay=0.05).build(module)
-    assert [group["weight_decay"] for group in everything.param_groups] == [0.05, 0.05]
-    spared = AdamW(lr=1e-3, weight_decay=0.05, decay="matrices").build(module)
-    assert [group["weight_decay"] for group in spared.param_groups] == [0.05, 0.0]

@@ -158,7 +158,7 @@ def test_merged_keys(tmp_path: Path) -> None:
         ("", ": needs a mapping of keys to values"),
         ("a: [1", ":1: not YAML: expected ',' or ']'"),
         ("a: *b", ":1: not YAML: found undefined alias 'b'"),
-        ("? [1]\n: 2", ":1: a key has to be text"),
+        ("? [1]\n: 2", ":1: a key must be text"),
         ("a: !!python/name:os.system", ":1: the YAML tag 'tag:yaml.org,2002:python/"),
         ("a: !!int x", ":1: invalid literal for int"),
         ("a: 1\n---\nb: 2", ":2: not YAML: but found another document"),
