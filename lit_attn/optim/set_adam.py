@@ -30,7 +30,7 @@ class SETAdam(torch.optim.Optimizer):
         tau: float = 0.5,
         weight_decay: float = 0.0,
     ) -> None:
-        """Raise ValueError for a negative rate, eps or decay, and for betas or tau outside [0, 1)."""
+        """Raise ValueError for a negative rate, eps or decay, or betas or tau outside [0, 1)."""
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             if value < 0:
                 raise ValueError(f"{name} must not be negative, is {value}")
