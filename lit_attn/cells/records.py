@@ -44,7 +44,9 @@ class Metric(Record):
 
     `name` is the logged name, `scale` turns the logged value into the printed one (100 for an
     accuracy in percent), and `selection` says which epoch counts: the last one, or the one with
-    the best value of `name` on the validation split. There is no choice by test results.
+    the best value of `name` on the validation split. There is no choice by test results. `margin`
+    is the largest difference in printed units that does not matter: with it the report says which
+    variants are equivalent to the baseline.
     """
 
     name: str = "test/accuracy"
@@ -52,6 +54,7 @@ class Metric(Record):
     goal: Literal["max", "min"] = "max"
     scale: FiniteFloat = 100.0
     selection: Literal["last", "best-validation"] = "last"
+    margin: FiniteFloat | None = Field(None, gt=0)
 
     @property
     def averaged(self) -> bool:

@@ -7,7 +7,8 @@ import pandas as pd
 
 from lit_attn.cells.records import Result
 from lit_attn.report import stats
-from lit_attn.report.columns import ALPHA, DAGGER, used_columns
+from lit_attn.report.columns import BUSY, DAGGER, used_columns
+from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.read import StudyRecord
 
 
@@ -20,45 +21,86 @@ class Caption:
     notes: list[str]
 
 
-def make_caption(study: StudyRecord, summary: pd.DataFrame) -> Caption:
+def make_caption(study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons) -> Caption:
     """Return the caption of the table of `summary`."""
     # A YAML title can span lines.
     title = " ".join(study.plan.title.split()).rstrip(".") + "."
-    values = _template_values(study, summary)
+    values = _template_values(study, summary, comparisons)
     notes = [column.note.format(**values) for column in used_columns(summary) if column.note]
-    if summary["failures"].astype(bool).any():
+    if summary["missing"].astype(bool).any():
         notes.append("Seeds without a result are listed beside n and enter no mean.")
+    if ties := int(summary["ties"].sum()):
+        pairs = int(summary["pairs"].sum())
+        notes.append(f"Both values are equal in {ties} of {_plural(pairs, 'pair')}.")
     if not study.values(study.plan.baseline):
         notes.append(f"The baseline {study.plan.baseline} has no result to compare with.")
     return Caption(title, _warnings(study), [*notes, *_provenance(study)])
 
 
-def _template_values(study: StudyRecord, summary: pd.DataFrame) -> dict[str, object]:
+def _template_values(
+    study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
+) -> dict[str, object]:
     """Return the values of the placeholders in the columns' notes."""
     plan, metric, results = study.plan, study.plan.metric, study.results()
     is_last = metric.selection == "last"
-    compared = int(summary["p"].notna().sum())
-    pairs = int(summary["pairs"].max())
     peaks = []
     if any(result.device == "CPU" for result in results):
         peaks.append("the largest resident set of the process")
     if any(result.device != "CPU" for result in results):
         peaks.append("the largest allocation of CUDA's allocator")
+    ratios = pd.concat([summary["step_time_ratio"], summary["evaluation_time_ratio"]])
+    is_busy = any(ratios.dropna() > BUSY)
+    # The step of a continuous metric is a rounding error, which needs no mention.
+    is_coarse = comparisons.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
+    step = f", at least as wide as the metric's step ({comparisons.resolution:.2g})"
     return {
         "label": metric.label,
         "metric": metric.name,
         "epoch": "at the last epoch" if is_last else "at the best epoch of the validation split",
-        "direction": "higher" if metric.goal == "max" else "lower",
+        "direction": "Higher" if metric.goal == "max" else "Lower",
         "seeds": _numbers(plan.seeds),
         "baseline": plan.baseline,
+        "resolution": step if is_coarse else "",
         "alpha": ALPHA,
-        "floor": f"{stats.sign_flip_floor(pairs):.4g}",
-        "pairs": _plural(pairs, "pair"),
-        "comparisons": _plural(compared, "comparison"),
-        "star_pairs": stats.pairs_for_a_star(compared) if compared else 0,
+        "test": _describe_test(comparisons),
+        "star": _describe_star(comparisons),
+        "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
+        "busy": f' ("busy machine": the seeds\' times differ by more than {BUSY} times)'
+        if is_busy
+        else "",
         "peaks": " or ".join(peaks),
     }
+
+
+def _describe_test(comparisons: Comparisons) -> str:
+    floor = (
+        f"it cannot fall below 2/2ⁿ ({stats.sign_flip_floor(comparisons.pairs):.4g} for "
+        f"{_plural(comparisons.pairs, 'pair')})"
+    )
+    number = _plural(comparisons.count, "comparison")
+    if comparisons.is_joint:
+        return (
+            "p is the two-sided sign-flip test of the hypothesis that variant and baseline have "
+            f"the same distribution, corrected for {number} by the step-down max-T method of "
+            f"Westfall and Young (a seed's signs change in all variants at once); {floor}."
+        )
+    return (
+        "p is the exact two-sided sign-flip test of the hypothesis that variant and baseline have "
+        f"the same distribution, with Holm's correction for {number}, because the variants lack "
+        f"different seeds; before the correction {floor}."
+    )
+
+
+def _describe_star(comparisons: Comparisons) -> str:
+    needed = 6 if comparisons.is_joint else stats.pairs_for_a_star(comparisons.count or 1)
+    star = f", which needs at least {needed} seeds whatever the effect"
+    if comparisons.has_failures:
+        star += (
+            "; with failed seeds a star also requires p ≤ 0.05 and the same direction in a test of "
+            "signed ranks in which a failed seed is worse than any value"
+        )
+    return star
 
 
 def _provenance(study: StudyRecord) -> list[str]:

@@ -12,7 +12,8 @@ from lit_attn.cells.records import Metric
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
-ALPHA = 0.05
+BUSY = 1.2
+"""Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 Record = dict[str, Any]
 """One variant's numbers by CSV field."""
@@ -127,9 +128,9 @@ def _value(record: Record, scale: Scale) -> str:
 
 
 def _count(record: Record, _: Scale) -> str:
-    if not record["failures"]:
+    if not record["missing"]:
         return str(record["n"])
-    return f"{record['n']}/{record['planned']}, {record['failures']}"
+    return f"{record['n']}/{record['planned']}, {record['missing']}"
 
 
 def _difference(record: Record, scale: Scale) -> str:
@@ -145,9 +146,25 @@ def _difference(record: Record, scale: Scale) -> str:
 
 
 def _needed(record: Record, _: Scale) -> str:
-    if pd.isna(record["seeds_needed"]):
+    low, high = record["seeds_low"], record["seeds_high"]
+    if pd.isna(low):
         return NOTHING
-    return str(record["seeds_needed"]) if record["seeds_needed"] <= 1000 else "> 1000"
+    return str(low) if low == high else f"{low} to {high}" if high <= 1000 else f"{low} to > 1000"
+
+
+def _margin(record: Record, scale: Scale) -> str:
+    # With a verdict the study has a margin of its own.
+    if not pd.isna(record["verdict"]) or pd.isna(record["margin"]):
+        return NOTHING
+    return f"± {_number(record['margin'], f'.{scale.digits}f')}"
+
+
+def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
+    """Print a time, unless the seeds' times differ so much that they measure the machine's load."""
+    ratio = record[f"{name}_ratio"]
+    if not pd.isna(ratio) and ratio > BUSY:
+        return "busy machine"
+    return _number(record[name], form, unit)
 
 
 def _published(record: Record, _: Scale) -> str:
@@ -185,7 +202,8 @@ COLUMNS = (
         "value",
         "{label}",
         "{label} is {metric} {epoch}: mean ± sample standard deviation over the n seeds that "
-        "finished; {direction} is better, and the best mean is bold.",
+        "finished. {direction} is better; the best mean of the variants with all planned seeds is "
+        "bold.",
         _value,
         {"mean": "Float64", "sd": "Float64", "best": "bool"},
     ),
@@ -194,40 +212,69 @@ COLUMNS = (
         "n",
         "n counts the seeds with a result (planned seeds: {seeds}).",
         _count,
-        {"n": "Int64", "planned": "Int64", "failures": "object"},
+        {"n": "Int64", "planned": "Int64", "missing": "object", "failed": "Int64"},
     ),
     Column(
         "difference",
         "difference [95 %]",
         "The difference is the mean of the per-seed differences to {baseline}, with its 95 % "
-        "paired t interval.",
+        "paired t interval{resolution}. The interval describes the variation between seeds, not "
+        "between test samples; it covers 95 to 98 % of true differences if the differences are "
+        "symmetric and 82 to 90 % if they are strongly skewed.",
         _difference,
-        {"pairs": "Int64", "difference": "Float64", "low": "Float64", "high": "Float64"},
+        {
+            "pairs": "Int64",
+            "ties": "Int64",
+            "difference": "Float64",
+            "low": "Float64",
+            "high": "Float64",
+        },
     ),
     Column(
         "p",
         "p",
-        "p is the exact two-sided sign-flip test of the paired differences; it cannot fall below "
-        "2/2ⁿ ({floor} for {pairs}).",
-        lambda r, _: _p_value(r["p"]),
-        {"p": "Float64", "p_floor": "Float64"},
+        "{test} A star marks p ≤ {alpha}{star}.",
+        lambda r, _: _p_value(r["p_adjusted"]),
+        {
+            "p": "Float64",
+            "p_adjusted": "Float64",
+            "p_ranked": "Float64",
+            "significant": "bool",
+        },
     ),
     Column(
-        "p_holm",
-        "p Holm",
-        "p Holm is p after Holm's correction for the {comparisons} of this table. A star marks "
-        "p Holm ≤ {alpha}, which needs at least {star_pairs} seeds whatever the effect.",
-        lambda r, _: _p_value(r["p_holm"]),
-        {"p_holm": "Float64", "significant": "bool"},
+        "failure_p",
+        "p (failures)",
+        "p (failures) is Fisher's exact test of the number of failed seeds against the baseline's, "
+        "corrected by Holm's method.",
+        lambda r, _: _p_value(r["failure_p"]),
+        {"failure_p": "Float64"},
     ),
     Column(
         "seeds_needed",
-        "seeds needed (t test)",
-        "Seeds needed is the number of pairs with which an uncorrected two-sided paired t test at "
-        "0.05 has 80 % power, if the observed mean and standard deviation of the difference are "
-        "the true ones. The star uses the corrected exact test, which can need more seeds.",
+        "seeds needed",
+        "Seeds needed is the number of seeds with which an uncorrected paired t test at 0.05 has "
+        "80 % power, for the largest and the smallest effect in the 95 % interval of the "
+        "standardised effect; it is given where the interval of the difference excludes 0.",
         _needed,
-        {"seeds_needed": "Int64"},
+        {"seeds_low": "Int64", "seeds_high": "Int64"},
+    ),
+    Column(
+        "verdict",
+        "verdict",
+        "Verdicts follow from simultaneous 95 % intervals (Bonferroni): equivalent if the interval "
+        "lies within ± {margin} of the baseline, otherwise better or worse if it excludes 0, and "
+        "undecided if it does neither.",
+        lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
+        {"verdict": "object", "joint_low": "Float64", "joint_high": "Float64"},
+    ),
+    Column(
+        "margin",
+        "equivalent within",
+        "Equivalent within ± m: m is the smallest margin for which two one-sided tests would call "
+        "the variant equivalent to the baseline, from simultaneous 95 % intervals (Bonferroni).",
+        _margin,
+        {"margin": "Float64"},
     ),
     Column(
         "published",
@@ -251,6 +298,14 @@ COLUMNS = (
         {"parameters": "Int64"},
     ),
     Column(
+        "ffn_width",
+        "FFN width",
+        "FFN width is the hidden width of the feed-forward network, after matching if parameters "
+        "are matched.",
+        lambda r, _: _number(r["ffn_width"], "d"),
+        {"ffn_width": "Int64"},
+    ),
+    Column(
         "flops",
         "{flops}FLOPs",
         "FLOPs count the forward pass of one sample (a multiply-add is 2): matrix products, "
@@ -262,17 +317,17 @@ COLUMNS = (
     Column(
         "step_time",
         "ms / step",
-        "Time per step is the median over the training steps of a run, then over seeds.",
-        lambda r, _: _number(r["step_time"], ",.1f", 1e-3),
-        {"step_time": "Float64"},
+        "Time per step is the median over the training steps of a run, then over seeds{busy}.",
+        lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
+        {"step_time": "Float64", "step_time_ratio": "Float64"},
     ),
     Column(
         "evaluation_time",
         "evaluation (s)",
         "Evaluation is the median time of one evaluation of all splits in float32, including "
-        "reading the data, then over seeds.",
-        lambda r, _: _number(r["evaluation_time"], ",.2f"),
-        {"evaluation_time": "Float64"},
+        "reading the data, then over seeds{busy}.",
+        lambda r, _: _time(r, "evaluation_time", ",.2f"),
+        {"evaluation_time": "Float64", "evaluation_time_ratio": "Float64"},
     ),
     Column(
         "peak_memory",

@@ -1,24 +1,35 @@
-"""Statistics for few seeds: what n paired runs can show, and no more.
+"""Statistics for few seeds: intervals, exact tests and corrections for several comparisons.
 
-Every function of `differences` takes the per-seed differences to the baseline, (n,). The interval
-is Student's t at every n: a bootstrap interval that claims 95 % covers 74 % at n = 3 and 90 % at
-n = 10 on normal differences (tests/report/test_stats.py measures both).
+A difference is a variant's value minus the baseline's with the same seed. `differences` are those
+of one variant, (n,). The interval is Student's t, which covers 95 to 98 % of true differences from
+three seeds on if the differences are symmetric (they are if variant and baseline have the same
+shape of distribution, however skewed). It covers 82 to 90 % if the differences themselves are as
+skewed as an exponential or a lognormal distribution. No interval that was tried covers more with
+fewer than ten seeds (tests/report/test_stats.py simulates all of this).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Up to here the sign-flip test counts all 2^n patterns; beyond, it draws this many.
-EXACT_UP_TO = 40
-DRAWS = 1_000_000
+Floats = NDArray[np.float64]
 
-# Metrics are float32 fractions of a few hundred samples, so equal sums of differences come out
-# unequal by rounding. Sums this near, as a share of the sum of |difference|, count as equal.
+EXACT_UP_TO = 14
+"""Largest number of pairs whose sign patterns are all counted in the joint test."""
+SINGLE_EXACT_UP_TO = 30
+"""Largest number of pairs whose sign patterns are all counted in the test of one variant."""
+DRAWS = 20_000
+"""Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
+
 TIE = 1e-4
+"""Relative distance below which two sums of differences are equal.
+
+Metrics are float32 fractions of a few hundred samples: rounding makes equal sums unequal.
+"""
 
 
 class Interval(NamedTuple):
@@ -29,25 +40,61 @@ class Interval(NamedTuple):
     high: float
 
 
-def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Student's t interval of the mean difference; None with fewer than two pairs."""
-    from scipy import stats
+def paired_interval(
+    differences: Sequence[float], confidence: float = 0.95, resolution: float = 0.0
+) -> Interval | None:
+    """Return Student's t interval of the mean difference, or None with fewer than two pairs.
+
+    The interval is at least `resolution` (a step of the metric) wide, for two pairs twice as wide:
+    equal differences of rounded values do not show that there is no variation.
+    """
+    from scipy import special
 
     d = np.asarray(differences, dtype=float)
     if len(d) < 2:
         return None
-    half = stats.t.ppf((1 + confidence) / 2, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d))
-    return Interval(float(d.mean()), float(d.mean() - half), float(d.mean() + half))
+    quantile = float(special.stdtrit(len(d) - 1, (1 + confidence) / 2))
+    half = quantile * float(d.std(ddof=1)) / math.sqrt(len(d))
+    half = max(half, resolution * max(0.5, 1 / (len(d) - 1)))
+    return Interval(float(d.mean()), float(d.mean()) - half, float(d.mean()) + half)
+
+
+def find_resolution(values: Iterable[float]) -> float:
+    """Return the step of which all differences between `values` are multiples.
+
+    For accuracies on 360 images this is 100/360 percent (or a multiple of it). For continuous
+    values it is of the size of their rounding errors. Returns 0 for fewer than two distinct values.
+    """
+    distinct = np.unique(np.fromiter(values, dtype=float))
+    if len(distinct) < 2:
+        return 0.0
+    # The values are often stored in float32, whose relative error is 6e-8.
+    tolerance = 1e-6 * float(np.abs(distinct).max())
+    step = 0.0
+    for gap in np.diff(distinct):
+        # Euclid's algorithm with nearest remainders.
+        larger, smaller = float(gap), step
+        while smaller > tolerance:
+            remainder = abs(larger - round(larger / smaller) * smaller)
+            larger, smaller = smaller, remainder
+        step = larger if larger > tolerance else step
+        if step <= 10 * tolerance:
+            return step
+    return step
+
+
+def count_ties(differences: Sequence[float], scale: float) -> int:
+    """Return the number of pairs with equal values, for values of the size `scale`."""
+    return sum(abs(difference) <= 1e-6 * scale for difference in differences)
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """Two-sided p of the sign-flip test on the mean difference; None without pairs.
+    """Return the two-sided p of the sign-flip test on the mean difference, or None without pairs.
 
     If the variant changes nothing, every difference is as likely to have the other sign. p is the
-    share of the 2^n sign patterns whose |sum| is at least the observed one, and so never below
-    `sign_flip_floor`. Ties, and what rounding may have kept from being one, count against the
-    variant. Every pattern is counted up to 40 pairs; beyond, p is estimated from a million seeded
-    patterns and the observed one, with a standard error of at most 0.0005.
+    share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never below
+    `sign_flip_floor`. Sums that are equal up to rounding count against the variant. All patterns
+    are counted up to 30 pairs; beyond, p is estimated from 20,000 seeded patterns.
     """
     d = np.asarray(differences, dtype=float)
     if not len(d):
@@ -55,10 +102,11 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     threshold = abs(d.sum()) - TIE * np.abs(d).sum()
     if threshold <= 0:
         return 1.0
-    if len(d) > EXACT_UP_TO:
-        return _drawn_share(d, threshold)
-    # Meet in the middle: a pattern's sum is one of the first half's plus one of the second's, and
-    # counting those past the threshold in a sorted list needs 2^(n/2) memory, not 2^n.
+    if len(d) > SINGLE_EXACT_UP_TO:
+        sums = np.abs(_random_signs(len(d)) @ d)
+        return float((1 + np.sum(sums >= threshold)) / (1 + DRAWS))
+    # A sum is one of the first half's plus one of the second half's. Counting those beyond the
+    # threshold in a sorted list takes 2^(n/2) memory instead of 2^n.
     first = np.sort(_signed_sums(d[: len(d) // 2]))
     second = np.sort(_signed_sums(d[len(d) // 2 :]))
     above = len(second) - np.searchsorted(second, threshold - first, side="left")
@@ -67,65 +115,184 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
 
 def sign_flip_floor(n: int) -> float:
-    """The smallest p that n pairs can reach: all signs equal, either way, 2 / 2^n."""
+    """Return the smallest p that n pairs can reach: all signs equal, either way, 2 / 2^n."""
     return min(1.0, 2.0 / 2.0**n)
 
 
+def joint_sign_flip(differences: Floats) -> list[float]:
+    """Return the p of each variant, adjusted for all of them: a step-down max-T sign-flip test.
+
+    `differences` is (variants, n) with the same seeds in every row. A sign pattern flips a seed's
+    differences in all variants together, which keeps their correlation. The statistic is the
+    studentised mean; |sum| / sqrt(sum of squares), used here, orders the patterns in the same way.
+    All patterns are counted up to 14 pairs; beyond, p is estimated from 20,000 seeded patterns.
+    Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993, algorithm 4.1.
+    """
+    count, n = differences.shape
+    if not count or not n:
+        return [1.0] * count
+    norms = np.sqrt((differences**2).sum(axis=1))
+    scaled = differences / np.where(norms > 0, norms, 1.0)[:, None]
+    observed = np.abs(scaled.sum(axis=1))
+    order = np.argsort(observed, kind="stable")
+    thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
+    exceeding = np.zeros(count, dtype=np.int64)
+    signs = _all_signs(n) if n <= EXACT_UP_TO else _random_signs(n)
+    # Blocks of patterns keep the memory small when there are thousands of variants.
+    block = max(1, 2_000_000 // count)
+    for start in range(0, len(signs), block):
+        statistics = np.abs(signs[start : start + block] @ scaled[order].T)
+        np.maximum.accumulate(statistics, axis=1, out=statistics)
+        exceeding += (statistics >= thresholds).sum(axis=0)
+    patterns = len(signs)
+    if n > EXACT_UP_TO:
+        exceeding, patterns = exceeding + 1, patterns + 1
+    # From the most to the least significant variant, p never decreases.
+    stepped = np.maximum.accumulate(exceeding[::-1] / patterns)[::-1]
+    adjusted = np.empty(count)
+    adjusted[order] = stepped
+    return [min(1.0, float(p)) for p in adjusted]
+
+
+def rank_with_failures(
+    values: Sequence[float | None], baseline: Sequence[float | None], higher_is_better: bool
+) -> list[float]:
+    """Return the signed ranks of the pairs' differences, with a failed seed worse than any value.
+
+    None is a failed seed. A positive rank favours the variant. Two failed seeds are a tie, rank 0.
+    Equal differences share their mean rank.
+    """
+    from scipy.stats import rankdata
+
+    sign = 1 if higher_is_better else -1
+    worst = -math.inf
+    gains = []
+    for value, reference in zip(values, baseline, strict=True):
+        if value is None or reference is None:
+            gains.append(0.0 if value is reference else worst if value is None else math.inf)
+        else:
+            gains.append(sign * (value - reference))
+    sizes = np.abs(gains)
+    finite = sizes[np.isfinite(sizes)]
+    # Rounding makes equal differences unequal, so sizes are compared on a grid of 1e-5.
+    if len(finite) and finite.max() > 0:
+        sizes = np.round(sizes / finite.max(), 5)
+    ranks = rankdata(sizes) - np.sum(sizes == 0)
+    return np.where(sizes == 0, 0.0, np.sign(gains) * ranks).tolist()
+
+
+def failure_p(failures: int, seeds: int, baseline_failures: int, baseline_seeds: int) -> float:
+    """Return Fisher's exact two-sided p for the variant's and the baseline's failed seeds."""
+    from scipy.stats import fisher_exact
+
+    table = [
+        [failures, seeds - failures],
+        [baseline_failures, baseline_seeds - baseline_failures],
+    ]
+    return float(fisher_exact(table).pvalue)
+
+
 def pairs_for_a_star(comparisons: int, alpha: float = 0.05) -> int:
-    """The fewest pairs with which the best of `comparisons` rows can pass Holm's first step."""
+    """Return the fewest pairs with which one of `comparisons` variants can pass Holm's test."""
     return math.ceil(math.log2(2 * comparisons / alpha))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: controls the chance of any false positive in the family.
+    """Return the p values after Holm's step-down correction for several comparisons.
 
-    Holm, "A simple sequentially rejective multiple test procedure", 1979.
+    The correction controls the probability of any false positive among them. Source: Holm, "A
+    simple sequentially rejective multiple test procedure", 1979.
     """
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted = [0.0] * len(p_values)
+    return [p for (p,) in holm_over_studies([[p] for p in p_values])]
+
+
+def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Correct p values that are already adjusted within each study for the number of studies.
+
+    A p value is multiplied by the number of studies that still have a comparison with a p at least
+    as large, and never falls below a smaller one's. With one comparison in each study this is
+    Holm's correction. It controls the probability of any false positive in any study.
+    """
+    adjusted = [[1.0] * len(study) for study in studies]
+    pending = [len(study) for study in studies]
+    remaining = sum(count > 0 for count in pending)
     running = 0.0
-    for rank, index in enumerate(order):
-        running = max(running, (len(p_values) - rank) * p_values[index])
-        adjusted[index] = min(1.0, running)
+    places = [(p, i, j) for i, study in enumerate(studies) for j, p in enumerate(study)]
+    for p, i, j in sorted(places):
+        running = max(running, remaining * p)
+        adjusted[i][j] = min(1.0, running)
+        pending[i] -= 1
+        remaining -= not pending[i]
     return adjusted
 
 
 def seeds_needed(
     differences: Sequence[float], power: float = 0.8, alpha: float = 0.05
-) -> int | None:
-    """Pairs a two-sided paired t test needs for `power`, were the observed effect the true one.
+) -> tuple[int, int] | None:
+    """Return the range of pairs that a two-sided paired t test needs for `power`.
 
-    The power is the noncentral t distribution's, in the direction of the observed difference;
-    beyond 1000 pairs the normal distribution's. None where nothing can be said: fewer than two
-    pairs, no difference, or no spread.
+    The range follows from the 1 - alpha confidence interval of the standardised effect, which
+    inverts the noncentral t distribution. Returns None if that interval contains 0, if there are
+    fewer than two pairs, or if the differences do not vary.
     """
-    from scipy import stats
+    from scipy import special
 
     d = np.asarray(differences, dtype=float)
-    # Rounding leaves a little of a difference, or of a spread, where there is none.
+    # Rounding errors can leave a small mean or spread where there is none.
     if len(d) < 2 or min(abs(d.mean()), d.std(ddof=1)) <= TIE * np.abs(d).max():
         return None
-    # Beyond 100 standard deviations two pairs do, and scipy's series no longer converges.
-    effect = min(abs(d.mean()) / d.std(ddof=1), 100.0)
+    freedom = len(d) - 1
+    t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
+    if t <= special.stdtrit(freedom, 1 - alpha / 2):
+        return None
+    weakest, strongest = (
+        float(special.nctdtrinc(freedom, share, t)) / math.sqrt(len(d))
+        for share in (1 - alpha / 2, alpha / 2)
+    )
+    return pairs_for_power(strongest, power, alpha), pairs_for_power(weakest, power, alpha)
+
+
+def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
+    """Return the pairs that a two-sided paired t test needs to detect `effect` (mean / sd).
+
+    The power is the noncentral t distribution's; beyond 1000 pairs the normal distribution's.
+    """
+    from scipy import special
+
     n = np.arange(2, 1001)
-    critical = stats.t.ppf(1 - alpha / 2, n - 1)
-    reached = stats.nct.sf(critical, n - 1, effect * np.sqrt(n)) >= power
+    # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
+    shift = min(effect, 100.0) * np.sqrt(n)
+    reached = 1 - special.nctdtr(n - 1, shift, _critical_values(alpha)) >= power
     if reached.any():
         return int(n[reached.argmax()])
-    return math.ceil(((stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)) / effect) ** 2)
+    quantiles = special.ndtri(1 - alpha / 2) + special.ndtri(power)
+    return math.ceil((quantiles / max(effect, 1e-6)) ** 2)
 
 
-def _signed_sums(d: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of d under all sign patterns, (2^len(d),)."""
+@lru_cache(maxsize=4)
+def _critical_values(alpha: float) -> Floats:
+    """Return the two-sided critical values of t for 2 to 1000 pairs."""
+    from scipy import special
+
+    return np.asarray(special.stdtrit(np.arange(1, 1000), 1 - alpha / 2))
+
+
+def _signed_sums(d: Floats) -> Floats:
+    """Return the sums of d under all sign patterns, (2^len(d),)."""
     sums = np.zeros(1)
     for value in d:
         sums = np.concatenate([sums + value, sums - value])
     return sums
 
 
-def _drawn_share(d: NDArray[np.float64], threshold: float) -> float:
-    generator = np.random.default_rng(0)
-    sums = np.zeros(DRAWS)
-    for value in d:
-        sums += value * (2 * generator.integers(0, 2, DRAWS, dtype=np.int8) - 1)
-    return float((1 + np.sum(np.abs(sums) >= threshold)) / (1 + DRAWS))
+@lru_cache(maxsize=4)
+def _all_signs(n: int) -> Floats:
+    """Return half of all sign patterns, (2^(n - 1), n); the others are their mirror images."""
+    patterns = np.arange(2 ** (n - 1))[:, None]
+    return np.where(patterns >> np.arange(n) & 1, -1.0, 1.0)
+
+
+@lru_cache(maxsize=4)
+def _random_signs(n: int) -> Floats:
+    """Return DRAWS sign patterns, (DRAWS, n), always the same ones for n."""
+    return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from lit_attn.cells.records import PlannedVariant, Result
-from lit_attn.report import stats
-from lit_attn.report.columns import ALPHA, Record, to_frame
+from lit_attn.report.columns import Record, to_frame
+from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import CellRecord, StudyRecord
 
 
@@ -51,66 +51,66 @@ def _measurements(result: Result) -> dict[str, Any]:
         "device": result.device,
         "code": result.code,
         "data": result.data,
+        "finished": result.finished,
         "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
         **{f"metric {name}": value for name, value in sorted(result.metrics.items())},
     }
 
 
-def make_variant_frame(study: StudyRecord) -> pd.DataFrame:
-    """Return value, difference to the baseline and costs of every variant, in the plan's order."""
-    records = [_variant_record(study, variant) for variant in study.plan.variants]
-    compared = [record for record in records if record["p"] is not None]
-    adjusted = stats.holm([record["p"] for record in compared])
-    for record, p_value in zip(compared, adjusted, strict=True):
-        record["p_holm"] = p_value
-        record["significant"] = p_value <= ALPHA
-    means = [record["mean"] for record in records if record["mean"] is not None]
+def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:
+    """Return value, comparison with the baseline and costs of every variant, in the plan's order.
+
+    Only a variant with a value for every planned seed can be the best one.
+    """
+    records = [
+        _variant_record(study, variant) | comparisons.records.get(variant.name, {})
+        for variant in study.plan.variants
+    ]
+    means = [record["mean"] for record in records if 0 < record["planned"] == record["n"]]
     if means:
         best = max(means) if study.plan.metric.goal == "max" else min(means)
         for record in records:
-            record["best"] = record["mean"] == best
+            record["best"] = record["planned"] == record["n"] and record["mean"] == best
     return to_frame(records)
 
 
 def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
     cells, results = study.variant_cells(variant.name), study.results(variant.name)
-    values = study.values(variant.name)
-    baseline = {} if variant.name == study.plan.baseline else study.values(study.plan.baseline)
-    differences = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
-    interval = stats.paired_interval(differences)
-    mean = statistics.fmean(values.values()) if values else None
+    values = study.values(variant.name).values()
+    mean = statistics.fmean(values) if values else None
     published, published_sd = variant.published or (None, None)
+    steps = [r.step_time.median for r in results]
     evaluations = [r.evaluation_time.median for r in results if r.evaluation_time is not None]
     return {
         "variant": variant.name,
         "n": len(values),
         "planned": len(cells),
-        "failures": _describe_failures(cells),
+        "missing": _describe_missing(cells),
         "mean": mean,
-        "sd": statistics.stdev(values.values()) if len(values) > 1 else None,
+        "sd": statistics.stdev(values) if len(values) > 1 else None,
         "best": False,
-        "pairs": len(differences),
-        "difference": statistics.fmean(differences) if differences else None,
-        "low": interval.low if interval else None,
-        "high": interval.high if interval else None,
-        "p": stats.sign_flip_p(differences),
-        "p_floor": stats.sign_flip_floor(len(differences)) if differences else None,
-        "p_holm": None,
         "significant": False,
-        "seeds_needed": stats.seeds_needed(differences),
         "published": published,
         "published_sd": published_sd,
         "published_difference": None if mean is None or published is None else mean - published,
         "parameters": _median_integer([r.parameters for r in results]),
+        "ffn_width": _median_integer([r.ffn_width for r in results if r.ffn_width is not None]),
         "flops": _median_integer([r.flops for r in results]),
-        "step_time": statistics.median(r.step_time.median for r in results) if results else None,
+        "step_time": statistics.median(steps) if steps else None,
+        "step_time_ratio": _ratio(steps),
         "evaluation_time": statistics.median(evaluations) if evaluations else None,
+        "evaluation_time_ratio": _ratio(evaluations),
         "peak_memory": _median_integer([r.peak_memory for r in results]),
         "mixed": _is_mixed(study, variant.name),
     }
 
 
-def _describe_failures(cells: list[CellRecord]) -> str:
+def _ratio(times: list[float]) -> float | None:
+    """Return the longest time over the shortest one: how far the machine's load changed it."""
+    return max(times) / min(times) if times and min(times) > 0 else None
+
+
+def _describe_missing(cells: list[CellRecord]) -> str:
     """Return the cells without a value, as in "1 diverged, 2 missing", or an empty string."""
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, figures, segmentation
+from lit_attn.report import diagnostics, figures, segmentation, stats
 from lit_attn.report.caption import make_caption
+from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
 from lit_attn.report.drawing import appearance, render
 from lit_attn.report.formats import make_table, to_html, to_latex, to_markdown
@@ -82,8 +83,10 @@ def make_tables(
     study: StudyRecord, shown: list[str], recorded: dict[str, Diagnostics]
 ) -> dict[str, str]:
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
-    summary = make_variant_frame(study)
-    table = make_table(summary, study.plan.metric, make_caption(study, summary))
+    comparisons = compare_variants(study)
+    summary = make_variant_frame(study, comparisons)
+    caption = make_caption(study, summary, comparisons)
+    table = make_table(summary, study.plan.metric, caption)
     classes = segmentation.make_class_frame(study)
     optional = {
         "classes.csv": classes,
@@ -97,7 +100,6 @@ def make_tables(
         "table.tex": to_latex(table, study.plan.study),
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
-    caption = table.caption
     attention_figures = [name for name in shown if name in diagnostics.CAPTIONS]
     mixture = diagnostics.make_mixture_table(recorded)
     links = " · ".join(f'<a href="{name}">{name}</a>' for name in files)
@@ -135,41 +137,89 @@ def _neutralise(value: object) -> object:
     return value
 
 
+INDEX_COLUMNS = {
+    "study": "text",
+    "title": "text",
+    "cells done": "number",
+    "n": "number",
+    "best mean": "text",
+    "differs from the baseline": "text",
+    "finished": "text",
+    "machine": "text",
+}
+"""CSS class by heading of the index."""
+
+
 def make_index_page(reports: Path) -> str:
-    """Return a page that lists all studies in `reports` by name, read from their own files."""
-    rows = "".join(_index_row(page.parent) for page in sorted(reports.glob("*/table.html")))
+    """Return a page that lists all studies in `reports` by name, read from their own files.
+
+    A variant differs from its baseline if it has a star in its study and its p is still at most
+    ALPHA after the correction over all studies.
+    """
+    tables = [
+        table
+        for page in sorted(reports.glob("*/table.html"))
+        if (table := _read_report(page.parent))
+    ]
+    p_values = [variants["p_adjusted"].dropna().tolist() for _, variants, _ in tables]
+    rows = []
+    for (folder, variants, cells), adjusted in zip(
+        tables, stats.holm_over_studies(p_values), strict=True
+    ):
+        variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
+        rows.append(_index_row(folder, variants, cells))
+    head = "".join(
+        f'<th scope="col" class="{kind}">{heading}</th>' for heading, kind in INDEX_COLUMNS.items()
+    )
     body = (
-        '<h1>Studies</h1>\n<div class="wide">\n<table>\n<thead><tr><th scope="col">study</th>'
-        '<th scope="col" class="text">title</th><th scope="col">cells done</th>'
-        '<th scope="col" class="text">best mean</th>'
-        '<th scope="col" class="text">differs from the baseline, p Holm ≤ 0.05</th></tr></thead>\n'
-        f"<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+        f'<h1>Studies</h1>\n<div class="wide">\n<table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n"
+        f"<p>A variant differs from the baseline if it has a star in its study and its p value, "
+        f"corrected for the {len(tables)} studies of this page by Holm's method, is at most "
+        f"{ALPHA}. n is the number of seeds; the best mean needs all planned seeds and claims no "
+        "difference.</p>\n"
     )
     return _document("Studies", body)
 
 
-def _index_row(folder: Path) -> str:
-    """Return the row of one study, or an empty string (and a warning) for a foreign folder."""
+def _read_report(folder: Path) -> tuple[Path, pd.DataFrame, pd.DataFrame] | None:
+    """Return table.csv and per_seed.csv of a report, or None (and a warning) for other folders."""
     try:
-        page = (folder / "table.html").read_text(encoding="utf-8")
-        cells = pd.read_csv(folder / "per_seed.csv")
         variants = pd.read_csv(folder / "table.csv", dtype={"variant": str})
-        done = int((cells["status"] == "done").sum())
-        best, differing = (
-            ", ".join(variants.loc[variants[mark].astype(bool), "variant"])
-            for mark in ("best", "significant")
-        )
-    except (OSError, ValueError, KeyError) as error:
-        LOG.warning("%s: is not the report of a study and is left out: %r", folder, error)
-        return ""
+        wanted = {"status", "finished", "device"}
+        cells = pd.read_csv(folder / "per_seed.csv", usecols=lambda name: name in wanted, dtype=str)
+    except (OSError, ValueError) as error:
+        LOG.warning("%s: is not a report and is left out of the index: %s", folder, error)
+        return None
+    if not {"variant", "n", "best", "significant", "p_adjusted"} <= set(variants):
+        LOG.warning("%s: is not a report of this version and is left out of the index", folder)
+        return None
+    # A study without any result has no date and no device.
+    return folder, variants, cells.reindex(columns=sorted(wanted))
+
+
+def _index_row(folder: Path, variants: pd.DataFrame, cells: pd.DataFrame) -> str:
+    page = (folder / "table.html").read_text(encoding="utf-8")
     title = re.search("<title>(.*)</title>", page)
+    done = cells[cells["status"] == "done"]
+    fewest, most = int(variants["n"].min()), int(variants["n"].max())
+    is_different = variants["significant"] & (variants["p_index"] <= ALPHA)
+    texts = [
+        f"{len(done)} / {len(cells)}",
+        str(most) if fewest == most else f"{fewest} to {most}",
+        ", ".join(variants.loc[variants["best"], "variant"]) or "none",
+        ", ".join(variants.loc[is_different, "variant"]) or "none",
+        str(done["finished"].max())[:10] if len(done) else "",
+        ", ".join(sorted(set(done["device"]))),
+    ]
     name = html.escape(folder.name)
-    return (
-        f'<tr><th scope="row"><a href="{name}/table.html">{name}</a></th>'
-        f'<td class="text">{title[1] if title else ""}</td><td>{done} / {len(cells)}</td>'
-        f'<td class="text">{html.escape(best)}</td>'
-        f'<td class="text">{html.escape(differing) or "none"}</td></tr>\n'
-    )
+    row = [f'<th scope="row"><a href="{name}/table.html">{name}</a></th>']
+    # The title in the page is escaped already.
+    row.append(f'<td class="text">{title[1] if title else ""}</td>')
+    kinds = list(INDEX_COLUMNS.values())[2:]
+    for kind, text in zip(kinds, texts, strict=True):
+        row.append(f'<td class="{kind}">{html.escape(text)}</td>')
+    return f"<tr>{''.join(row)}</tr>\n"
 
 
 def _wide(table: str) -> str:

@@ -61,7 +61,7 @@ def test_a_foreign_folder_is_left_out_of_the_index(
     index = (tmp_path / "reports" / "index.html").read_text()
     assert "fake/table.html" in index
     assert "coverage" not in index
-    assert "is not the report of a study" in caplog.text
+    assert "is not a report" in caplog.text
 
 
 def test_a_scale_is_finite() -> None:

@@ -1,0 +1,150 @@
+"""Comparison of variants with the baseline, from made-up records."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.fake_study import result, write_study
+
+from lit_attn.cells.records import Metric, Plan
+from lit_attn.report.comparison import Comparisons, compare_variants
+from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.summary import make_variant_frame
+
+
+def write(
+    root: Path, values: Mapping[str, Sequence[float | None]], margin: float | None = None
+) -> StudyRecord:
+    """Write a study whose seeds have these values; None is a seed that diverged."""
+    seeds = len(next(iter(values.values())))
+    failed = {(v, s): "diverged" for v, vs in values.items() for s, x in enumerate(vs) if x is None}
+    metric = Metric(name="test/score", label="score", scale=1, margin=margin)
+    folder = write_study(
+        root, variants=dict.fromkeys(values, 0.0), seeds=seeds, failures=failed, metric=metric
+    )
+    for cell in Plan.model_validate_json((folder / "plan.json").read_bytes()).cells:
+        value = values[cell.variant][cell.seed]
+        if value is not None:
+            record = result(cell, 0.5, metrics={"test/score": value})
+            record.write(folder / cell.path / "result.json")
+    return next(read_studies(root))
+
+
+def compare(
+    root: Path, values: Mapping[str, Sequence[float | None]], margin: float | None = None
+) -> Comparisons:
+    return compare_variants(write(root, values, margin))
+
+
+def test_a_star_is_possible_with_six_seeds_however_many_variants(tmp_path: Path) -> None:
+    baseline = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    noise = [[0.1, -0.2, 0.3, -0.1, 0.2, -0.25], [-0.3, 0.2, 0.1, -0.2, 0.1, 0.05]] * 10
+    values = {"base": baseline, "ahead": [x + 2 + x / 7 for x in baseline]}
+    values |= {
+        f"v{i}": [b + e for b, e in zip(baseline, n, strict=True)] for i, n in enumerate(noise)
+    }
+    compared = compare(tmp_path, values)
+    assert compared.is_joint
+    assert compared.count == 21
+    assert compared.records["ahead"]["p_adjusted"] == 2 / 2**6
+    assert [name for name, r in compared.records.items() if r.get("significant")] == ["ahead"]
+
+
+def test_only_a_variant_with_all_planned_seeds_is_best(tmp_path: Path) -> None:
+    study = write(tmp_path, {"base": [1.0, 1.1], "worse": [0.9, 0.8], "best": [9.0, None]})
+    frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
+    assert frame["best"].to_dict() == {"base": True, "worse": False, "best": False}
+    assert frame.loc["best", "failed"] == 1
+
+
+def test_a_star_needs_both_tests_when_seeds_failed(tmp_path: Path) -> None:
+    """Half of the seeds diverge, the others are far ahead: the mean alone would have a star."""
+    n = 12
+    ahead = [1.0 + i / 50 for i in range(n)]
+    compared = compare(
+        tmp_path,
+        {
+            "base": [i / 100 for i in range(n)],
+            "unstable": [x if i % 3 else None for i, x in enumerate(ahead)],
+            "stable": ahead,
+        },
+    )
+    unstable, stable = compared.records["unstable"], compared.records["stable"]
+    assert not compared.is_joint
+    assert unstable["p_adjusted"] <= 0.05 < unstable["p_ranked"]
+    assert not unstable["significant"]
+    assert stable["significant"]
+    assert "p_ranked" not in stable
+    # Fisher's p of 4 failures of 12 against none is 0.093, and 1 for the stable variant.
+    assert unstable["failure_p"] == pytest.approx(2 * 0.0932, abs=1e-3)
+    assert stable["failure_p"] == 1
+
+
+def test_failures_of_the_baseline_count_for_the_variant(tmp_path: Path) -> None:
+    n = 8
+    baseline = [None, *(i / 100 for i in range(1, n))]
+    compared = compare(tmp_path, {"base": baseline, "ahead": [1.0 + i / 50 for i in range(n)]})
+    record = compared.records["ahead"]
+    assert record["pairs"] == n - 1
+    assert record["p_ranked"] == 2 / 2**n
+    assert record["significant"]
+
+
+def test_equal_differences_have_an_interval_as_wide_as_the_metrics_step(tmp_path: Path) -> None:
+    step = 100 / 360
+    correct = [341, 345, 342, 350, 347]
+    compared = compare(
+        tmp_path,
+        {"base": [step * c for c in correct], "ahead": [step * (c + 3) for c in correct]},
+    )
+    record = compared.records["ahead"]
+    assert compared.resolution == pytest.approx(step)
+    assert record["high"] - record["low"] == pytest.approx(step)
+    assert record["difference"] == pytest.approx(3 * step)
+    assert record["ties"] == 0
+
+
+def test_ties_are_counted(tmp_path: Path) -> None:
+    compared = compare(tmp_path, {"base": [1.0, 2.0, 3.0], "v": [1.0, 2.5, 3.0]})
+    assert compared.records["v"]["ties"] == 2
+
+
+@pytest.mark.parametrize(
+    ("shift", "spread", "verdict"),
+    [
+        (2.0, 0.1, "better"),
+        (-2.0, 0.1, "worse"),
+        (0.1, 0.1, "equivalent"),
+        (0.1, 3.0, "undecided"),
+    ],
+)
+def test_a_margin_leads_to_a_verdict(
+    shift: float, spread: float, verdict: str, tmp_path: Path
+) -> None:
+    baseline = [0.013 * i * i for i in range(6)]
+    other = [b + shift + spread * (-1) ** i for i, b in enumerate(baseline)]
+    compared = compare(tmp_path, {"base": baseline, "v": other}, margin=0.5)
+    assert compared.records["v"]["verdict"] == verdict
+
+
+def test_without_a_margin_the_smallest_one_is_given(tmp_path: Path) -> None:
+    compared = compare(tmp_path, {"base": [1.0, 2.07, 3.0], "v": [1.1, 2.4, 3.2]})
+    record = compared.records["v"]
+    assert record["verdict"] is None
+    assert record["margin"] == pytest.approx(record["joint_high"])
+    assert record["margin"] > record["difference"]
+
+
+def test_intervals_for_verdicts_are_wider_with_more_variants(tmp_path: Path) -> None:
+    values = {"base": [1.0, 2.07, 3.0], "v": [1.1, 2.4, 3.2]}
+    one = compare(tmp_path / "one", values).records["v"]
+    many = values | {f"w{i}": [1.0, 2.0 + i / 7, 3.0] for i in range(5)}
+    several = compare(tmp_path / "several", many).records["v"]
+    assert (one["joint_low"], one["joint_high"]) == pytest.approx((one["low"], one["high"]))
+    assert several["joint_high"] > one["joint_high"]
+    assert (several["low"], several["high"]) == pytest.approx((one["low"], one["high"]))
+
+
+def test_a_margin_is_positive() -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        Metric(margin=0)
