@@ -1,8 +1,8 @@
 """Run the studies of an ablations.yaml: `python -m lit_attn.ablate ablations.yaml`."""
 
 import argparse
+import io
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.ablate import dry_run, logs, status
+from lit_attn.ablate.display import silence, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Where, parse_value
@@ -143,6 +144,10 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     `target` is the `module:function` that runs a cell.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Tables contain characters that an ASCII terminal cannot show.
+            stream.reconfigure(errors="backslashreplace")
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
@@ -161,8 +166,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe, and Python would flush into it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as `head`, has closed the pipe.
+        silence(sys.stdout)
         return 128 + signal.SIGPIPE
 
 
@@ -269,11 +274,12 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
     for matrix in matrices:
         if matrix.is_trial:
-            print(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
-    # Flushed, because the next output may take long or go to standard error.
-    print(f"{len(states)} cells: {done} done, {len(missing)} to run", flush=True)
+            text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"
+            write_line(text, sys.stdout)
+    write_line(f"{len(states)} cells: {done} done, {len(missing)} to run", sys.stdout)
     if diverged:
-        print(f"{len(diverged)} cells diverged before and are skipped (see --retry)", flush=True)
+        text = f"{len(diverged)} cells diverged before and are skipped (see --retry)"
+        write_line(text, sys.stdout)
     summary = start(missing)
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
@@ -284,8 +290,9 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     names = [matrix.name for matrix in matrices]
     write_reports(options.out, options.reports, names)
     for name in names:
-        print(f"\n{(options.reports / name / 'table.md').read_text(encoding='utf-8')}")
-    print(f"{options.reports / 'index.html'}")
+        table = (options.reports / name / "table.md").read_text(encoding="utf-8")
+        write_line(f"\n{table}", sys.stdout)
+    write_line(f"{options.reports / 'index.html'}", sys.stdout)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
     return 1 if summary.failed or diverged else 0
@@ -302,7 +309,7 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
     slots.check(job.cell for matrix in matrices for job in matrix.jobs)
 
     def start(missing: list[Job]) -> "Summary":
-        print(f"{slots.at_once(job.cell for job in missing)} at once", flush=True)
+        write_line(f"{slots.at_once(job.cell for job in missing)} at once", sys.stdout)
         launcher = Launcher(target, options.smoke)
         return Runner(launcher, slots, make_display(sys.stdout), _limits(options)).run(missing)
 
@@ -314,17 +321,18 @@ def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: 
     from lit_attn.ablate.display import make_display
     from lit_attn.ablate.slurm.follow import Follower
     from lit_attn.ablate.slurm.job import SlurmCell
-    from lit_attn.ablate.slurm.submit import resources, submit_missing
+    from lit_attn.ablate.slurm.submit import merge_resources, submit_missing
 
     changes = parse_settings("--slurm", options.slurm)
-    requested = {matrix.folder: resources(matrix, changes) for matrix in matrices}
+    requested = {matrix.folder: merge_resources(matrix, changes) for matrix in matrices}
 
     def make_slurm_cell(job: Job) -> SlurmCell:
         return SlurmCell(job.folder.resolve(), target, options.smoke, _limits(options))
 
     def start(missing: list[Job]) -> "Summary":
         count = submit_missing(matrices, missing, requested, make_slurm_cell, options.jobs)
-        print(f"{count} jobs submitted, {len(missing) - count} already submitted", flush=True)
+        text = f"{count} jobs submitted, {len(missing) - count} already submitted"
+        write_line(text, sys.stdout)
         return Follower(matrices, make_display(sys.stdout)).run(missing)
 
     return start

@@ -1,5 +1,7 @@
 """Output of a run: a live table on a terminal, plain lines elsewhere."""
 
+import contextlib
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -89,7 +91,7 @@ class Lines:
         # Cleared before the output: a signal handler may add an event during the output.
         events, self.pending = self.pending, []
         if events:
-            print("\n".join(events) + counts, file=self.stream, flush=True)
+            write_line("\n".join(events) + counts, self.stream)
             self.last = time.monotonic()
 
 
@@ -104,17 +106,22 @@ class Live:
         self.live = RichLive(console=self.console, auto_refresh=False, transient=True)
         self.pending: list[str] = []
 
+    # The terminal may disappear during a run, which then goes on without output.
+
     def open(self) -> None:
-        self.live.start()
+        with contextlib.suppress(OSError):
+            self.live.start()
 
     def close(self) -> None:
-        self._flush()
-        self.live.stop()
+        with contextlib.suppress(OSError):
+            self._flush()
+            self.live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
-        self._flush()
-        width, height = self.console.size
-        self.live.update(render_table(snapshot, width, height), refresh=True)
+        with contextlib.suppress(OSError):
+            self._flush()
+            width, height = self.console.size
+            self.live.update(render_table(snapshot, width, height), refresh=True)
 
     def say(self, text: str) -> None:
         self.pending.append(escape_control(text))
@@ -129,6 +136,25 @@ class Live:
 def make_display(stream: TextIO = sys.stdout) -> Display:
     """Return a live table if `stream` is a terminal, else plain lines."""
     return Live() if stream.isatty() else Lines(stream)
+
+
+def write_line(text: str, stream: TextIO) -> None:
+    """Write a line at once. Ignore a full disk, and ignore a closed pipe from then on."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        silence(stream)
+    except OSError:
+        # The text stays in the stream's buffer, and later output writes it.
+        pass
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a stream without a reader to the null device.
+
+    Otherwise Python's flush at exit fails, and the exit code becomes 120.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def escape_control(text: str) -> str:

@@ -1,77 +1,92 @@
-"""Cells as processes of this machine, each in a slot: some of its GPUs or of its cores."""
+"""Cells as processes of this machine, forked from a server that has imported torch."""
 
 import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 
+from lit_attn.ablate.machine import count_cores
 from lit_attn.ablate.plan import Job
-from lit_attn.ablate.slots import Slot, cores
+from lit_attn.ablate.slots import Slot
 from lit_attn.cells import folder, lock, worker
 
-# What a training cell imports, loaded once by the server that all cells are forked from: the tasks,
-# and what they load on demand. Not mmsegmentation, which is optional: a cell of segmentation takes
-# 0.4 s of CPU and 60 MB for it (2026-11-21), and the server of every other run would.
+# Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
+# optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
 TRAINING = [
     "lit_attn.training.fit",
     "sklearn.datasets",
     "sklearn.model_selection",
     "torch.utils.tensorboard",
 ]
+SOCKET_FOLDER = "/dev/shm"
+"""Folder of the fork server's socket, if it exists. The path of a socket has at most 107
+characters, and TMPDIR may be longer or may be cleaned while cells run."""
 
 
 class ServerLost(Exception):
-    """The server that cells are forked from has ended before it made one."""
+    """The fork server ended before it forked a cell."""
 
 
-class Running:
-    """A cell's process, the leader of a process group of its own."""
+class CellProcess:
+    """The process of a cell, which leads a process group of its own.
+
+    `kill_at` is the time at which it is killed after it was told to stop; `overdue` names the limit
+    that it exceeded.
+    """
 
     def __init__(self, job: Job, slot: Slot, process: ForkServerProcess) -> None:
         self.job = job
         self.slot = slot
         self.process = process
-        self.started = self.stepped = time.monotonic()
-        self.said = folder.progress_mtime(job.folder)
+        self.started = self.last_step = time.monotonic()
+        self.progress_mtime = folder.progress_mtime(job.folder)
         self.kill_at: float | None = None
         self.overdue = ""
 
     @property
     def seconds(self) -> float:
-        """How long it has been running."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def idle(self) -> float:
-        """Seconds since it last told of a step, or since its start.
+    def idle_seconds(self) -> float:
+        """Return the seconds since the last recorded step, or since the start.
 
-        By this machine's clock: a network disk's may differ.
+        The clock is this machine's, because the clock of a network disk may differ.
         """
-        if (said := folder.progress_mtime(self.job.folder)) != self.said:
-            self.said, self.stepped = said, time.monotonic()
-        return time.monotonic() - self.stepped
+        if (mtime := folder.progress_mtime(self.job.folder)) != self.progress_mtime:
+            self.progress_mtime, self.last_step = mtime, time.monotonic()
+        return time.monotonic() - self.last_step
+
+    def extend_limits(self, seconds: float) -> None:
+        """Exclude `seconds` from all limits."""
+        self.started += seconds
+        self.last_step += seconds
+        if self.kill_at is not None:
+            self.kill_at += seconds
 
     def stop(self, number: signal.Signals, grace: float, overdue: str = "") -> None:
-        """Tell it to go, and note when to kill it; `overdue` says which limit it has passed."""
+        """Send a signal, and set the time after which the process may be killed."""
         self.kill_at = time.monotonic() + grace
         self.overdue = overdue
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group: a cell's own children go with it."""
+        """Send a signal to the whole process group, which includes the cell's own children."""
         assert self.process.pid is not None
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
-            # The group is made by the process's first call; before that there is only the process.
+            # The process creates its group first of all; until then there is only the process.
             with contextlib.suppress(ProcessLookupError):
                 if self.process.exitcode is None:
                     os.kill(self.process.pid, number)
 
     def end(self) -> int:
-        """Collect a process that has ended and whatever it left behind; its return code."""
+        """Collect the process after its end, kill what it left behind, and return its exit code."""
         self.process.join()
         code = self.process.exitcode
         assert code is not None
@@ -83,9 +98,9 @@ class Running:
 
 
 class Launcher:
-    """Starts cells: forked from a server with the heavy imports loaded, a few milliseconds each.
+    """Starts cells as forks of a server with the heavy imports loaded, in a few milliseconds each.
 
-    `target` is `module:function`, called with a cell's folder and `smoke`.
+    `target` is a `module:function` that is called with a cell's folder and `smoke`.
     """
 
     def __init__(self, target: str, smoke: bool = False) -> None:
@@ -94,25 +109,25 @@ class Launcher:
         self.context = multiprocessing.get_context("forkserver")
         module = target.partition(":")[0]
         heavy = TRAINING if module == "lit_attn.train" else []
-        # The tether stands first: a runner killed during the imports takes the server with it. The
-        # command line is there because multiprocessing runs the main module's top in every child.
+        # cells.fork_server comes first: it ends the server with its runner, also during the other
+        # imports. The command line is listed because multiprocessing imports the main module in
+        # every child.
         light = ["lit_attn.cells.fork_server", "lit_attn.cells.worker", "lit_attn.ablate.__main__"]
         self.context.set_forkserver_preload([*light, module, *heavy])
 
     def share_cores(self, slots: int) -> None:
-        """Give each of `slots` cells its share of the cores, where the user has not.
+        """Give each of `slots` cells an equal share of the cores, unless the user set a number.
 
-        An OpenMP library reads this when it is loaded, so it has to be said before the first cell.
+        OpenMP libraries read the number when they are loaded, so this comes before the first cell.
         """
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // slots)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // slots)))
 
-    def start(self, job: Job, slot: Slot, known: int) -> Running:
-        """Fork the cell's process. The first call waits for the server's imports.
+    def start(self, job: Job, slot: Slot, known_attempts: int) -> CellProcess:
+        """Fork the process of a cell. The first call waits for the imports of the server.
 
-        The cell does not begin where an attempt after the `known` first has failed for good. Its
-        lock is the caller's to release.
-
-        Raises ServerLost where the server ends meanwhile; the next call starts another.
+        The cell ends at once if an attempt after the first `known_attempts` has failed for good.
+        The caller releases the cell's lock. Raises ServerLost if the server ends meanwhile (the
+        next call starts a new one), and OSError if the process cannot be created.
         """
         process = self.context.Process(
             target=worker.run,
@@ -123,7 +138,7 @@ class Launcher:
                 self.smoke,
                 slot.gpus,
                 len(slot.devices),
-                known,
+                known_attempts,
                 lock.current_process(),
             ),
             name=job.name,
@@ -132,17 +147,24 @@ class Launcher:
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
-            raise ServerLost("the server that cells are forked from has ended") from error
-        return Running(job, slot, process)
+            raise ServerLost("the fork server has ended") from error
+        return CellProcess(job, slot, process)
 
 
 def _start_server() -> None:
-    """Where none is running. It hears no interrupt, from its first moment on: a Ctrl-C while it
-    imports is the runner's to answer."""
-    # Which the server's start would do, and unblock interrupts.
+    """Start the fork server if it is not running, with SIGINT blocked so that Ctrl-C reaches only
+    the runner."""
+    if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
+        previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
+        try:
+            # multiprocessing keeps the folder that it creates first.
+            util.get_temp_dir()
+        finally:
+            tempfile.tempdir = previous
+    # Started first, because the server's start would start it and unblock interrupts.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

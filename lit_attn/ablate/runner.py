@@ -1,8 +1,10 @@
-"""Runs cells, several at once, until each has a result or has failed; no cell ends another."""
+"""Runner: runs cells, several at once, until each has a result or has failed."""
 
 import contextlib
 import datetime
+import errno
 import math
+import re
 import signal
 import time
 from collections import Counter, deque
@@ -13,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot
-from lit_attn.ablate.launch import Launcher, Running, ServerLost
+from lit_attn.ablate.launch import CellProcess, Launcher, ServerLost
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.ablate.time_left import StartedCell
@@ -22,17 +24,22 @@ from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.cells.worker import BUSY
 
 TICK = 0.25
-"""Seconds between looks at cells that other runners hold, and between updates of the display."""
+"""Seconds between two checks of the running cells and two updates of the display."""
 GRACE = 15.0
-"""Seconds that a cell told to stop has for its last checkpoint."""
+"""Seconds that a cell has to write its last checkpoint after it was told to stop."""
 RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
-"""How often a run tries a cell again, by how it failed last; what is not here would fail again."""
+"""Retries of a cell within one run by failure class; other classes would fail again."""
 BACKOFF = 10.0
-"""Seconds before a cell's first retry; each further one waits twice as long."""
+"""Seconds before the first retry of a cell; the delay doubles with each further retry."""
+LOST_STARTS = 5
+"""Failed starts and lost fork servers per slot after which they count as failures of the cell."""
+SAME_FAILURES = 2
+"""Seeds of a variant that fail in the same way before its other seeds are skipped."""
 STOP = 2
-"""The urgency at which running cells are stopped; one interrupt makes 1, SIGTERM makes 2."""
-
-
+"""Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
+FREEZE = 0.1
+"""Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
+the runner was frozen, and probably its cells with it."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run."""
 
@@ -51,23 +58,25 @@ def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended in this run; `failure` is None where it has a result.
+    """End of a cell in this run; `failure` is None if the cell has a result.
 
-    One that was `stopped` at the user's word has none either, and has not failed. One that was
-    `crowded` ran out of memory on a device that others were on.
+    `is_stopped`: the user stopped the run, so the cell did not fail. `is_crowded`: the cell ran out
+    of memory on a device that it shared. `is_lost`: the cell could not be started, or ended with
+    the fork server.
     """
 
     job: Job
     seconds: float
     failure: FailureClass | None = None
     message: str = ""
-    stopped: bool = False
-    crowded: bool = False
+    is_stopped: bool = False
+    is_crowded: bool = False
+    is_lost: bool = False
 
 
 @dataclass
 class Summary:
-    """What became of the cells of a run; `stopped_by` is the signal that cut it short."""
+    """Outcomes of a run, and the signal that ended the run early."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     stopped_by: signal.Signals | None = None
@@ -77,21 +86,24 @@ class Summary:
         return [
             outcome
             for outcome in self.outcomes
-            if outcome.failure is not None and not outcome.stopped
+            if outcome.failure is not None and not outcome.is_stopped
         ]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that an attempt at a cell may go without a step, and that it may take in all."""
+    """Limits of an attempt in seconds: the time without a step, and the total time."""
 
     stall: float = 1800.0
     time: float = math.inf
 
 
 class Runner:
-    """SIGINT drains: what runs is finished, nothing is started. A second one, or SIGTERM, stops:
-    cells are told to save and go, and are killed after a grace period or at a third."""
+    """Runs cells in slots, retries them, and stops them on signals.
+
+    A first SIGINT lets the running cells finish and starts no more. A second SIGINT, SIGTERM or
+    SIGHUP lets the cells write a checkpoint and end. A third kills them.
+    """
 
     def __init__(
         self, launcher: Launcher, slots: Slots, display: Display, limits: Limits | None = None
@@ -101,15 +113,21 @@ class Runner:
         self.display = display
         self.limits = limits or Limits()
         self.queue: deque[Job] = deque()
+        # Number of attempts of each cell before this run.
         self.before: dict[Path, int] = {}
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
+        self.lost_starts = 0
+        # Failures of each variant in this run; None stands for a result or a passing failure.
+        self.ends: dict[tuple[str, str], list[tuple[str, str] | None]] = {}
+        # Cells that wait for a retry, and the time of the retry.
         self.resting: list[tuple[float, Job]] = []
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, CellProcess] = {}
         self.summary = Summary()
         self.urgency = 0
+        self.last_pass = time.monotonic()
 
     def run(self, jobs: Iterable[Job]) -> Summary:
-        """Run `jobs` in order; cells that another runner holds are waited for at the end."""
+        """Run `jobs` in order. Cells that another runner holds come last."""
         self.queue = deque(jobs)
         self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
@@ -121,143 +139,204 @@ class Runner:
                         self._wake()
                         self._start()
                     self._collect()
+                    self._allow_for_freeze()
                     self._watch()
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
-                for cell in self.running.values():
-                    cell.signal(signal.SIGKILL)
+                self._stop_all()
                 self.display.close()
         return self.summary
 
-    def _wake(self) -> None:
-        """Put the cells whose rest is over back into the queue."""
+    def _allow_for_freeze(self) -> None:
+        """Extend the limits of all cells if this process was frozen, for example by a container."""
         now = time.monotonic()
-        self.queue.extend(job for until, job in self.resting if until <= now)
-        self.resting = [(until, job) for until, job in self.resting if until > now]
+        frozen = now - self.last_pass
+        self.last_pass = now
+        if frozen > max(4 * TICK, FREEZE * self.limits.stall):
+            for cell in self.running.values():
+                cell.extend_limits(frozen)
+
+    def _wake(self) -> None:
+        """Move the cells whose retry is due back into the queue."""
+        now = time.monotonic()
+        self.queue.extend(job for due, job in self.resting if due <= now)
+        self.resting = [(due, job) for due, job in self.resting if due > now]
 
     def _start(self) -> None:
-        """Fill the free slots in order, passing over cells that another runner holds.
+        """Start cells in order while slots are free, and skip cells that another runner holds.
 
-        A cell that needs more devices than are free is not overtaken: it might wait for ever.
+        A cell that waits for several devices blocks the cells after it, or it might never start.
         """
         for _ in range(len(self.queue)):
-            if self.urgency or (slot := self.slots.take(self.queue[0].cell)) is None:
+            if self.urgency or not self.queue:
+                return
+            if (slot := self.slots.take(self.queue[0].cell)) is None:
                 return
             job = self.queue.popleft()
-            match job.state():
-                case "done":
-                    self.summary.outcomes.append(Outcome(job, 0.0))
-                case "running":
-                    self.queue.append(job)
-                case _ if ended := folder.final_failure_since(job.folder, self.before[job.folder]):
-                    self._finish(Outcome(job, 0.0, ended.failure, ended.message))
-                case _:
-                    self._launch(job, slot)
-                    continue
-            self.slots.give_back(slot, job.cell)
+            if not self._start_in(slot, job):
+                self.slots.give_back(slot, job.cell)
 
-    def _launch(self, job: Job, slot: Slot) -> None:
+    def _start_in(self, slot: Slot, job: Job) -> bool:
+        """Start a cell unless it has ended or is running elsewhere. Return True if it started."""
         try:
-            job.cell.write(job.folder / "config.yaml")
+            state = job.state()
+            if state == "running":
+                # A lock of this runner is left if it could not be removed after the last attempt.
+                lock.release_lock(job.folder)
+                self.queue.append(job)
+                return False
+            ended = folder.final_failure_since(job.folder, self.before[job.folder])
+            if state != "done" and ended is None:
+                job.cell.write(job.folder / "config.yaml")
         except OSError as error:
-            message = f"{type(error).__name__}: {error}"
-            self._finish(Outcome(job, 0.0, failure.classify_failure(1, message), message))
-            self.slots.give_back(slot, job.cell)
-            return
+            self._finish(_os_failure(job, 0.0, error))
+            return False
+        if state == "done":
+            self.summary.outcomes.append(Outcome(job, 0.0))
+            return False
+        if ended is not None:
+            self._finish(Outcome(job, 0.0, ended.failure, ended.message))
+            return False
         try:
             cell = self.launcher.start(job, slot, self.before[job.folder])
-        except ServerLost as error:
-            self._finish(Outcome(job, 0.0, "killed", str(error), stopped=self.urgency > 0))
-            self.slots.give_back(slot, job.cell)
-            return
+        except (ServerLost, OSError) as error:
+            message = f"could not be started: {error}"
+            stopped = self.urgency > 0
+            self._finish(Outcome(job, 0.0, "killed", message, is_stopped=stopped, is_lost=True))
+            return False
         self.running[cell.process.sentinel] = cell
+        return True
 
     def _collect(self) -> None:
-        """Wait a moment for cells to end, and record those that have."""
+        """Wait up to one tick for cells to end, and record the ends."""
         if not self.running and (self.queue or self.resting):
-            # Another runner holds what is left, or it rests before a retry.
+            # The other cells run elsewhere or wait for a retry.
             time.sleep(TICK)
         for sentinel in wait(list(self.running), timeout=TICK if self.running else 0):
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
-            shared = self.slots.is_shared(cell.slot)
+            is_shared = self.slots.is_shared(cell.slot)
             self.slots.give_back(cell.slot, cell.job.cell)
-            outcome = None if code == BUSY else self._outcome(cell, code)
-            lock.release_lock(cell.job.folder)
+            try:
+                outcome = None if code == BUSY else self._record(cell, code)
+            except OSError as error:
+                outcome = _os_failure(cell.job, cell.seconds, error)
+            with contextlib.suppress(OSError):
+                lock.release_lock(cell.job.folder)
             if outcome is None:
                 self.queue.append(cell.job)
                 continue
-            if outcome.failure == "out-of-memory" and shared:
-                # Not necessarily its own fault: once more, and alone.
+            if outcome.failure == "out-of-memory" and is_shared:
+                # Other cells may have used the memory: the retry gets a device of its own.
                 self.slots.give_whole(cell.job.cell)
-                outcome = replace(outcome, crowded=True)
+                outcome = replace(outcome, is_crowded=True)
             self._finish(outcome)
 
     def _watch(self) -> None:
-        """Give up cells that make no step, and end those that have had their time."""
+        """Stop cells that exceed a limit."""
         for cell in self.running.values():
             if cell.kill_at is not None:
                 continue
-            if cell.idle() > self.limits.stall:
-                # The worker's fault handler answers with where every thread stands, in the log.
+            if cell.idle_seconds() > self.limits.stall:
+                # On SIGABRT the worker's fault handler writes the stack of every thread to the log.
                 cell.stop(signal.SIGABRT, GRACE, f"no step for {self.limits.stall:.0f} s")
             elif cell.seconds > self.limits.time:
                 cell.stop(signal.SIGTERM, GRACE, f"took longer than {self.limits.time:.0f} s")
 
-    def _outcome(self, cell: Running, code: int) -> Outcome:
-        """The cell's end, recorded in its last attempt where there is no result."""
+    def _record(self, cell: CellProcess, code: int) -> Outcome:
+        """Return the outcome of a cell that has ended, and write a failure to its last attempt.
+
+        Raises OSError if the folder of the cell cannot be read or written.
+        """
         job, seconds = cell.job, cell.seconds
         if folder.read_result(job.folder, job.identity) is not None:
             return Outcome(job, seconds)
-        begun = folder.list_attempts(job.folder)
-        # A process that died before it began an attempt of its own leaves the last one's record.
-        attempt = begun[-1] if begun and folder.read_exit(begun[-1]) is None else None
-        log = "" if attempt is None else folder.read_log_tail(attempt)
-        ended = Exit(
+        attempts = folder.list_attempts(job.folder)
+        # A process that ended before it created its attempt must not overwrite the previous one.
+        is_new = bool(attempts) and folder.read_exit(attempts[-1]) is None
+        log = folder.read_log_tail(attempts[-1]) if is_new else ""
+        end = Exit(
             failure="timed-out" if cell.overdue else failure.classify_failure(code, log),
             returncode=code,
             message=cell.overdue or failure.describe_failure(code, log),
             rank=failure.first_failed_rank(log),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        try:
-            ended.write((attempt or folder.create_attempt(job.folder)) / "exit.json")
-        except OSError as error:
-            # What keeps this record from being written has kept the log from saying so.
-            reason = f"{type(error).__name__}: {error}"
-            return Outcome(job, seconds, failure.classify_failure(code, reason), reason)
-        stopped = self.urgency >= STOP and ended.failure == "killed"
-        return Outcome(job, seconds, ended.failure, ended.message, stopped)
+        # An error here probably kept the cell from writing its log, too.
+        attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
+        end.write(attempt / "exit.json")
+        return Outcome(
+            job,
+            seconds,
+            end.failure,
+            end.message,
+            is_stopped=self.urgency >= STOP and end.failure == "killed",
+            is_lost=code == failure.LOST,
+        )
 
     def _finish(self, outcome: Outcome) -> None:
-        name, why = outcome.job.name, f"{outcome.failure}: {outcome.message}"
-        if (rest := self._rest(outcome)) is not None:
-            self.resting.append((time.monotonic() + rest, outcome.job))
-            self.display.say(f"retry    {name}  in {rest:.0f} s, after {why}")
+        """Report an outcome, and schedule a retry if the failure allows one."""
+        job = outcome.job
+        reason = f"{outcome.failure}: {outcome.message}"
+        if (delay := self._retry_delay(outcome)) is not None:
+            self.resting.append((time.monotonic() + delay, job))
+            self.display.say(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
             return
         self.summary.outcomes.append(outcome)
         if outcome.failure is None:
-            self.display.say(f"done     {name}  {outcome.seconds:.1f} s")
-        elif outcome.stopped:
-            self.display.say(f"stopped  {name}")
+            self.lost_starts = 0
+            self.display.say(f"done     {job.name}  {outcome.seconds:.1f} s")
+        elif outcome.is_stopped:
+            self.display.say(f"stopped  {job.name}")
         else:
-            alone = folder.rerun_command(outcome.job.folder, self.launcher.smoke)
-            self.display.say(f"FAILED   {name}  {why}\n         alone: {alone}")
+            command = folder.rerun_command(job.folder, self.launcher.smoke)
+            self.display.say(f"FAILED   {job.name}  {reason}\n         run alone: {command}")
+        self._skip_failing_variant(outcome)
 
-    def _rest(self, outcome: Outcome) -> float | None:
-        """Seconds until the cell is tried again; None where it is not."""
+    def _retry_delay(self, outcome: Outcome) -> float | None:
+        """Return the seconds until the cell is retried, or None if it is not retried."""
         if outcome.failure is None or self.urgency or outcome.seconds > self.limits.time:
             return None
+        if outcome.is_lost and self.lost_starts < LOST_STARTS * len(self.slots):
+            # Not a fault of the cell, so its number of retries stays the same.
+            self.lost_starts += 1
+            return BACKOFF
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
-        if self.tries[key] > (1 if outcome.crowded else RETRIES.get(outcome.failure, 0)):
+        if self.tries[key] > (1 if outcome.is_crowded else RETRIES.get(outcome.failure, 0)):
             return None
         return BACKOFF * 2.0 ** (self.tries[key] - 1)
 
+    def _skip_failing_variant(self, outcome: Outcome) -> None:
+        """Skip the other seeds of a variant if its first seeds failed in the same way."""
+        cell = outcome.job.cell
+        variant = (cell.study, cell.variant)
+        end = None
+        if outcome.failure in folder.FINAL_FAILURES:
+            # Messages may differ in numbers, such as sizes and steps.
+            same = "" if outcome.failure == "diverged" else re.sub(r"\d+", "", outcome.message)
+            end = (outcome.failure, same)
+        ends = self.ends.setdefault(variant, [])
+        ends.append(end)
+        if len(ends) != SAME_FAILURES or end is None or set(ends) != {end}:
+            return
+
+        def is_other(job: Job) -> bool:
+            return (job.cell.study, job.cell.variant) != variant
+
+        waiting = len(self.queue) + len(self.resting)
+        self.queue = deque(job for job in self.queue if is_other(job))
+        self.resting = [(due, job) for due, job in self.resting if is_other(job)]
+        if skipped := waiting - len(self.queue) - len(self.resting):
+            self.display.say(
+                f"skipped  {'/'.join(variant)}  {skipped} more seeds, because {SAME_FAILURES} "
+                "seeds failed in the same way; the next run tries them again"
+            )
+
     def _enforce(self) -> None:
-        """Carry out what signals and limits have asked for."""
+        """Stop and kill cells as signals and limits require."""
         now = time.monotonic()
         for cell in self.running.values():
             if self.urgency >= STOP and cell.kill_at is None:
@@ -265,14 +344,31 @@ class Runner:
             elif self.urgency > STOP or (cell.kill_at is not None and now > cell.kill_at):
                 cell.signal(signal.SIGKILL)
 
+    def _stop_all(self) -> None:
+        """After an unforeseen error, let the running cells write a checkpoint, then kill them."""
+        for cell in self.running.values():
+            cell.stop(signal.SIGTERM, GRACE)
+        deadline = time.monotonic() + GRACE
+        while self.running:
+            if time.monotonic() > deadline:
+                for cell in self.running.values():
+                    cell.signal(signal.SIGKILL)
+            for sentinel in wait(list(self.running), timeout=TICK):
+                assert isinstance(sentinel, int)
+                cell = self.running.pop(sentinel)
+                code = cell.end()
+                with contextlib.suppress(OSError):
+                    self._record(cell, code)
+                    lock.release_lock(cell.job.folder)
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
         count = len(self.running)
         self.display.say(
-            f"finishing {count} running cells, starting no more; Ctrl-C again stops them"
+            f"finishing {count} running cells, starting no more; press Ctrl-C again to stop them"
             if self.urgency == 1
-            else f"stopping {count} running cells; the same command goes on where they stopped"
+            else f"stopping {count} running cells; the same command resumes them"
         )
 
     def _snapshot(self) -> Snapshot:
@@ -292,3 +388,12 @@ class Runner:
             durations=[(o.job.name, o.seconds) for o in done if o.seconds],
             slots=max(len(self.slots), len(self.running)),
         )
+
+
+def _os_failure(job: Job, seconds: float, error: OSError) -> Outcome:
+    """Return the outcome of a cell whose folder could not be read or written."""
+    message = f"{type(error).__name__}: {error}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        # This process has too many open files, which is not a fault of the cell.
+        return Outcome(job, seconds, "killed", message, is_lost=True)
+    return Outcome(job, seconds, failure.classify_failure(1, message), message)

@@ -10,8 +10,9 @@ from helpers import studies
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.dry_run import format_estimate
+from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slots import Device, Slots
+from lit_attn.ablate.slots import Slots
 from lit_attn.cells.records import Result, Timing
 
 BODY = """\
@@ -119,7 +120,7 @@ def test_it_goes_with_a_dry_run(
     assert capsys.readouterr().err == "--estimate: needs --dry-run\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["ablations.yaml", "--dry-run", "--estimate"]) == 2
-    assert "training.devices: 2, and this machine has 1 GPUs" in capsys.readouterr().err
+    assert "training.devices: 2 exceeds the 1 GPUs" in capsys.readouterr().err
 
 
 def test_a_timing_is_of_the_whole_cell(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """What happens to cells that are killed, hang, take too long, or find no memory or disk left."""
 
 import contextlib
+import errno
 import os
 import random
+import resource
+import shutil
 import signal
 import time
 import traceback
@@ -15,8 +18,8 @@ from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, running, until
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Lines
-from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Job
+from lit_attn.ablate.launch import CellProcess, Launcher
+from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
@@ -127,7 +130,7 @@ def test_retries_wait_twice_as_long_each_time(
     (job, *_) = jobs(tmp_path, "ok")
 
     def rest(failure: FailureClass, seconds: float = 1.0) -> float | None:
-        return quiet._rest(runner.Outcome(job, seconds, failure))
+        return quiet._retry_delay(runner.Outcome(job, seconds, failure))
 
     assert [rest("killed") for _ in range(5)] == [10.0, 20.0, 40.0, None, None]
     assert rest("no-space") == 10.0
@@ -213,7 +216,7 @@ def test_the_server_that_cells_are_forked_from_is_killed(tmp_path: Path) -> None
     with cli(tmp_path, "--jobs", "2") as process:
         until(lambda: len(running(tmp_path)) == 2)
         cells = running(tmp_path)
-        server = int(Path(f"/proc/{cells[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        server = server_of(cells[0])
         assert server != process.pid
         os.kill(server, signal.SIGKILL)
         until(lambda: not any(alive(pid) for pid in cells))
@@ -251,3 +254,200 @@ def test_cells_and_runner_killed_at_random(tmp_path: Path) -> None:
     counts: Counter[str] = ran(tmp_path)
     assert len(counts) == 12
     assert counts.total() <= 12 + 8 * 2
+
+
+def server_of(cell: int) -> int:
+    """Return the pid of the fork server of a cell."""
+    return int(Path(f"/proc/{cell}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_lost_fork_server_costs_no_cell_a_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may kill the server instead of the cell that uses too much memory."""
+    monkeypatch.setattr(runner, "RETRIES", {})
+    (gated, *_) = jobs(tmp_path, "gated")
+    servers: set[int] = set()
+
+    class Killer(Recorder):
+        def update(self, snapshot: object) -> None:
+            for cell in running(tmp_path):
+                if len(servers) == 3:
+                    (tmp_path / "runs" / "tiny" / "go").touch()
+                elif (server := server_of(cell)) not in servers:
+                    servers.add(server)
+                    os.kill(server, signal.SIGKILL)
+
+    summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), Killer()).run([gated])
+    assert len(servers) == 3
+    assert summary.failed == []
+    assert failures(gated) == ["killed"] * 3
+
+
+def test_a_cell_that_never_starts_fails_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LOST_STARTS", 2)
+    (job, *_) = jobs(tmp_path, "ok")
+    launcher = Launcher(fake_cells.TARGET)
+    starts: list[Job] = []
+
+    def start(job: Job, *_: object) -> CellProcess:
+        starts.append(job)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(launcher, "start", start)
+    summary = Runner(launcher, make_slots(1), Recorder()).run([job])
+    (failed,) = summary.failed
+    assert failed.message == "could not be started: [Errno 24] Too many open files"
+    assert len(starts) == 2 + 1 + RETRIES["killed"]
+
+
+def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
+    cells = [job for job in jobs(tmp_path, "gated", "ok") if job.cell.seed == 0]
+    taken: list[int] = []
+
+    class Exhausting(Recorder):
+        def update(self, snapshot: object) -> None:
+            if not self.said and running(tmp_path):
+                (tmp_path / "runs" / "tiny" / "go").touch()
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.open(os.devnull, os.O_RDONLY))
+
+        def say(self, text: str) -> None:
+            super().say(text)
+            while "Too many open files" in text and taken:
+                os.close(taken.pop())
+
+    display = Exhausting()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), display).run(cells)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert any("Too many open files" in text for text in display.said)
+    assert summary.failed == [], display.said
+    assert ran(tmp_path) == {"gated/0": 1, "ok/0": 1}
+
+
+def test_an_unforeseen_error_lets_cells_write_their_checkpoints(tmp_path: Path) -> None:
+    (hang, *_) = jobs(tmp_path, "hang")
+
+    class Broken(Recorder):
+        def update(self, snapshot: object) -> None:
+            if (hang.folder / "child.pid").exists():
+                raise RuntimeError("unforeseen")
+
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        Runner(Launcher(fake_cells.TARGET), make_slots(1), Broken()).run([hang])
+    (attempt,) = folder.list_attempts(hang.folder)
+    assert "Preempted: stopped by SIGTERM" in folder.read_log_tail(attempt)
+    assert failures(hang) == ["killed"]
+    assert hang.state() == "killed"
+
+
+def test_a_lock_that_could_not_be_removed_stops_no_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner itself keeps the lock of a cell until it has recorded the cell's end."""
+    (job, *_) = jobs(tmp_path, "killedonce")
+    unlink = Path.unlink
+    refused: list[Path] = []
+
+    def refuse_once(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "lock" and not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_once)
+    begun = time.monotonic()
+
+    class Impatient(Recorder):
+        def update(self, snapshot: object) -> None:
+            assert time.monotonic() - begun < TIMEOUT
+
+    summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), Impatient()).run([job])
+    assert refused
+    assert summary.failed == []
+
+
+def test_a_frozen_runner_does_not_take_its_cells_for_hangs(tmp_path: Path) -> None:
+    """A paused container freezes the runner and its cells, while the clock goes on."""
+    studies.write(tmp_path, names("steps"))
+    with cli(tmp_path, "--jobs", "1", "--seeds", "0,", "--stall", "0.05") as process:
+        until(lambda: running(tmp_path))
+        frozen = [*running(tmp_path), process.pid]
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert "no step" not in output
+    assert ran(tmp_path) == {"steps/0": 1}
+
+
+@pytest.mark.parametrize("name", ["tmp", "x" * 100])
+def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name: str) -> None:
+    studies.write(tmp_path, names("gated", "ok"))
+    folder = tmp_path / name
+    folder.mkdir()
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with cli(tmp_path, "--jobs", "1", "--seeds", "0,", environment=environment) as process:
+        until(lambda: running(tmp_path))
+        shutil.rmtree(folder)
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert ran(tmp_path) == {"gated/0": 1, "ok/0": 1}
+
+
+def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("gated", "ok"))
+    with cli(tmp_path, "--jobs", "1") as process:
+        until(lambda: running(tmp_path))
+        assert process.stdout is not None
+        process.stdout.close()
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 0
+    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
+
+
+def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:
+    studies.write(tmp_path, names("gated", "ok"))
+    with (small_disk / "log").open("w") as log, cli(tmp_path, stdout=log) as process:
+        until(lambda: running(tmp_path))
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "ballast").write_bytes(bytes(2**21))
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        assert process.wait(TIMEOUT) == 0
+    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
+
+
+def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
+    studies.write(tmp_path, names("ok"))
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with cli(tmp_path, environment=environment) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert "the table of tiny: 1 \\xb1 0" in output
+
+
+def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: Path) -> None:
+    study = studies.study(tmp_path, names("crash", "killedonce", "ok"))
+    cells = expand(study, tmp_path / "runs", seeds=(0, 1, 2, 3)).jobs
+    summary, output = run(cells, at_once=1)
+    assert {o.job.name for o in summary.failed} == {"tiny/crash/0", "tiny/crash/1"}
+    assert output.count("skipped") == 1
+    message = "skipped  tiny/crash  2 more seeds, because 2 seeds failed in the same way"
+    assert message in output
+    assert {job.state() for job in cells if job.cell.variant != "crash"} == {"done"}
+    # The next run tries the skipped seeds.
+    summary, _ = run([job for job in cells if job.state() == "missing"], at_once=1)
+    assert {o.job.name for o in summary.failed} == {"tiny/crash/2", "tiny/crash/3"}

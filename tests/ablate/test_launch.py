@@ -127,5 +127,5 @@ def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
     with start(tmp_path) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
-    assert "after killed: the server that cells are forked from has ended" in output
+    assert "after killed: could not be started: the fork server has ended" in output
     assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}

@@ -12,9 +12,10 @@ from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, run, running, un
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Lines, Snapshot
 from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import Device, Slots, make_slots
+from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import hold_lock, read_holder
 from lit_attn.cells.worker import BUSY
@@ -45,7 +46,7 @@ def test_no_cell_ends_another(tmp_path: Path) -> None:
     crash = next(job for job in cells if job.cell.variant == "crash")
     assert (
         "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire\n"
-        f"         alone: python -m lit_attn.train {crash.folder}"
+        f"         run alone: python -m lit_attn.train {crash.folder}"
     ) in said
     attempt = crash.folder / "attempts" / "1"
     ended = folder.read_exit(attempt)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.training_cells import digits_cell
 
-from lit_attn.ablate import slots
-from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, make_slots
+from lit_attn.ablate.machine import Device, count_cores
+from lit_attn.ablate.slots import MARGIN, Slot, Slots, make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
@@ -54,7 +54,7 @@ def test_whole_devices_for_a_cell_that_asks_for_several() -> None:
     assert len(places(found.take(cell(devices=2)))) == 2
     assert found.take(cell(1, devices=2)) is None
     assert places(found.take(cell(1))) == (2,)
-    with pytest.raises(ConfigError, match=r"training.devices: 4, and this machine has 3 cores"):
+    with pytest.raises(ConfigError, match=r"training.devices: 4 exceeds the 3 cores"):
         found.check([cell(devices=4)])
 
 
@@ -201,10 +201,10 @@ def test_cores_where_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = make_slots(3)
     assert len(found) == 3
     assert {device.gpu for device in found.devices} == {None}
-    assert len(found.devices) == slots.cores()
+    assert len(found.devices) == count_cores()
     taken = found.take(cell())
     assert taken is not None
     assert taken.gpus is None
     share = found.devices[0].memory
     assert share is not None
-    assert 0 < share * slots.cores() < 2**50
+    assert 0 < share * count_cores() < 2**50

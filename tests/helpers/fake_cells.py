@@ -61,6 +61,10 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             bytearray(2**34)
         case "full":
             (folder / "ballast").write_bytes(bytes(2**21))
+        case "steps":
+            while not (folder.parents[1] / "go").exists():
+                (folder / "progress.json").write_text('{"step": 0, "total": 1}')
+                time.sleep(0.05)
         case "brief":
             time.sleep(0.05)
         case "rankcrash" | "rankkilled" | "rankpreempted":
@@ -161,7 +165,9 @@ def _main() -> int:
     def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
         for study in studies:
             (reports / study).mkdir(parents=True, exist_ok=True)
-            (reports / study / "table.md").write_text(f"the table of {study}\n")
+            (reports / study / "table.md").write_text(
+                f"the table of {study}: 1 ± 0\n", encoding="utf-8"
+            )
 
     lit_attn.report.write_reports = write_reports
     return main(sys.argv[1:], TARGET)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from helpers import fake_cells, studies
 from lit_attn.ablate.display import Lines
@@ -60,13 +61,16 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def cli(
-    path: Path, *arguments: str, environment: dict[str, str] | None = None
+    path: Path,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    stdout: IO[str] | int = subprocess.PIPE,
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the command line with fake cells in a new session, as a terminal does."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "ablations.yaml", *arguments],
         cwd=path,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
@@ -77,8 +81,8 @@ def cli(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdout is not None
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
         process.wait()
 
 

@@ -21,4 +21,5 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
     yield path
-    subprocess.run(["umount", str(path)], check=True)
+    # Lazy, because a process may still have a file there open.
+    subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -85,7 +85,7 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
         os.kill(process.pid, number)
         output = process.stdout.read()
         process.wait(TIMEOUT)
-    assert ("2 jobs go on without this" in output) == (number != signal.SIGKILL)
+    assert ("2 jobs go on" in output) == (number != signal.SIGKILL)
     with cli(tmp_path, *SLURM, environment=cluster) as process:
         assert process.stdout is not None
         until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
@@ -98,7 +98,7 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
     ("how", "why"),
     [
         (("scontrol", "requeue"), "stopped by SIGTERM"),
-        (("scancel", "--signal=USR2"), "the time of its job was up"),
+        (("scancel", "--signal=USR2"), "the time limit of its job was reached"),
     ],
     ids=["preempted", "out of time"],
 )
@@ -147,7 +147,7 @@ def test_a_job_that_ends_without_a_word(tmp_path: Path, cluster: dict[str, str])
     broken = ("--slurm", "setup=[no-such-command, exit 3]")
     code, output = call(tmp_path, cluster, "--seeds", "1,", *broken)
     assert code == 1
-    assert "error: its job ended before the cell began: FAILED; it says:" in output
+    assert "error: its job ended before the cell began: FAILED; last line:" in output
     assert "no-such-command" in output
 
 

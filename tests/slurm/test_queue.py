@@ -1,4 +1,4 @@
-"""What is asked of SLURM, and what its answers mean, without a SLURM."""
+"""Requests to SLURM and the meaning of its answers, with a fake squeue."""
 
 import stat
 from pathlib import Path
@@ -10,8 +10,8 @@ from helpers.runs import names
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slurm import follow, queue
-from lit_attn.ablate.slurm.queue import NAME, Batch, Place, find
-from lit_attn.ablate.slurm.submit import resources
+from lit_attn.ablate.slurm.queue import NAME, Batch, BatchCell, find_tasks
+from lit_attn.ablate.slurm.submit import merge_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, minutes
@@ -19,17 +19,17 @@ from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.errors import ConfigError
 
 
-def matrix(path: Path, body: str = "") -> Matrix:
+def expand_study(path: Path, body: str = "") -> Matrix:
     return expand(studies.study(path, names("ok", "ok-2") + body), path / "runs")
 
 
-def batch(of: Matrix, token: str, attempts: int = 0) -> None:
-    cells = [Place(folder=job.cell.folder, attempts=attempts) for job in of.jobs]
-    Batch(cells=cells).write(of.folder / ".slurm" / token / "batch.json")
+def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
+    cells = [BatchCell(folder=job.cell.folder, attempts=attempts) for job in matrix.jobs]
+    Batch(cells=cells).write(matrix.folder / ".slurm" / token / "batch.json")
 
 
-def answer(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 0) -> None:
-    """A `squeue` that knows `rows`: index|id|state|name."""
+def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 0) -> None:
+    """Put a `squeue` on PATH that prints `rows`: index|id|state|name."""
     command = path / "bin" / "squeue"
     command.parent.mkdir(exist_ok=True)
     text = "\n".join(rows)
@@ -43,7 +43,7 @@ def answer(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 
     [("90", 90), ("0:30", 1), ("8:00:00", 480), ("1:00:01", 61), ("2-0", 2880), ("1-2:03", 1563),
      ("1-2:03:04", 1564)],
 )  # fmt: skip
-def test_times_are_those_of_sbatch(time: str, expected: int) -> None:
+def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
     assert minutes(time) == expected
     assert Slurm(time=time).minutes == expected
 
@@ -59,36 +59,36 @@ def test_times_are_those_of_sbatch(time: str, expected: int) -> None:
         ("{partition: a b}", "partition: needs a name as sbatch takes it, without spaces"),
     ],
 )  # fmt: skip
-def test_resources_are_checked_before_anything_runs(
-    tmp_path: Path, given: str, message: str
-) -> None:
+def test_a_wrong_resource_is_one_error_line(tmp_path: Path, given: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        matrix(tmp_path, f"\nslurm: {given}")
+        expand_study(tmp_path, f"\nslurm: {given}")
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
 
 
-def test_the_command_line_changes_what_a_study_asks_for(tmp_path: Path) -> None:
-    asked = matrix(tmp_path, "\nslurm: {partition: gpu, gpus: 2, time: 90}")
+def test_the_command_line_overrides_resources(tmp_path: Path) -> None:
+    matrix = expand_study(tmp_path, "\nslurm: {partition: gpu, gpus: 2, time: 90}")
     changes = Mapping(Where("--slurm"))
     changes.put("time", "2:00:00", Where("--slurm"))
-    assert resources(asked, changes) == Slurm(partition="gpu", gpus=2, time="2:00:00")
+    assert merge_resources(matrix, changes) == Slurm(partition="gpu", gpus=2, time="2:00:00")
     changes.put("cpu", 4, Where("--slurm"))
     with pytest.raises(ConfigError, match=r"^--slurm: cpu: unknown key.*'cpus'"):
-        resources(asked, changes)
+        merge_resources(matrix, changes)
 
 
-def test_what_slurm_gets_is_outside_identity(tmp_path: Path) -> None:
-    one = [job.identity for job in matrix(tmp_path).jobs]
-    assert one == [job.identity for job in matrix(tmp_path, "\nslurm: {gpus: 8}").jobs]
+def test_resources_do_not_change_identities(tmp_path: Path) -> None:
+    one = [job.identity for job in expand_study(tmp_path).jobs]
+    assert one == [job.identity for job in expand_study(tmp_path, "\nslurm: {gpus: 8}").jobs]
 
 
-def test_jobs_are_found_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = matrix(tmp_path)
-    batch(asked, "aaaa")
-    batch(asked, "bbbb")
-    (asked.folder / ".slurm" / "torn").mkdir()
-    (asked.folder / ".slurm" / "torn" / "batch.json").write_text("{")
-    answer(
+def test_the_active_or_newest_job_of_a_cell_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    write_batch(matrix, "bbbb")
+    (matrix.folder / ".slurm" / "torn").mkdir()
+    (matrix.folder / ".slurm" / "torn" / "batch.json").write_text("{")
+    install_squeue(
         tmp_path, monkeypatch,
         f"0|7_0|FAILED|{NAME}aaaa",
         f"0|8_0|PENDING|{NAME}bbbb",
@@ -99,40 +99,40 @@ def test_jobs_are_found_by_their_names(tmp_path: Path, monkeypatch: pytest.Monke
         f"0|5_0|RUNNING|{NAME}torn",
         "N/A|6|RUNNING|some|body else's",
     )  # fmt: skip
-    found = {folder.name: (task.id, task.state) for folder, task in find([asked]).items()}
+    found = {folder.name: (task.id, task.state) for folder, task in find_tasks([matrix]).items()}
     assert list(found.values()) == [("8_0", "PENDING"), ("9_1", "FAILED"), ("7_2", "RUNNING")]
-    assert [task.is_over for task in find([asked]).values()] == [False, True, False]
+    assert [task.is_over for task in find_tasks([matrix]).values()] == [False, True, False]
 
 
-def test_every_state_of_slurm_is_one_of_three() -> None:
+def test_states_are_pending_running_or_over() -> None:
     assert not queue.PENDING & queue.RUNNING
     assert not (queue.PENDING | queue.RUNNING) & queue.ENDS.keys()
 
 
-def test_while_slurm_does_not_answer_nothing_has_ended(
+def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = matrix(tmp_path)
-    batch(asked, "aaaa")
-    answer(tmp_path, monkeypatch, code=1)
+    matrix = expand_study(tmp_path)
+    write_batch(matrix, "aaaa")
+    install_squeue(tmp_path, monkeypatch, code=1)
     said: list[str] = []
-    follower = follow.Follower([asked], Saying(said))
-    follower.left = list(asked.jobs)
+    follower = follow.Follower([matrix], Recorder(said))
+    follower.unfinished = list(matrix.jobs)
     for _ in range(3):
-        follower._look()
-    assert follower.left == asked.jobs
+        follower.poll()
+    assert follower.unfinished == matrix.jobs
     assert said == ["SLURM does not answer: squeue: exit code 1"]
     # A job that SLURM has forgotten is given up only the second time: its result may come late.
-    answer(tmp_path, monkeypatch)
-    follower._look()
-    assert follower.left == asked.jobs
-    follower._look()
-    assert follower.left == []
+    install_squeue(tmp_path, monkeypatch)
+    follower.poll()
+    assert follower.unfinished == matrix.jobs
+    follower.poll()
+    assert follower.unfinished == []
     assert {outcome.failure for outcome in follower.summary.failed} == {"killed"}
 
 
-class Saying:
-    """A display that keeps what it is told."""
+class Recorder:
+    """Display that keeps the events."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
@@ -152,26 +152,26 @@ class Saying:
     [("TIMEOUT", "timed-out"), ("OUT_OF_MEMORY", "out-of-memory"), ("NODE_FAIL", "killed"),
      ("FAILED", "killed")],
 )  # fmt: skip
-def test_an_attempt_without_an_end_has_the_one_that_slurm_tells(
+def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, failure: str
 ) -> None:
-    asked = matrix(tmp_path)
-    job = asked.jobs[0]
+    matrix = expand_study(tmp_path)
+    job = matrix.jobs[0]
     before = Exit(failure="error", returncode=1, message="long ago", finished="")
     before.write(create_attempt(job.folder) / "exit.json")
     begun = create_attempt(job.folder)
-    batch(asked, "aaaa", attempts=1)
-    answer(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
-    follower = follow.Follower([asked], Saying([]))
-    follower.left = [job]
-    follower._look()
-    follower._look()
+    write_batch(matrix, "aaaa", attempts=1)
+    install_squeue(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
+    follower = follow.Follower([matrix], Recorder([]))
+    follower.unfinished = [job]
+    follower.poll()
+    follower.poll()
     ended = read_exit(begun)
     assert ended is not None
     assert (ended.failure, ended.message) == (failure, f"its job ended: {state}")
 
 
-def test_without_slurm_it_is_one_line(
+def test_a_missing_slurm_is_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = studies.write(tmp_path, names("ok"))

@@ -1,1 +1,1 @@
-"""Cells as jobs of SLURM: submitted, found again, followed, cancelled."""
+"""Cells as SLURM jobs: submission, search, display and cancellation."""

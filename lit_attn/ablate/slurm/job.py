@@ -1,14 +1,19 @@
-"""The inside of a SLURM job: a runner of one cell, so what holds on one machine holds here.
+"""Inside of a SLURM job: a runner of one cell, or one rank of a cell that spans several nodes.
 
-SLURM takes a job back in two ways. It sends SIGTERM where it will queue the job again by itself
-(preemption) or not at all (scancel): the cell saves, and the job ends. It sends SIGUSR2 where the
-time is up: the cell saves, and submitit queues the job again, within the number of timeouts that
-the study allows.
+SLURM ends a job in two ways. It sends SIGTERM if it requeues the job itself (preemption) or if the
+job was cancelled: the cell writes a checkpoint, and the job ends. It sends SIGUSR2 shortly before
+the time limit: the cell writes a checkpoint, and submitit requeues the job as often as the study's
+`slurm.timeouts` allows.
 """
 
+import datetime
+import faulthandler
+import importlib
 import os
 import signal
 import sys
+import time
+import traceback
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -20,17 +25,41 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Limits, Runner
 from lit_attn.ablate.slots import make_slots
-from lit_attn.ablate.slurm import multi_node
-from lit_attn.cells import folder
+from lit_attn.cells import failure, folder
+from lit_attn.cells.failure import Preempted
+from lit_attn.cells.lock import HEARTBEAT, hold_lock
+from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
+from lit_attn.cells.records import Exit
 from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 
+class TimeLimit:
+    """SIGUSR2, which SLURM sends before the time limit, handled as a SIGTERM and recorded."""
+
+    def __init__(self) -> None:
+        self.is_reached = False
+        self.requeue = signal.getsignal(signal.SIGUSR2)
+
+    def install(self) -> None:
+        """Replace submitit's handler."""
+        signal.signal(signal.SIGUSR2, self._stop)
+
+    def requeue_job(self) -> None:
+        """Let submitit's handler requeue the job."""
+        if callable(self.requeue):
+            self.requeue(signal.SIGUSR2, None)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.is_reached = True
+        signal.raise_signal(signal.SIGTERM)
+
+
 @dataclass(frozen=True)
 class SlurmCell:
-    """What submitit calls in the job; `folder` holds the cell's config.yaml."""
+    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell."""
 
     folder: Path
     target: str
@@ -38,47 +67,81 @@ class SlurmCell:
     limits: Limits
 
     def __call__(self) -> None:
-        """Run the cell. Without a result the job fails, or is queued again when out of time."""
+        """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
-        if int(os.environ.get("SLURM_NNODES", "1")) > 1:
-            multi_node.run(job, self.target, self.smoke)
-            return
-        requeue = signal.getsignal(signal.SIGUSR2)
-        # SLURM signals every process of a job: the server must have learnt to ignore this one.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        limit = TimeLimit()
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        if int(os.environ.get("SLURM_NNODES", "1")) > 1:
+            run_rank(job, self.target, self.smoke, limit)
+            return
+        # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 from the
+        # beginning.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         slots = make_slots(1)
         slots.check([job.cell])
         launcher = Launcher(self.target, self.smoke)
         forkserver.ensure_running()
-
-        out_of_time = False
-
-        def save_and_stop(number: int, frame: FrameType | None) -> None:
-            nonlocal out_of_time
-            out_of_time = True
-            signal.raise_signal(signal.SIGTERM)
-
-        signal.signal(signal.SIGUSR2, save_and_stop)
+        limit.install()
         summary = Runner(launcher, slots, Lines(sys.stdout), self.limits).run([job])
         if job.state() == "done":
             return
-        if out_of_time:
-            self._say_timed_out()
-            if callable(requeue):
-                requeue(signal.SIGUSR2, None)
-        ends = [outcome.message for outcome in summary.outcomes]
-        raise RuntimeError(f"{job.name}: {ends[-1] if ends else 'stopped before it began'}")
+        if limit.is_reached:
+            self._record_time_out()
+            limit.requeue_job()
+        messages = [outcome.message for outcome in summary.outcomes]
+        raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
 
-    def _say_timed_out(self) -> None:
-        """The runner knows only that it was told to go."""
-        begun = folder.list_attempts(self.folder)
-        if begun and (said := folder.read_exit(begun[-1])) is not None:
-            changed = {"failure": "timed-out", "message": "the time of its job was up"}
-            said.model_copy(update=changed).write(begun[-1] / "exit.json")
+    def _record_time_out(self) -> None:
+        """Correct the failure class, because the runner has only seen a SIGTERM."""
+        attempts = folder.list_attempts(self.folder)
+        if attempts and (end := folder.read_exit(attempts[-1])) is not None:
+            changes = {"failure": "timed-out", "message": "the time limit of its job was reached"}
+            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
 
     def checkpoint(self) -> "DelayedSubmission":
-        """What submitit queues again: the same, for the cell goes on from its checkpoint."""
+        """Return what submitit requeues: the same call, which resumes from the checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
+    """Train as this task's rank of a cell that spans several nodes.
+
+    Every task of the job is a rank in a process of its own. Rank 0 holds the cell's lock and writes
+    its records. There is no runner: SLURM's time limit is the only limit, and SLURM ends all ranks
+    if one fails. Raises what training raises; rank 0 records it first.
+    """
+    os.environ[ACROSS_NODES] = "1"
+    limit.install()
+    module, _, function = target.partition(":")
+    train = getattr(importlib.import_module(module), function)
+    if os.environ["SLURM_PROCID"] != "0":
+        try:
+            train(job.folder, smoke=smoke)
+        except Preempted:
+            # Raised again, it would make SLURM end rank 0 before rank 0 has written the record.
+            print(traceback.format_exc())
+        return
+    # A previous job that died on another node holds the lock for some minutes.
+    while job.state() == "running":
+        time.sleep(HEARTBEAT)
+    with hold_lock(job.folder):
+        attempt = folder.create_attempt(job.folder)
+        redirect_output(attempt / folder.log_name(0))
+        faulthandler.enable()
+        try:
+            train(job.folder, smoke=smoke)
+        except BaseException as error:
+            text = traceback.format_exc()
+            print(text, flush=True)
+            Exit(
+                failure=failure.classify_failure(1, text),
+                returncode=1,
+                message=failure.describe_failure(1, text),
+                finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ).write(attempt / "exit.json")
+            if not (isinstance(error, Preempted) and limit.is_reached):
+                raise
+    if limit.is_reached and job.state() != "done":
+        limit.requeue_job()

@@ -1,8 +1,8 @@
-"""The jobs of cells, found by their names.
+"""SLURM jobs of the cells, found by their names.
 
 A batch is a job array of cells of one study. Its folder `<study>/.slurm/<token>/` lists the cells
-before the array is submitted, and the array is called after the token. So whoever comes later, on
-whatever terminal, asks `squeue` for the jobs of that name and knows the cell of each.
+before the array is submitted, and the array is named after the token. A later command on any
+terminal asks `squeue` for jobs of that name and so finds the job of every cell.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from lit_attn.cells.records import FailureClass, Record
 from lit_attn.schema.errors import ConfigError
 
 NAME = "lit_attn-"
-# squeue's states of a job that will run, runs, or ended in a way that says why.
+# States in squeue of jobs that wait and of jobs that run.
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 PENDING |= {"RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -33,112 +33,112 @@ ENDS: dict[str, FailureClass] = {
     "BOOT_FAIL": "killed",
     "REVOKED": "killed",
 }
+"""Failure classes of the states that name the reason of a job's end."""
 
 
-class Place(Record):
-    """A cell of an array: its folder below its study's, and the attempts made before."""
+class BatchCell(Record):
+    """A cell of an array: its folder below the study's, and its attempts before the submission."""
 
     folder: str
     attempts: int
 
 
 class Batch(Record):
-    """The cells of a job array, by their index in it."""
+    """Cells of a job array, in the order of their indices."""
 
-    cells: list[Place]
+    cells: list[BatchCell]
 
 
 class Task(NamedTuple):
-    """A cell's job: its id, as `123_4`, its state in squeue's words, its batch's folder.""" ""
+    """Job of a cell: its id such as `123_4`, its state in squeue, its batch's folder, its cell."""
 
     id: str
     state: str
     batch: Path
-    place: Place
+    cell: BatchCell
 
     @property
-    def waits(self) -> bool:
-        return self.state in PENDING
-
-    @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.state in RUNNING
 
     @property
     def is_over(self) -> bool:
-        return not (self.waits or self.runs)
+        return self.state not in PENDING | RUNNING
 
-    def counts_less_than(self, other: "Task") -> bool:
-        """Of a cell's jobs the one that is not over counts, or else the last."""
-        mine, others = ((not task.is_over, int(task.id.split("_")[0])) for task in (self, other))
-        return mine < others
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Sorting key of the jobs of a cell: the largest is the active job, or else the newest."""
+        return not self.is_over, int(self.id.split("_")[0])
 
-    def last_words(self) -> str:
-        """The last line of the job's own output, which is not the cell's log."""
+    def last_line(self) -> str:
+        """Return the last line of the job's own error output, which is not the cell's log."""
         lines = []
         for path in sorted(self.batch.glob(f"{self.id}_*_log.err")):
             lines += path.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def find(matrices: Iterable[Matrix]) -> dict[Path, Task]:
-    """The newest job of every cell that SLURM still knows, by the cell's folder.
+def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
+    """Return the job of every cell that SLURM still knows, by the cell's folder.
 
-    Raises OSError where SLURM does not answer.
+    Raises OSError if SLURM does not answer.
     """
-    batches: dict[str, tuple[Path, Path, list[Place]]] = {}
+    batches: dict[str, tuple[Path, Path, list[BatchCell]]] = {}
     for matrix in matrices:
         for path in (matrix.folder / ".slurm").glob("*/batch.json"):
             with contextlib.suppress(ValidationError):
                 cells = Batch.model_validate_json(path.read_bytes()).cells
                 batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
-    found: dict[Path, Task] = {}
-    for name, index, task_id, state in _queue() if batches else ():
+    tasks: dict[Path, Task] = {}
+    for name, index, task_id, state in _list_jobs() if batches else ():
         if name not in batches:
             continue
         study, batch, cells = batches[name]
         task = Task(task_id, state, batch, cells[index])
-        folder = study / task.place.folder
-        if folder not in found or found[folder].counts_less_than(task):
-            found[folder] = task
-    return found
+        folder = study / task.cell.folder
+        if folder not in tasks or tasks[folder].rank < task.rank:
+            tasks[folder] = task
+    return tasks
 
 
 def cancel(matrices: Iterable[Matrix]) -> int:
-    """Cancel the jobs that are not over: their cells save and end. How many that were.
+    """Cancel the active jobs, whose cells write a checkpoint and end. Return their number.
 
-    Raises ConfigError where SLURM does not answer.
+    Raises ConfigError if SLURM does not answer.
     """
     try:
-        ids = [task.id for task in find(matrices).values() if not task.is_over]
+        ids = [task.id for task in find_tasks(matrices).values() if not task.is_over]
         if ids:
-            _answer("scancel", *ids)
+            _run("scancel", *ids)
     except OSError as error:
         raise ConfigError(f"--cancel: {error}") from error
     return len(ids)
 
 
-def _queue() -> Iterator[tuple[str, int, str, str]]:
-    """Name, index in its array, id and state of every job of ours that SLURM knows.
+def _list_jobs() -> Iterator[tuple[str, int, str, str]]:
+    """Yield name, array index, id and state of every job of this user that SLURM knows.
 
-    Those that are over it knows for some minutes (MinJobAge).
+    SLURM forgets a job some minutes after its end (MinJobAge).
     """
-    user = getpass.getuser()
-    form = "--format=%K|%i|%T|%j"
-    said = _answer("squeue", "--noheader", "--array", "--states=all", f"--user={user}", form)
-    for line in said.splitlines():
+    columns = "--format=%K|%i|%T|%j"
+    user = f"--user={getpass.getuser()}"
+    output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
+    for line in output.splitlines():
         if line.count("|") < 3:
             continue
         index, task_id, state, name = line.split("|", 3)
         yield name, int(index) if index.isdecimal() else 0, task_id, state
 
 
-def _answer(*command: str) -> str:
-    """What a command of SLURM's says; OSError where it fails, ConfigError where it is not there."""
+def _run(*command: str) -> str:
+    """Return the output of a SLURM command.
+
+    Raises OSError if the command fails, and ConfigError if it does not exist.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError as error:
-        raise ConfigError(f"--launcher slurm: there is no '{command[0]}' here") from error
+        raise ConfigError(f"--launcher slurm: command '{command[0]}' not found") from error
     except subprocess.TimeoutExpired as error:
         raise OSError(f"{command[0]} does not answer") from error
     if done.returncode:
