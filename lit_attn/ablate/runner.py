@@ -273,7 +273,7 @@ class Runner:
             end.failure,
             end.message,
             is_stopped=self.urgency >= STOP and end.failure == "killed",
-            is_lost=code == failure.LOST,
+            is_lost=code == failure.LOST_SERVER,
         )
 
     def _finish(self, outcome: Outcome) -> None:
