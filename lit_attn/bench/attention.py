@@ -1,8 +1,8 @@
-"""Forward + backward of a whole transformer block with each preset, against the standard block.
+"""Time of forward and backward of a transformer block with each preset, relative to the standard.
 
-The baseline is timm's own block with timm's attention on torch's scaled-dot-product call. Every
-other block has its FFN width solved so that its parameter count is nearest the baseline's. A block
-that does not agree with the reference, value and gradient, gets no number.
+The baseline is timm's block with timm's attention, which uses torch's scaled dot-product attention.
+The FFN width of every other block is chosen so that its parameter count is as close as possible to
+the baseline's. A block is not timed if its values or gradients differ from the reference.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ SPREADS = ("seconds", "ratio", "beside")
 
 
 class Row(NamedTuple):
-    """One block in one mode; what it is measured by is None where it disagrees.
+    """Measurements of one block in one mode; None if it differs from the reference.
 
-    Ratios of time are of the same round. `beside` and `peak_beside` are ratios to the materialised
-    form of the same block, None where there is none.
+    Ratios of times are taken within a round. `beside` and `peak_beside` are ratios to the
+    materialised form of the same block, or None if there is none.
     """
 
     name: str
@@ -63,7 +63,7 @@ def run(
     rounds: int,
     clock: str = "wall",
 ) -> list[Row]:
-    """One row for every block and mode ("eager", "compiled"), the baseline's first."""
+    """Measure every block in every mode ("eager", "compiled"); the baseline comes first."""
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
     blocks: dict[str, tuple[nn.Module, int]] = {BASELINE: (block(BASELINE, shape, width), width)}
@@ -78,7 +78,7 @@ def run(
     rows = []
     for mode in modes:
         torch.compiler.reset()
-        # All blocks share timm's forward, and past its limit of graphs it would not be compiled.
+        # All blocks share timm's forward. Beyond dynamo's limit of graphs it would not be compiled.
         with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
             rows += _measure(blocks, agreeing, x, shape.causal, mode, device, rounds, clock)
     return rows
@@ -122,7 +122,7 @@ def _measure(
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [HEADER]
     for row in rows:
         cells = [row.name, row.mode, f"{row.parameters:,}", str(row.ffn_width)]

@@ -1,7 +1,8 @@
-"""A causal model that decodes with its cache, held to the whole sequence's logits.
+"""Causal models that decode with a cache, and the check of their logits.
 
-The model is Transformer++, as in DCMHA's Table 6: rotary positions, RMSNorm, SwiGLU, a head of its
-own, untrained. Its name is a preset's; `NAME/windows` has windows in some layers.
+The model is the Transformer++ of DCMHA's Table 6, untrained: rotary positions, RMSNorm, SwiGLU, and
+an output head that is not shared with the embedding. Its name is the name of a preset;
+`NAME/windows` has windows in some layers.
 
 Shapes: B batch, n tokens, V vocabulary.
 """
@@ -20,13 +21,13 @@ from lit_attn.config.models import language
 from lit_attn.config.models.base import FFN
 from lit_attn.models import gpt
 
-# Tokens and rows of the vocabulary that the parity check goes up to: several chunks of queries, the
-# published window of 256 several times over, and little memory in float64.
+# Largest number of tokens and of vocabulary entries in the check: several chunks of queries,
+# several times the published window of 256, and little memory in float64.
 CHECKED_TOKENS, CHECKED_VOCABULARY = 1024, 64
 
 
 class Shape(NamedTuple):
-    """B sequences that `generate` tokens are added to, and the model; `windows` as in a GPT's."""
+    """Size of the model and of the batch; each sequence grows by `generate` tokens."""
 
     batch: int
     generate: int
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
 
 
 def configuration(name: str, shape: Shape) -> language.GPTConfig:
-    """The model called `name`; its FFN is as wide as LLaMA's: 8 d / 3, up to a multiple of 256."""
+    """Return the configuration of model `name`, with LLaMA's FFN: 8 d / 3 rounded up to 256s."""
     base = name.removesuffix(WINDOWS)
     return language.GPTConfig(
         dim=shape.dim,
@@ -54,14 +55,14 @@ def configuration(name: str, shape: Shape) -> language.GPTConfig:
 
 
 class Decoder:
-    """A model and one batch of sequences: the prompt goes in, then `decode` goes on from there."""
+    """Model with one batch of sequences: `prefill` reads the prompt, then `decode` adds tokens."""
 
     def __init__(self, name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         self.generate = shape.generate
         self.network = network(name, shape, n + shape.generate, device, dtype)
         self.prompt = drawn(shape.batch, n, shape.vocabulary, device)
-        # As long as the sequence is on average while it grows.
+        # The average length of the sequence while it grows.
         middle = n + (shape.generate + 1) // 2
         self.whole = drawn(shape.batch, middle, shape.vocabulary, device)
         self.caches: list[Cache] = []
@@ -80,33 +81,33 @@ class Decoder:
 
     @torch.no_grad()
     def _next(self, tokens: Tensor, caches: list[Cache] | None) -> Tensor:
-        """The likeliest token after those, (B, n) -> (B, 1), with no wait for the device."""
+        """Return the most likely next token, (B, n) -> (B, 1), without waiting for the device."""
         hidden = self.network.trunk(tokens, caches=caches)
         return self.network.logits(hidden[:, -1:]).argmax(-1)
 
 
 def network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> gpt.GPT:
-    """The model called `name` for up to `n` tokens."""
+    """Build model `name` for up to `n` tokens."""
     built = gpt.build(configuration(name, shape), shape.vocabulary, n, device)
     return built.to(dtype).eval()
 
 
 def drawn(batch: int, n: int, vocabulary: int, device: str) -> Tensor:
-    """Random tokens, (B, n)."""
+    """Return random tokens, (B, n)."""
     return torch.randint(vocabulary, (batch, n), device=device)
 
 
 def held(caches: Sequence[Cache]) -> int:
-    """Bytes of the memory behind all that the caches hold."""
+    """Return the bytes of the storages behind the caches' tensors."""
     storages = [part.untyped_storage() for cache in caches for part in cache.tensors()]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @torch.no_grad()
 def agrees(name: str, shape: Shape, n: int, device: str) -> bool:
-    """Whether a prompt and a few tokens one by one give the whole sequence's logits, in float64.
+    """Return True if decoding with the cache gives the logits of the whole sequence, in float64.
 
-    Of the first layers, every window among them.
+    The check decodes a prompt and a few single tokens, with the first layers and all windows.
     """
     torch.manual_seed(0)
     depth = min(shape.depth, max(2, len(shape.windows)))
@@ -118,5 +119,5 @@ def agrees(name: str, shape: Shape, n: int, device: str) -> bool:
     tokens = drawn(min(shape.batch, 2), n + small.generate, small.vocabulary, device)
     caches = compared.trunk.new_caches()
     cuts = itertools.pairwise([0, *range(n, n + small.generate + 1)])
-    found = torch.cat([compared(tokens[:, start:stop], caches) for start, stop in cuts], dim=1)
-    return torch.allclose(found, compared(tokens), rtol=1e-9, atol=1e-11)
+    logits = torch.cat([compared(tokens[:, start:stop], caches) for start, stop in cuts], dim=1)
+    return torch.allclose(logits, compared(tokens), rtol=1e-9, atol=1e-11)

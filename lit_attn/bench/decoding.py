@@ -1,8 +1,9 @@
 """Decoding token by token with a cache, for each preset: the inference half of DCMHA's Table 6.
 
-A prompt goes in in one piece, then the likeliest token each time. Uncompiled, and not matched in
-parameters: as in that table, what a preset adds comes on top. A model whose logits with the cache
-are not those of the whole sequence gets no number.
+The model reads a prompt in one piece, then generates the most likely token each time. Models are
+not compiled, and parameters are not matched: as in that table, a preset adds its parameters to
+those of the standard model. A model is not timed if its logits with the cache differ from those of
+the whole sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +28,12 @@ SPREADS = ("prefill", "token", "ratio", "beside", "recomputed")
 
 
 class Row(NamedTuple):
-    """One model after one prompt; what it is measured by is None where its cache is wrong.
+    """Measurements of one model with one prompt; None if its cache is wrong.
 
-    Seconds of the prompt, of a step that adds a token to each sequence, and of one where the whole
-    sequences are computed for it. `rate`: tokens/s of all sequences; `ratio` and `beside`: the same
-    over the standard model's in the same round, without and with the windows. `cache`: bytes of
-    each sequence after the last token.
+    `prefill`: seconds of the prompt. `token`: seconds of a step that adds one token to each
+    sequence. `recomputed`: seconds of such a step that computes the whole sequences again. `rate`:
+    tokens/s of all sequences. `ratio` and `beside`: the rate divided by the standard model's in the
+    same round, without and with windows. `cache`: bytes per sequence after the last token.
     """
 
     name: str
@@ -56,9 +57,9 @@ def run(
     rounds: int,
     clock: str = "wall",
 ) -> list[Row]:
-    """A row for every model and length of the prompt, the standard one's first.
+    """Measure every model with every length of the prompt; the standard model comes first.
 
-    Where models have windows, the standard one with the same windows is the second.
+    If a model has windows, the standard model with the same windows comes second.
     """
     windowed = [BASELINE + WINDOWS] if any(name.endswith(WINDOWS) for name in names) else []
     every = list(dict.fromkeys([BASELINE, *windowed, *names]))
@@ -79,7 +80,7 @@ def _measure(
     calls: dict[str, Callable[[], None]] = {}
     for name in agreeing:
         decoder = decoders[name]
-        # In this order: a round's tokens follow its prompt.
+        # The order matters: `decode` continues after the prompt of the same round.
         calls["prefill " + name] = decoder.prefill
         calls["decode " + name] = decoder.decode
         calls["recompute " + name] = decoder.recompute
@@ -88,15 +89,17 @@ def _measure(
     for name, decoder in decoders.items():
         row = Row(name, parameters(decoder.network), n)
         if name in agreeing:
-            own = seconds["decode " + name]
-            token = spread(taken / shape.generate for taken in own)
+            decode_seconds = seconds["decode " + name]
+            token = spread(value / shape.generate for value in decode_seconds)
             same = BASELINE + WINDOWS
             row = row._replace(
                 prefill=spread(seconds["prefill " + name]),
                 token=token,
                 rate=shape.batch / token.median,
-                ratio=ratios(seconds["decode " + BASELINE], own) if BASELINE in agreeing else None,
-                beside=ratios(seconds["decode " + same], own)
+                ratio=ratios(seconds["decode " + BASELINE], decode_seconds)
+                if BASELINE in agreeing
+                else None,
+                beside=ratios(seconds["decode " + same], decode_seconds)
                 if name.endswith(WINDOWS) and same in agreeing
                 else None,
                 recomputed=spread(seconds["recompute " + name]),
@@ -107,7 +110,7 @@ def _measure(
 
 
 def title(shape: Shape, dtype: torch.dtype, rounds: int) -> str:
-    """What was measured, in words."""
+    """Return a sentence that describes the measurement."""
     windows = ", ".join("all" if keys is None else f"{keys} tokens" for keys in shape.windows)
     return (
         f"Decoding with a key-value cache, uncompiled, {str(dtype).removeprefix('torch.')}: "
@@ -119,20 +122,28 @@ def title(shape: Shape, dtype: torch.dtype, rounds: int) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [HEADER]
     for row in rows:
         cells = [row.name, f"{row.parameters:,}", str(row.tokens)]
         if row.rate is None or row.cache is None:
             cells += ["differs from the whole sequence: no number", *[""] * 6]
         else:
-            cells += [_shown(row.prefill, 1e3), _shown(row.token, 1e3), f"{row.rate:.1f}"]
-            cells += [_shown(row.ratio), _shown(row.beside), _shown(row.recomputed, 1e3)]
+            cells += [
+                _format_spread(row.prefill, 1e3),
+                _format_spread(row.token, 1e3),
+                f"{row.rate:.1f}",
+            ]
+            cells += [
+                _format_spread(row.ratio),
+                _format_spread(row.beside),
+                _format_spread(row.recomputed, 1e3),
+            ]
             cells.append(mebibytes(row.cache))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _shown(found: Spread | None, unit: float = 1) -> str:
-    """Median and range, times `unit`."""
-    return "" if found is None else f"{unit * found.median:.2f} ± {unit * found.iqr:.2f}"
+def _format_spread(value: Spread | None, unit: float = 1) -> str:
+    """Return median and interquartile range, multiplied by `unit`."""
+    return "" if value is None else f"{unit * value.median:.2f} ± {unit * value.iqr:.2f}"

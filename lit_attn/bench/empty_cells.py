@@ -1,4 +1,4 @@
-"""Cells that train nothing, and a runner of them: `python -m lit_attn.bench.empty_cells`."""
+"""Cells that train nothing, to measure the runner: `python -m lit_attn.bench.empty_cells`."""
 
 import argparse
 import io
@@ -18,12 +18,12 @@ from lit_attn.config.study import read_studies
 
 
 def cell(folder: Path, *, smoke: bool) -> None:
-    """Writes a result without training."""
+    """Write a result without training."""
     result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
 
 
 def result(of: Cell) -> Result:
-    """A result without numbers."""
+    """Return a result without numbers."""
     return Result(
         study=of.study,
         variant=of.variant,
@@ -49,15 +49,15 @@ def result(of: Cell) -> Result:
 
 
 def training_cell(folder: Path, *, smoke: bool) -> None:
-    """The same, with what training imports."""
+    """Import what training imports, then write a result without training."""
 
     cell(folder, smoke=smoke)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a study's first cells as the ablation command does, without its tables.
+    """Run the first cells of a study as the ablate command does, without tables.
 
-    Prints how many ran and the most memory that the runner held, in bytes.
+    Print the number of cells and the peak memory of the runner in bytes, as JSON.
     """
     parser = argparse.ArgumentParser(
         prog="python -m lit_attn.bench.empty_cells", description=__doc__

@@ -1,8 +1,8 @@
-"""The memory of a forward and a backward pass, counted by torch's own allocator.
+"""Memory of a forward and a backward pass, counted by torch's allocator.
 
-On a CPU the allocations and frees are those that torch's profiler records, on a GPU those of the
-caching allocator. Both count what tensors take, to the byte and the same in every run. What a
-library allocates past torch (the packed matrices of a BLAS) is in neither, nor in a GPU's.
+On a CPU, torch's profiler records the allocations and releases; on a GPU, the caching allocator
+counts them. Both count the bytes of tensors, and give the same numbers in every run. Memory that a
+library allocates without torch (for example the packed matrices of a BLAS) is not counted.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,19 +10,19 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-# Marks in the profile where the backward pass begins.
+# Name of the profiler event at which the backward pass begins.
 BACKWARD = "lit_attn.bench: backward"
 
 
 class Footprint(NamedTuple):
-    """Bytes beyond what stood before: `held` from forward to backward, and `peak` in either."""
+    """Bytes above the level before the pass: `held` between forward and backward, and `peak`."""
 
     held: int
     peak: int
 
 
 class Pass(Protocol):
-    """One training step of something, in its two halves."""
+    """Training step in two halves, as `footprint` calls it."""
 
     def forward(self) -> Tensor: ...
 
@@ -30,7 +30,7 @@ class Pass(Protocol):
 
 
 def footprint(step: Pass, device: str) -> Footprint:
-    """What `step` takes; its output is part of what is held."""
+    """Measure the memory of `step`; `held` includes its output."""
     return _on_gpu(step) if device == "cuda" else _on_cpu(step)
 
 
@@ -56,12 +56,12 @@ def _on_cpu(step: Pass) -> Footprint:
     results = profile.profiler.kineto_results
     assert results is not None
     events = results.events()
-    (turn,) = (event.start_ns() for event in events if event.name() == BACKWARD)
+    (backward_start,) = (event.start_ns() for event in events if event.name() == BACKWARD)
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     now = peak = held = 0
     for when, change in sorted(changes):
         now += change
         peak = max(peak, now)
-        if when <= turn:
+        if when <= backward_start:
             held = now
     return Footprint(held, peak)

@@ -1,4 +1,4 @@
-"""What a measurement is printed and kept with: when, on what, and how busy the machine was."""
+"""Output of the benchmarks: tables with the date, the device and the load of the machine."""
 
 import datetime
 import os
@@ -13,34 +13,34 @@ from lit_attn.files import write_atomic
 
 
 class Row(Protocol):
-    """A row of a benchmark's table: a named tuple."""
+    """Row of a benchmark's table: a named tuple."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 def conditions(device: str, clock: str) -> dict[str, str]:
-    """Under which conditions the measurements are taken; call it when they start."""
+    """Return the conditions at the start of the measurements."""
     if device == "cuda":
-        what, counted = torch.cuda.get_device_name(), "GPU events"
+        machine, time_source = torch.cuda.get_device_name(), "GPU events"
     else:
-        what = f"CPU, {_processor()}, {torch.get_num_threads()} thread(s)"
-        counted = {"wall": "wall clock", "cpu": "CPU time of the process"}[clock]
+        machine = f"CPU, {_processor()}, {torch.get_num_threads()} thread(s)"
+        time_source = {"wall": "wall clock", "cpu": "CPU time of the process"}[clock]
     return {
         "date": datetime.date.today().isoformat(),
-        "device": what,
-        "clock": counted,
+        "device": machine,
+        "clock": time_source,
         "torch": torch.__version__,
         "load": _load(),
     }
 
 
 def finished(begun: dict[str, str]) -> dict[str, str]:
-    """The same with the load average at the end beside that at the start."""
+    """Return the conditions with the load average at the start and at the end."""
     return {**begun, "load": f"{begun['load']} to {_load()}"}
 
 
 def document(title: str, where: dict[str, str], table: str) -> str:
-    """Title, conditions and table, in Markdown."""
+    """Return title, conditions and table as Markdown."""
     line = (
         f"{where['date']}, {where['device']}, {where['clock']}, torch {where['torch']}, "
         f"load average {where['load']}."
@@ -49,8 +49,8 @@ def document(title: str, where: dict[str, str], table: str) -> str:
 
 
 def records(rows: Iterable[Row], spreads: Collection[str]) -> list[dict[str, object]]:
-    """The rows with every number in a column of its own; `spreads` are medians with their IQR."""
-    found = []
+    """Return the rows with one number per column; each of `spreads` becomes a median and an IQR."""
+    result = []
     for row in rows:
         record: dict[str, object] = {}
         for name, value in row._asdict().items():
@@ -59,32 +59,32 @@ def records(rows: Iterable[Row], spreads: Collection[str]) -> list[dict[str, obj
                 record[name + "_iqr"] = None if value is None else value.iqr
             else:
                 record[name] = value
-        found.append(record)
-    return found
+        result.append(record)
+    return result
 
 
 def write(
     folder: Path, name: str, text: str, records: list[dict[str, object]], where: dict[str, str]
 ) -> None:
-    """NAME.md and NAME.csv in `folder`; the conditions are columns of the CSV."""
+    """Write NAME.md and NAME.csv to `folder`; the conditions are columns of the CSV."""
     frame = pd.DataFrame([{**record, **where} for record in records])
     write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
     write_atomic(folder / f"{name}.md", text)
 
 
 def mebibytes(count: float) -> str:
-    """Bytes in MiB, with three figures where it is little."""
-    found = count / 2**20
-    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+    """Return a number of bytes in MiB, with three digits below 100."""
+    amount = count / 2**20
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def _load() -> str:
-    """The load average of the last minute: runnable processes, ours included."""
+    """Return the load average of the last minute, including this process."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
 def _processor() -> str:
-    """The processor's name as Linux gives it, or its architecture."""
+    """Return the name of the processor from Linux, or its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -1,8 +1,8 @@
-"""What the runner itself costs, beside Hydra's multirun with its joblib launcher and a shell loop.
+"""Overhead of the runner, compared with Hydra's multirun (joblib launcher) and a shell loop.
 
-The cells are trivial (they write a made-up result), so all of the time is the runner's. Every row
-is a command of its own, interpreter included, and the commands take turns: what slows the machine
-down slows them all. Hydra is no dependency; its rows are there where `hydra-joblib-launcher` is.
+The cells are trivial (they write an invented result), so the time is the runner's. Every row times
+a complete command, including the interpreter. The commands take turns, so a slow moment of the
+machine affects all of them. Hydra is optional: its rows need `hydra-joblib-launcher`.
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ main()
 
 
 class Row(NamedTuple):
-    """Seconds: the median over all rounds, and the least and the most."""
+    """Median, smallest and largest time over all rounds, in seconds."""
 
     what: str
     median: float
@@ -65,15 +65,17 @@ class Row(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """`memory` is the most that the runner held while it went through all cells, in bytes."""
+    """Rows of the table, and the peak memory of the runner over all cells, in bytes."""
 
     rows: list[Row]
     memory: int
 
 
 def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> Costs:
-    """Time the running of `cells`, `at_once` at a time, and the listing and resuming of about
-    `expanded`; with `imports` cells load what training does."""
+    """Time running `cells` cells, `at_once` at a time, and listing and resuming about `expanded`.
+
+    With `imports`, cells import what training imports.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "experiment.yaml").write_text(EXPERIMENT)
@@ -85,16 +87,16 @@ def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> 
         first: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(rounds):
             for place, way in enumerate(ways):
-                # Without a space in the name: the shell's loop would split it.
+                # The shell loop would split a name that contains a space.
                 first[way].append(_timed(alone[way], folder / f"first-{place}-{number}"))
                 times[way].append(_timed(ways[way], folder / f"all-{place}-{number}"))
         rows = []
-        for way, taken in times.items():
+        for way, totals in times.items():
             each = [
                 (many - one) / max(1, cells - 1)
-                for many, one in zip(taken, first[way], strict=True)
+                for many, one in zip(totals, first[way], strict=True)
             ]
-            rows.append(_row(f"{way}: {cells} cells, {at_once} at once", taken))
+            rows.append(_row(f"{way}: {cells} cells, {at_once} at once", totals))
             rows.append(_row(f"{way}: each further cell", each))
 
         listed = f"{side * side:,} cells"
@@ -104,19 +106,19 @@ def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> 
         command += ["--out", str(folder / "done")]
         new = _row(f"--dry-run of {listed}, none begun", [_seconds(dry)[0] for _ in range(rounds)])
         for job in _jobs(whole, folder / "done"):
-            # Without an fsync each, which would take minutes.
+            # Written without fsync, which would take minutes for all cells.
             job.folder.mkdir(parents=True)
             record = empty_cells.result(job.cell).model_dump_json(indent=2)
             (job.folder / "result.json").write_text(record)
         resumed = [_seconds(command) for _ in range(rounds)]
-        said = [json.loads(output) for _, output in resumed]
-        assert {one["ran"] for one in said} == {0}
+        summaries = [json.loads(output) for _, output in resumed]
+        assert {summary["ran"] for summary in summaries} == {0}
         rows += [new, _row(f"resume with {listed} done", [seconds for seconds, _ in resumed])]
-        return Costs(rows, max(one["memory"] for one in said))
+        return Costs(rows, max(summary["memory"] for summary in summaries))
 
 
 def table(costs: Costs) -> str:
-    """Markdown, in milliseconds."""
+    """Return the costs as a Markdown table, in milliseconds."""
     lines = ["| what | median (ms) | least | most |", "|---|---:|---:|---:|"]
     lines += [
         f"| {row.what} | {row.median * 1e3:,.1f} | {row.least * 1e3:,.1f} | {row.most * 1e3:,.1f} |"
@@ -128,7 +130,7 @@ def table(costs: Costs) -> str:
 def _ways(
     folder: Path, cells: int, at_once: int, imports: bool
 ) -> dict[str, Callable[[Path], list[str]]]:
-    """The commands that run the same cells below a folder; each is made before it is timed."""
+    """Return the functions that prepare a folder and return the command that runs its cells."""
     study = folder / "some.yaml"
     also = ["--imports"] if imports else []
     one = [sys.executable, "-m", "lit_attn.bench.empty_cells", *also]
@@ -156,7 +158,7 @@ def _ways(
         return [sys.executable, str(app), "-m", *settings, f"hydra.sweep.dir={out}/hydra", *swept]
 
     ways: dict[str, Callable[[Path], list[str]]] = {"lit_attn": ours, "shell loop": shell}
-    # Of a missing package no part can be looked for.
+    # `find_spec` of a submodule fails if its package is missing.
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"):
         ways["Hydra, joblib"] = hydra
@@ -168,7 +170,7 @@ def _timed(way: Callable[[Path], list[str]], out: Path) -> float:
 
 
 def _seconds(command: list[str]) -> tuple[float, str]:
-    """How long a command takes, and what it prints; RuntimeError where it fails."""
+    """Run a command; return its seconds and its output. Raises RuntimeError if it fails."""
     begun = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - begun
@@ -178,7 +180,7 @@ def _seconds(command: list[str]) -> tuple[float, str]:
 
 
 def _study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[Path, int]:
-    """A study of about `cells` cells, square unless it is one `column` of them."""
+    """Write a study of about `cells` cells: a square of two axes, or one `column`."""
     side = round(cells**0.5)
     rates = list(range(1, (cells if column else side) + 1))
     path = folder / f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""Timing candidates side by side: interleaved, so that clock drift and neighbours hit all alike."""
+"""Interleaved timing of several candidates, so that other programs slow all of them equally."""
 
 import statistics
 import time
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-# What a CPU's seconds are: those that pass, or those that this process computes for. The second
-# leaves out what other programs on the machine take; it adds up the threads.
+# Clocks of a CPU: elapsed time, or the CPU time of this process. CPU time leaves out other programs
+# and adds up the threads.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Spread(NamedTuple):
-    """The middle of several measurements, and their interquartile range."""
+    """Median of several measurements and their interquartile range."""
 
     median: float
     iqr: float
@@ -22,10 +22,10 @@ class Spread(NamedTuple):
 def interleaved(
     candidates: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: str = "wall"
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round; a round runs every candidate once, in turn.
+    """Return the seconds of each candidate in each round; a round runs every candidate once.
 
-    Two rounds of warm-up are not counted. On a GPU the seconds are those between two events on its
-    own stream, whatever `clock` says.
+    Two rounds of warm-up are not counted. On a GPU the time between two CUDA events is measured, and
+    `clock` has no effect.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(rounds + 2):
@@ -37,19 +37,19 @@ def interleaved(
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Median and interquartile range of at least two values."""
-    found = list(values)
-    low, _, high = statistics.quantiles(found, n=4)
-    return Spread(statistics.median(found), high - low)
+    """Return median and interquartile range of at least two values."""
+    numbers = list(values)
+    low, _, high = statistics.quantiles(numbers, n=4)
+    return Spread(statistics.median(numbers), high - low)
 
 
-def ratios(own: Iterable[float], other: Iterable[float]) -> Spread:
-    """own / other within each round: what hits both of a round alike cancels."""
-    return spread(a / b for a, b in zip(own, other, strict=True))
+def ratios(numerators: Iterable[float], denominators: Iterable[float]) -> Spread:
+    """Return the spread of the ratios within each round, where common slowdowns cancel."""
+    return spread(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def once(call: Callable[[], object], device: str, clock: str = "wall") -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     if device == "cuda":
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
