@@ -24,8 +24,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Return the seconds of each candidate in each round; a round runs every candidate once.
 
-    Two rounds of warm-up are not counted. On a GPU the time between two CUDA events is measured, and
-    `clock` has no effect.
+    Two rounds of warm-up are not counted. On a GPU the time between two CUDA events is measured,
+    and `clock` has no effect.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(rounds + 2):
