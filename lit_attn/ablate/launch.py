@@ -13,6 +13,7 @@ from lit_attn.ablate.machine import count_cores
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot
 from lit_attn.cells import folder, lock, worker
+from lit_attn.cells.ranks import END_SIGNAL
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -46,6 +47,7 @@ class CellProcess:
         self.progress_mtime = folder.progress_mtime(job.folder)
         self.kill_at: float | None = None
         self.overdue = ""
+        self.is_killed = False
 
     @property
     def seconds(self) -> float:
@@ -75,8 +77,17 @@ class CellProcess:
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole process group, which includes the cell's own children."""
+        """Send a signal to the cell's process group.
+
+        The first SIGKILL goes to the cell's first process as END_SIGNAL. It kills every process
+        that the cell has started, also those outside the group.
+        """
         assert self.process.pid is not None
+        if number == signal.SIGKILL and not self.is_killed:
+            self.is_killed = True
+            if self.process.exitcode is None:
+                os.kill(self.process.pid, END_SIGNAL)
+            return
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:

@@ -15,10 +15,10 @@ PR_SET_PDEATHSIG = 1
 BLOCKED = (signal.SIGTERM, signal.SIGHUP)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends; do nothing on other systems than Linux."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for signal `number` when the parent ends (on Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def restore_signals() -> None:

@@ -1,11 +1,12 @@
-"""The processes of a cell on several devices: started together, ended together.
+"""The processes of a cell: one rank for each of its devices, started together and ended together.
 
-They are forked from the process that holds the cell's lock, which trains nothing itself. Nobody's
-command line is executed again, and there is no port that two cells could both choose: the processes
-find each other through a file, in a folder made for this attempt.
+The ranks are forked from a process that trains nothing itself: it holds the cell's lock, waits for
+the ranks, and ends whatever they leave behind. There is no command line that is executed again, and
+no port that two cells could both choose: the ranks meet at a file in a new temporary folder.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -25,45 +26,55 @@ from lit_attn.cells import failure
 from lit_attn.cells.folder import log_name, read_log_tail
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
-"""In a rank's environment, beside LOCAL_RANK and WORLD_SIZE: the file where they meet."""
+"""Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
 ACROSS_NODES = "LIT_ATTN_ACROSS_NODES"
-"""Set where SLURM has started the ranks, one for each of its tasks."""
+"""Environment variable that is set if SLURM has started the ranks, one for each of its tasks."""
 SETTLE = 3.0
-"""Seconds that the others have to end, once one has failed."""
+"""Seconds that the other ranks have to end after one has failed."""
+END_SIGNAL = signal.SIGRTMIN + 7
+"""Signal that makes the parent of the ranks kill every process that they have started, and end."""
+KILL_TIMEOUT = 5.0
+"""Seconds to wait for killed processes: one that waits for a dead network disk cannot be killed."""
+OOM_SCORE = 500
+"""Score of a rank for the kernel's out-of-memory killer. The runner and the fork server have 0, so
+the killer chooses the rank with the most memory."""
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class StartMessage(NamedTuple):
-    """What the ranks wait for: where they meet, and where their logs go."""
+    """The message that starts a waiting rank: the file where ranks meet, and the log folder."""
 
     rendezvous: str
     attempt: Path | None
 
 
 class RankProcesses:
-    """Processes that wait for `run`, to call what they were made for."""
+    """Forked processes that wait for `run` before they call their function."""
 
     def __init__(self, processes: list[ForkProcess], pipes: list[Connection]) -> None:
         self.processes = processes
         self.pipes = pipes
 
     def run(self, attempt: Path | None) -> int:
-        """Let them go and wait for them; 0, or the exit code of the first that failed.
+        """Start the ranks, wait for them, and return 0 or the exit code of the first that failed.
 
-        Their logs lie in `attempt` (see `log_name`), and behind rank 0's, where this process writes
-        too, stands the end of the rank that failed. Without an attempt, all write as this one does.
+        Each rank writes its log to the folder `attempt` (see `log_name`); this process appends the
+        end of the first failed rank's log to its own output. Without `attempt` the ranks write to
+        the output of this process.
         """
-        before = signal.signal(signal.SIGTERM, self._pass_on)
-        # A runner that gives up a hang sends it to all; they leave their stacks, and end.
+        previous = signal.signal(signal.SIGTERM, self._pass_on)
+        # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
+        # stacks and end.
         signal.signal(signal.SIGABRT, signal.SIG_IGN)
-        with _folder() as store:
+        with _temporary_folder() as store:
             try:
                 for pipe in self.pipes:
-                    # One that was told to stop before this has ended already, and failed so.
+                    # A rank that was stopped before this has ended already, and counts as failed.
                     with contextlib.suppress(BrokenPipeError):
                         pipe.send(StartMessage(f"{store}/rendezvous", attempt))
                 ended = self._wait()
             finally:
-                signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGTERM, previous)
         failed = [(rank, code) for rank, code in ended if code]
         if not failed:
             return 0
@@ -78,27 +89,27 @@ class RankProcesses:
             print(failure.quote_rank_log(first, code, tails[first]), file=sys.stderr, flush=True)
         return 128 - code if code < 0 else code
 
-    def end(self) -> None:
-        """End what is left of them."""
+    def kill(self) -> None:
+        """Kill the ranks that still run."""
         for process in self.processes:
             process.kill()
             process.join()
 
     def _wait(self) -> list[tuple[int, int]]:
-        """The ranks that ended by themselves, in that order, and their exit codes.
+        """Return the ranks that ended by themselves, in that order, and their exit codes.
 
-        Once one has failed, those that do not follow it within SETTLE are ended.
+        After one has failed, ranks that do not end within SETTLE seconds are killed.
         """
         ended: list[tuple[int, int]] = []
-        left = dict(enumerate(self.processes))
+        running = dict(enumerate(self.processes))
         deadline = None
-        while left:
+        while running:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not wait([process.sentinel for process in left.values()], timeout):
-                self.end()
+            if not wait([process.sentinel for process in running.values()], timeout):
+                self.kill()
                 break
-            for rank in [rank for rank, process in left.items() if process.exitcode is not None]:
-                code = left.pop(rank).exitcode
+            for rank in [rank for rank, process in running.items() if process.exitcode is not None]:
+                code = running.pop(rank).exitcode
                 assert code is not None
                 ended.append((rank, code))
                 if code and deadline is None:
@@ -106,7 +117,7 @@ class RankProcesses:
         return ended
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """To the ranks as well, where only this process was told."""
+        """Send SIGTERM to the ranks too, for senders that know only this process."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
@@ -114,55 +125,111 @@ class RankProcesses:
 
 @contextlib.contextmanager
 def fork_ranks(count: int, body: Callable[[], object]) -> Iterator[RankProcesses]:
-    """`count` processes that will call `body` with LOCAL_RANK, WORLD_SIZE and RENDEZVOUS set.
+    """Fork `count` processes that will call `body`; several have LOCAL_RANK and WORLD_SIZE set.
 
-    Enter this before the cell's lock: that has a thread, and a process with threads does not fork
-    well. When it is left, whichever way, none of them lives.
+    Enter this context before the cell's lock: the lock has a thread, and a process with threads
+    does not fork safely. At its end all ranks are killed.
     """
     context = multiprocessing.get_context("fork")
-    made = RankProcesses([], [])
+    ranks = RankProcesses([], [])
     try:
         for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, count, os.getpid(), theirs, body))
+            parent_end, child_end = context.Pipe()
+            process = context.Process(
+                target=_run_rank, args=(rank, count, os.getpid(), child_end, body)
+            )
             process.start()
-            theirs.close()
-            made.processes.append(process)
-            made.pipes.append(ours)
-        yield made
+            child_end.close()
+            ranks.processes.append(process)
+            ranks.pipes.append(parent_end)
+        yield ranks
     finally:
-        made.end()
+        ranks.kill()
+
+
+@contextlib.contextmanager
+def leave_no_process() -> Iterator[None]:
+    """Kill every process that was started in this context when it ends, or on END_SIGNAL.
+
+    This includes processes in their own sessions and processes whose parents have ended: the
+    kernel gives the latter to this process (Linux).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _kill_descendants()
+        os._exit(128 + signal.SIGKILL)
+
+    signal.signal(END_SIGNAL, end)
+    try:
+        yield
+    finally:
+        _kill_descendants()
 
 
 def redirect_output(log: Path) -> None:
-    """Standard output and error to `log`, for this process and all that it starts."""
+    """Redirect stdout and stderr of this process, and of all processes it starts, to `log`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
 
 
-def _rank(rank: int, count: int, parent: int, pipe: Connection, body: Callable[[], object]) -> None:
-    # Not at the top: importing it would tie whoever imports this module to its parent.
+def _run_rank(
+    rank: int, count: int, parent: int, pipe: Connection, body: Callable[[], object]
+) -> None:
+    # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent, restore_signals
 
     die_with_parent()
     restore_signals()
+    signal.signal(END_SIGNAL, signal.SIG_DFL)
     if os.getppid() != parent:
-        # It ended before it could take this process with it.
+        # The parent ended before `die_with_parent` could take effect.
         os._exit(1)
-    go: StartMessage = pipe.recv()
-    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), RENDEZVOUS: go.rendezvous}
-    if go.attempt is not None:
-        redirect_output(go.attempt / log_name(rank))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    start: StartMessage = pipe.recv()
+    if count > 1:
+        os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        os.environ[RENDEZVOUS] = start.rendezvous
+    if start.attempt is not None:
+        redirect_output(start.attempt / log_name(rank))
+    # A crash in native code and SIGABRT write the stack of every thread to the log.
     faulthandler.enable()
     body()
 
 
+def _kill_descendants() -> None:
+    """Kill all children of this process until none is left, and wait for them.
+
+    The children of a killed child become children of this process.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while (children := _list_children()) and time.monotonic() < deadline:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.001)
+
+
+def _list_children() -> list[int]:
+    """Return the pids of this process's children; none if the system does not list them."""
+    try:
+        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(pid) for text in lists for pid in text.split()]
+
+
 @contextlib.contextmanager
-def _folder() -> Iterator[str]:
+def _temporary_folder() -> Iterator[str]:
     path = tempfile.mkdtemp(prefix="lit_attn-")
     try:
         yield path

@@ -74,6 +74,26 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
             raise Preempted("stopped by SIGTERM")
         case "rankhang":
             _hang(folder)
+        case "daemon":
+            # Processes in sessions of their own, one of them without a living parent.
+            code = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(1000)"
+            subprocess.run([sys.executable, "-c", code], check=True)
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (folder / "child.pid").write_text(str(child.pid))
+            match cell.variant.split("-")[-1]:
+                case "crash":
+                    raise RuntimeError("the reactor is on fire")
+                case "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "stuck":
+                    _stuck(folder)
+        case "parricide":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1000)
+        case "exit":
+            os._exit(0)
+        case "elsewhere":
+            os.chdir("/")
         case "orphan":
             # This child process outlives the cell unless the runner kills it.
             child = subprocess.Popen(["sleep", "1000"])

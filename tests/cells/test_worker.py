@@ -1,0 +1,113 @@
+"""What a cell's own code can do to its process, and that nothing of it outlives the cell."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, run, running, until
+
+from lit_attn.ablate import runner
+from lit_attn.cells import folder
+from lit_attn.cells.ranks import OOM_SCORE
+
+
+@pytest.fixture(autouse=True)
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+
+
+def processes_below(path: Path) -> list[int]:
+    """Return the live processes whose environment mentions `path`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_ours = str(path).encode() in (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if is_ours and int(process.name) != os.getpid() and alive(int(process.name)):
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])
+def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
+    """Also not one in a session of its own, however the cell ends."""
+    studies.write(tmp_path, names(f"daemon-{end}"))
+    environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
+    with cli(tmp_path, "--seeds", "0,", "--stall", "0.05", environment=environment) as process:
+        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+        process.wait(TIMEOUT)
+        until(lambda: not processes_below(tmp_path))
+
+
+@pytest.mark.parametrize("victim", ["the runner", "the cell's first process"])
+def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path) -> None:
+    studies.write(tmp_path, names("daemon-stuck"))
+    environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
+    with cli(tmp_path, "--seeds", "0,", environment=environment) as process:
+        until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
+        (first,) = running(tmp_path)
+        os.kill(process.pid if victim == "the runner" else first, signal.SIGKILL)
+        if victim == "the runner":
+            until(lambda: not processes_below(tmp_path))
+        else:
+            until(lambda: not alive(first))
+
+
+@pytest.mark.parametrize(
+    ("variant", "failure", "message"),
+    [
+        ("parricide", "killed", "ended by SIGKILL"),
+        ("exit", "error", "exit code 0 without a result"),
+        ("silent", "error", "exit code 0 without a result"),
+    ],
+)
+def test_a_cell_that_ends_its_processes_fails_alone(
+    variant: str, failure: str, message: str, tmp_path: Path
+) -> None:
+    """Its neighbour, forked from the same server, has a result at the first try."""
+    cells = jobs(tmp_path, variant, "brief")
+    summary, _ = run(cells)
+    assert {outcome.job.cell.variant for outcome in summary.failed} == {variant}
+    for outcome in summary.failed:
+        assert outcome.failure == failure
+        assert outcome.message.startswith(message)
+    assert ran(tmp_path)["brief/0"] == ran(tmp_path)["brief/1"] == 1
+
+
+def test_a_cell_may_change_its_working_directory(tmp_path: Path) -> None:
+    """Relative paths of the runner keep their meaning."""
+    studies.write(tmp_path, names("elsewhere", "brief"))
+    with cli(tmp_path, "--seeds", "0,") as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert len(list(tmp_path.glob("runs/tiny/*/0-*/result.json"))) == 2
+
+
+def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) -> None:
+    """The process that holds the cell's lock, the fork server and the runner keep their score."""
+    studies.write(tmp_path, names("hang"))
+
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with cli(tmp_path, "--seeds", "0,") as process:
+        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+        (first,) = running(tmp_path)
+        (rank,) = map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())
+        assert score(rank) == OOM_SCORE
+        assert score(first) == score(process.pid) == score(os.getpid())
+        process.terminate()
+        process.wait(TIMEOUT)
+
+
+def test_an_unusable_lock_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    (job, *_) = jobs(tmp_path, "ok")
+    job.folder.mkdir(parents=True)
+    os.mkfifo(job.folder / "lock")
+    summary, _ = run([job])
+    (outcome,) = summary.failed
+    assert outcome.message == f"{job.folder}/lock: is not a regular file. Delete it."
+    assert "is not a regular file" in folder.read_log_tail(folder.list_attempts(job.folder)[0])
