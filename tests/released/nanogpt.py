@@ -69,8 +69,9 @@ def record(clone: Clone, seed: int) -> Arrays:
     return recorder.arrays()
 
 
-def replay(seed: int, folder: Path) -> Replay:
+def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    seed = int(run)
     tokens = np.arange(1, 65, dtype=np.uint16)
     for split in ("train", "val"):
         tokens.tofile(folder / f"{split}.bin")

@@ -46,12 +46,14 @@ def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return initial values of the parameter `name`, float64.
 
     Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight lie
-    near 1 (norms), other vectors near 0. No value is zero, so no gradient vanishes by symmetry.
+    near 1 (norms), those called pi near 0.5 (weights of keys), other vectors near 0. No value is
+    zero, so no gradient vanishes by symmetry.
     """
     drawn = torch.from_numpy(np.asarray(generator("weights", seed, name).standard_normal(shape)))
     if len(shape) > 1:
         return drawn * min(0.5, 1 / math.sqrt(math.prod(shape[1:])))
-    return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
+    centre = 1.0 if name.endswith("weight") else 0.5 if name.endswith("pi") else 0.0
+    return centre + 0.1 * drawn
 
 
 def fill(network: nn.Module, seed: int) -> None:

@@ -81,9 +81,10 @@ def start_from_record(
             parameter.copy_(flat[numbers[name].long()])
 
 
-def run(replay: Replay, folder: Path, seed: int) -> Arrays:
+def run(replay: Replay, folder: Path) -> Arrays:
     """Train the cell in `folder` and return its record under released names."""
     recorder = Recorder(replay.micro_batches)
+    seed = replay.cell.seed
     configure = Task.configure_optimizers
 
     def start(task: Task) -> torch.optim.Optimizer:

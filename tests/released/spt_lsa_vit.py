@@ -125,8 +125,9 @@ def record(clone: Clone, seed: int) -> Arrays:
     return recorder.arrays()
 
 
-def replay(seed: int, folder: Path) -> Replay:
+def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    seed = int(run)
     path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
     cell = shipped_cell(
         "cifar100_vit.yaml",

@@ -6,26 +6,26 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from released import nanogpt, recording, replaying, spt_lsa_vit, vit_small
+from released import lra, nanogpt, recording, replaying, spt_lsa_vit, vit_small
 
-SETUPS = {"nanogpt": nanogpt, "spt_lsa_vit": spt_lsa_vit, "vit_small": vit_small}
+SETUPS = {"lra": lra, "nanogpt": nanogpt, "spt_lsa_vit": spt_lsa_vit, "vit_small": vit_small}
 
 
-def runs() -> list[tuple[str, int]]:
-    """Return the name and the seed of every recorded run."""
-    found = []
+def runs() -> list[tuple[str, str]]:
+    """Return the set-up and the name of every recorded run; a name ends with the run's seed."""
+    recorded = []
     for name in SETUPS:
         with np.load(recording.FOLDER / f"{name}.npz") as record:
-            found += [(name, int(k.split("/")[0])) for k in record if k.endswith("/loss")]
-    return found
+            recorded += [(name, key.split("/")[0]) for key in record if key.endswith("/loss")]
+    return recorded
 
 
-@pytest.mark.parametrize(("name", "seed"), runs())
-def test_training_steps_agree_with_released_code(name: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "run"), runs())
+def test_training_steps_agree_with_released_code(name: str, run: str, tmp_path: Path) -> None:
     setup: ModuleType = SETUPS[name]
     with np.load(recording.FOLDER / f"{name}.npz") as record:
-        theirs = {k.split("/")[1]: v for k, v in record.items() if k.startswith(f"{seed}/")}
-    ours = replaying.run(setup.replay(seed, tmp_path), tmp_path, seed)
+        theirs = {k.split("/")[1]: v for k, v in record.items() if k.startswith(f"{run}/")}
+    ours = replaying.run(setup.replay(run, tmp_path), tmp_path)
     assert ours["names"].tolist() == theirs["names"].tolist()
     assert ours["shapes"].tolist() == theirs["shapes"].tolist()
     for key in ("lr", "beta1", "beta2", "decay"):

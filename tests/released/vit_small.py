@@ -85,8 +85,9 @@ def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return vision.images(seed, step, BATCH, 32), vision.labels(seed, step, BATCH, CLASSES)
 
 
-def replay(seed: int, folder: Path) -> Replay:
+def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    seed = int(run)
     path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
     cell = shipped_cell(
         "cifar10_vit_small.yaml",
