@@ -15,6 +15,7 @@ import yaml
 from helpers.paths import EXPERIMENTS
 from torch import Tensor
 
+from lit_attn.attention.choose import attention_spec
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import Task
@@ -25,13 +26,14 @@ from released.recording import Arrays, Recorder, Tensors, initial_values, shared
 class Replay(NamedTuple):
     """This project's side of a record.
 
-    `batch(step)` returns the tensors of one optimiser step; `view` renames parameters of this
+    `batch(step)` returns the tensors of one optimiser step; without it the cell reads its own data.
+    `view` renames parameters of this
     project to released names. It may also cut a tensor into several or reorder its rows, and each
     tensor that it returns must be a view or a copy of this project's values.
     """
 
     cell: Cell
-    batch: Callable[[int], tuple[Tensor, ...]]
+    batch: Callable[[int], tuple[Tensor, ...]] | None
     view: Callable[[Tensors], Tensors]
     micro_batches: int = 1
     draws: bool = False
@@ -47,6 +49,8 @@ def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: st
         for name in path:
             node = node.setdefault(name, {})
         node[last] = value
+    attention = tree["model"].get("attention", "standard")
+    tree["model"]["attention"] = attention_spec(attention, experiment)
     return Cell.model_validate(
         {
             "study": "released",
@@ -121,12 +125,16 @@ def double_precision() -> Iterator[None]:
 @contextlib.contextmanager
 def recorded_batches(replay: Replay) -> Iterator[None]:
     """Replace the training batches of every data module by those of the record."""
+    batch = replay.batch
+    if batch is None:
+        yield
+        return
 
     def batches(loader: TrainLoader) -> Iterator[Any]:
         assert loader.data.trainer is not None
         start = loader.data.trainer.global_step
         for step in range(start, start + loader.data.steps_per_epoch):
-            parts = [tensor.chunk(replay.micro_batches) for tensor in replay.batch(step)]
+            parts = [tensor.chunk(replay.micro_batches) for tensor in batch(step)]
             yield from zip(*parts, strict=True)
 
     with patch.object(TrainLoader, "__iter__", batches):

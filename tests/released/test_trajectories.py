@@ -6,9 +6,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from released import lra, nanogpt, recording, replaying, spt_lsa_vit, vit_small
+from released import modded_nanogpt, nanogpt, recording, replaying, spt_lsa_vit, vit_small
 
-SETUPS = {"lra": lra, "nanogpt": nanogpt, "spt_lsa_vit": spt_lsa_vit, "vit_small": vit_small}
+SETUPS = {
+    "modded_nanogpt": modded_nanogpt,
+    "nanogpt": nanogpt,
+    "spt_lsa_vit": spt_lsa_vit,
+    "vit_small": vit_small,
+}
 
 
 def runs() -> list[tuple[str, str]]:
