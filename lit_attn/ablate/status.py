@@ -9,17 +9,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from lit_attn.ablate.display import escape_control
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
-from lit_attn.cells import folder
-from lit_attn.cells.folder import Progress, State
-from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell, Result
+from lit_attn.cells.folder import CellStatus, State, read_cell, read_log_tail, rerun_command
+from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.config.study import choose, read_studies
 from lit_attn.schema.errors import ConfigError
 
@@ -29,7 +28,8 @@ LOG_LINES = 6
 """Last lines of a failed cell's log that are shown."""
 CLEAR = "\x1b[H\x1b[2J"
 
-ADVICE: dict[FailureClass, str] = {
+ADVICE: dict[State, str] = {
+    "unreadable": "run the same command again; the cell starts again from its last checkpoint",
     "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices or "
     "data.accumulate, which do not change the results",
     "diverged": "change optimizer.lr, schedule.warmup or training.clip in the study; without a "
@@ -44,26 +44,17 @@ ADVICE: dict[FailureClass, str] = {
 }
 
 
-@dataclass(frozen=True)
-class CellStatus:
-    """A planned cell with its state, its result and its progress."""
+class StudyCell(NamedTuple):
+    """A planned cell with its folder and its status."""
 
     planned: PlannedCell
     folder: Path
-    state: State
-    result: Result | None
-    progress: Progress | None
+    status: CellStatus
 
     @property
     def name(self) -> str:
         """Name of the cell within its study."""
         return f"{self.planned.variant}/{self.planned.seed}"
-
-    def last_failure(self) -> tuple[Path, Exit] | None:
-        """Return the last attempt and its recorded failure, if there is one."""
-        attempts = folder.list_attempts(self.folder)
-        failure = folder.read_exit(attempts[-1]) if attempts else None
-        return None if failure is None else (attempts[-1], failure)
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +79,9 @@ def main(arguments: list[str]) -> int:
         if options.watch and sys.stdout.isatty():
             sys.stdout.write(CLEAR)
         print("\n".join(describe(*status) for status in statuses), flush=True)
-        if not options.watch or all(c.state == "done" for *_, cells in statuses for c in cells):
+        if not options.watch or all(
+            cell.status.state == "done" for *_, cells in statuses for cell in cells
+        ):
             return 0
         time.sleep(options.watch)
 
@@ -101,8 +94,9 @@ def read_plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Pat
     """Return the plans and folders of the studies in `where`.
 
     `where` is a file of studies, whose runs are below `out`, or a folder of runs. `names` are the
-    studies; if empty, the file's default studies or all studies of the folder. Raises NoStudyError
-    for a folder without them.
+    studies; if empty, the file's default studies or all studies of the folder. A plan that cannot
+    be read is reported and skipped. Raises NoStudyError for a folder without plans, and ConfigError
+    if it has no readable plan.
     """
     if where.suffix in (".yaml", ".yml") or where.is_file():
         studies = choose(read_studies(where), names, where)
@@ -114,17 +108,30 @@ def read_plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Pat
     if not paths:
         missing = f"no study {', '.join(names)}" if names else "no study"
         raise NoStudyError(f"{where}: contains {missing} (no */plan.json)")
-    return [(_read_plan(path), path.parent) for path in paths]
+    plans, errors = [], []
+    for path in paths:
+        try:
+            plans.append((Plan.model_validate_json(path.read_bytes()), path.parent))
+        except (OSError, ValidationError) as error:
+            errors.append(f"{path}: is not a plan: {' '.join(str(error).split())}")
+    if not plans:
+        raise ConfigError(errors[0])
+    for message in errors:
+        print(f"{message} (skipped)", file=sys.stderr)
+    return plans
 
 
-def read_cells(plan: Plan, place: Path) -> list[CellStatus]:
+def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
-    return [_read_cell(cell, place / cell.path) for cell in plan.cells]
+    return [
+        StudyCell(planned, folder := place / planned.path, read_cell(folder, planned.identity))
+        for planned in plan.cells
+    ]
 
 
-def describe(plan: Plan, place: Path, cells: list[CellStatus]) -> str:
+def describe(plan: Plan, place: Path, cells: list[StudyCell]) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice."""
-    states = Counter(cell.state for cell in cells)
+    states = Counter(cell.status.state for cell in cells)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     at_once = max(1, states["running"])
     seconds = estimate_seconds_left(plan.study, cells, at_once)
@@ -133,8 +140,8 @@ def describe(plan: Plan, place: Path, cells: list[CellStatus]) -> str:
         parallel = f"with {at_once} at once" if states["running"] else "one after the other"
         left = f"; about {format_seconds(seconds)} left {parallel}"
     lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {counts}{left}"]
-    lines += [_describe_running(cell) for cell in cells if cell.state == "running"]
-    failed = [cell for cell in cells if cell.state in ADVICE]
+    lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
+    failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
         lines += _describe_failure(cell, plan.study, place.parent)
     if len(failed) > MAX_FAILED:
@@ -142,16 +149,17 @@ def describe(plan: Plan, place: Path, cells: list[CellStatus]) -> str:
     return escape_control("\n".join(lines) + "\n")
 
 
-def estimate_seconds_left(study: str, cells: list[CellStatus], at_once: int) -> float | None:
+def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> float | None:
     """Return the seconds until all cells but the diverged ones have a result, or None."""
     finished, started, waiting = [], [], []
     for cell in cells:
         name = f"{study}/{cell.name}"
-        if cell.result is not None:
-            finished.append((name, cell.result.wall_time))
-        elif cell.state != "diverged":
-            if cell.progress is not None:
-                started.append(StartedCell(name, cell.progress))
+        state, result, _, _, progress = cell.status
+        if result is not None:
+            finished.append((name, result.wall_time))
+        elif state != "diverged":
+            if progress is not None:
+                started.append(StartedCell(name, progress))
             else:
                 waiting.append(name)
     return estimate_time_left(finished, started, waiting, at_once)
@@ -196,39 +204,25 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _describe_running(cell: CellStatus) -> str:
-    if cell.progress is None:
+def _describe_running(cell: StudyCell) -> str:
+    progress = cell.status.progress
+    if progress is None:
         return f"  running  {cell.name}  starting"
-    step, total, step_time, _ = cell.progress
+    step, total, step_time, _ = progress
     pace = "" if step_time is None else f", {step_time * 1e3:.4g} ms per step"
     left = "" if step_time is None else f", about {format_seconds(step_time * (total - step))} left"
     return f"  running  {cell.name}  {step}/{total} steps{pace}{left}"
 
 
-def _describe_failure(cell: CellStatus, study: str, runs: Path) -> Iterator[str]:
-    last = cell.last_failure()
-    if last is None:
-        return
-    attempt, failure = last
-    rank = f" on rank {failure.rank}" if failure.rank else ""
-    yield f"  FAILED   {cell.name}  {failure.failure}{rank}: {failure.message}"
-    log_lines = [line for line in folder.read_log_tail(attempt).splitlines() if line.strip()]
+def _describe_failure(cell: StudyCell, study: str, runs: Path) -> Iterator[str]:
+    state, _, attempt, end, _ = cell.status
+    rank = f" on rank {end.rank}" if end is not None and end.rank else ""
+    message = end.message if end is not None else "result.json is torn or of another identity"
+    yield f"  FAILED   {cell.name}  {state}{rank}: {message}"
+    log = "" if attempt is None else read_log_tail(attempt)
+    log_lines = [line for line in log.splitlines() if line.strip()]
     yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
     option = "" if runs == Path("runs") else f" --runs {runs}"
-    yield f"      advice:    {ADVICE[failure.failure]}"
+    yield f"      advice:    {ADVICE[state]}"
     yield f"      log:       python -m lit_attn.ablate logs {study}/{cell.name}{option}"
-    yield f"      run alone: {folder.rerun_command(cell.folder)}"
-
-
-def _read_cell(planned: PlannedCell, place: Path) -> CellStatus:
-    result = folder.read_result(place, planned.identity)
-    state = "done" if result is not None else folder.read_state(place, planned.identity)
-    progress = None if state in ("done", "missing") else folder.read_progress(place)
-    return CellStatus(planned, place, state, result, progress)
-
-
-def _read_plan(path: Path) -> Plan:
-    try:
-        return Plan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
+    yield f"      run alone: {rerun_command(cell.folder)}"

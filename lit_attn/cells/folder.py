@@ -41,8 +41,7 @@ class Progress(NamedTuple):
 class CellStatus(NamedTuple):
     """What a cell's folder says about the cell.
 
-    `exit` is the recorded end of the last attempt. `progress` is None for cells that are done or
-    missing.
+    `exit` is the recorded end of the last attempt. A cell that is done has only a result.
     """
 
     state: State
@@ -54,11 +53,12 @@ class CellStatus(NamedTuple):
 
 def read_cell(folder: Path, identity: str) -> CellStatus:
     """Read the status of the cell with this `identity`."""
-    attempt = next(reversed(list_attempts(folder)), None)
-    last_exit = None if attempt is None else read_exit(attempt)
+    # First, so that status and dry run of many finished cells read one file of each.
     result = read_result(folder, identity)
     if result is not None:
-        return CellStatus("done", result, attempt, last_exit)
+        return CellStatus("done", result)
+    attempt = next(reversed(list_attempts(folder)), None)
+    last_exit = None if attempt is None else read_exit(attempt)
     if read_holder(folder) is not None:
         state: State = "running"
     elif (folder / "result.json").exists():
@@ -86,7 +86,10 @@ def read_result(folder: Path, identity: str) -> Result | None:
 
 def list_attempts(folder: Path) -> list[Path]:
     """Return the folders of a cell's attempts, oldest first."""
-    paths = (path for path in (folder / "attempts").glob("*") if path.name.isdecimal())
+    try:
+        paths = [path for path in (folder / "attempts").iterdir() if path.name.isdecimal()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
     return sorted(paths, key=lambda path: int(path.name))
 
 

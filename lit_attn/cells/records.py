@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from lit_attn.files import write_atomic
 
@@ -70,12 +70,19 @@ class PlannedVariant(Record):
 
 
 class PlannedCell(Record):
-    """One variant with one seed; `path` is relative to the study's folder."""
+    """One variant with one seed; `path` is the cell's folder, relative to the study's folder."""
 
     variant: str
     seed: int
     identity: str
     path: str
+
+    @field_validator("path")
+    @classmethod
+    def _inside_the_study(cls, path: str) -> str:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise ValueError(f"'{path}' is outside the folder of the study")
+        return path
 
 
 class Plan(Record):

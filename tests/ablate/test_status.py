@@ -10,20 +10,25 @@ from typing import get_args
 
 import pytest
 from helpers import studies
+from helpers.fake_results import write_results
 from helpers.fake_study import write_study
 from helpers.runs import TIMEOUT, cli, names, run, running, until
 
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.cells.folder import Progress, create_attempt
+from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Exit, FailureClass, Metric, Plan, PlannedCell
 
 
-def cell(state: str, variant: str = "v", progress: Progress | None = None) -> status.CellStatus:
+def cell(state: State, variant: str = "v", progress: Progress | None = None) -> status.StudyCell:
     planned = PlannedCell(variant=variant, seed=0, identity="i", path="p")
-    return status.CellStatus(planned, Path("p"), state, None, progress)  # type: ignore[arg-type]
+    return status.StudyCell(planned, Path("p"), CellStatus(state, progress=progress))
+
+
+PLAN = """{"study": "x", "title": "t", "baseline": "a", "metric": {}, "variants": [], "seeds": [0],
+"cells": [{"variant": "a", "seed": 0, "identity": "i", "path": "../../elsewhere"}]}"""
 
 
 def write(path: Path) -> list[Job]:
@@ -67,7 +72,7 @@ def test_steps_predict_the_time_left() -> None:
     halfway = Progress(50, 100, 0.1)
     running, missing = cell("running", progress=halfway), cell("missing", "w")
 
-    def left(*cells: status.CellStatus) -> float | None:
+    def left(*cells: status.StudyCell) -> float | None:
         return status.estimate_seconds_left("x", list(cells), 1)
 
     assert left(missing) is None
@@ -88,7 +93,7 @@ def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
     assert "one after the other" in status.describe(study[0], folder, cells)
 
 
-def plan_of(cells: list[status.CellStatus]) -> Plan:
+def plan_of(cells: list[status.StudyCell]) -> Plan:
     return Plan(
         study="x", title="t", baseline="v", metric=Metric(), variants=[], seeds=[0],
         cells=[cell.planned for cell in cells],
@@ -96,7 +101,7 @@ def plan_of(cells: list[status.CellStatus]) -> Plan:
 
 
 def test_every_failure_class_has_advice() -> None:
-    assert set(status.ADVICE) == set(get_args(FailureClass))
+    assert set(status.ADVICE) == {*get_args(FailureClass), "unreadable"}
 
 
 def test_further_failures_are_only_counted(tmp_path: Path) -> None:
@@ -134,6 +139,50 @@ def test_a_missing_or_torn_plan_is_one_error_line(
     (tmp_path / "tiny" / "plan.json").write_text("{")
     assert main(["status", str(tmp_path)]) == 2
     assert "plan.json: is not a plan: " in capsys.readouterr().err
+
+
+def test_an_unreadable_plan_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_study(tmp_path, seeds=1)
+    for name, content in (("torn", "{"), ("outside", PLAN)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(content)
+    assert main(["status", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "fake: A study that never ran\n  3 cells: 3 done\n\n"
+    assert [line.partition(":")[0] for line in captured.err.splitlines()] == [
+        str(tmp_path / "outside" / "plan.json"),
+        str(tmp_path / "torn" / "plan.json"),
+    ]
+    assert "path" in captured.err
+
+
+def test_an_unreadable_result_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_study(tmp_path, seeds=1)
+    (torn,) = folder.glob("v1/*/result.json")
+    torn.write_text("{")
+    assert main(["status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "3 cells: 2 done, 1 unreadable" in output
+    assert "FAILED   belief/0  unreadable: result.json is torn" in output
+
+
+def test_status_reads_one_file_per_finished_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status and dry run of 50,000 finished cells rest on this."""
+    matrix = write_results(tmp_path, 200)
+    reads: list[Path] = []
+    listed: list[Path] = []
+    read_bytes, iterdir = Path.read_bytes, Path.iterdir
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read_bytes(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or iterdir(path))
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["status"], ["ablations.yaml", "--dry-run"]):
+        reads.clear()
+        assert main(arguments) == 0
+        assert sum(path.name == "result.json" for path in reads) == len(matrix.jobs)
+        assert len(reads) <= len(matrix.jobs) + 1
+    assert listed == []
 
 
 def test_logs_shows_the_last_or_the_requested_attempt(

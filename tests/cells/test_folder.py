@@ -31,7 +31,7 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
     result.model_copy(update={"identity": "0000000000"}).write(job.folder / "result.json")
     assert read().state == "unreadable"
     result.write(job.folder / "result.json")
-    assert read() == CellStatus("done", result, attempt, failed)
+    assert read() == CellStatus("done", result)
 
 
 @pytest.mark.parametrize(
