@@ -410,7 +410,7 @@ class DifferentialConfig(Normaliser):
     fast = "lit_attn.attention.normaliser:Differential"
     formula = "lit_attn.attention.reference:differential"
     kind: Literal["differential"] = "differential"
-    lambda_init: float = Field(0.8, gt=0, lt=1)
+    lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
 
     def reference_heads(self, module: Any, heads: Any) -> Any:
         return load("lit_attn.attention.reference:differential_heads")(module, heads)

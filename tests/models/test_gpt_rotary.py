@@ -30,7 +30,7 @@ def test_only_distances_matter(spec: AttentionSpec) -> None:
     layer, x = make(spec), tokens(6)
     here = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
     there = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
-    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
 
 
 def test_positions_matter_at_all() -> None:

@@ -1,0 +1,87 @@
+"""The page of mechanisms is up to date, its examples are valid, and its table of paths is true."""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import yaml
+from helpers.paths import ROOT
+
+from lit_attn.attention import catalogue
+from lit_attn.attention.choose import attention_spec
+from lit_attn.attention.dispatch import Path, choose_path
+from lit_attn.attention.spec import PRESETS
+
+PAGE = (ROOT / "docs" / "mechanisms.md").read_text()
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert catalogue.write_page(ROOT) == PAGE, (
+        "run python -m lit_attn.attention.catalogue > docs/mechanisms.md"
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_section_whose_example_is_a_new_choice(name: str) -> None:
+    entry = catalogue.ENTRIES[name]
+    chosen = attention_spec(yaml.safe_load(entry.cross), "page")
+    assert chosen not in PRESETS.values()
+    assert f"\n### {name}\n" in PAGE
+    assert yaml.safe_load(entry.cross)["preset"] == name
+
+
+def rows() -> Iterator[list[str]]:
+    """Yield the cells of every row of the table of paths."""
+    table = PAGE.split("## The kernel of a layer")[1]
+    for line in re.findall(r"^\| (.*) \|$", table, re.MULTILINE)[1:]:
+        yield [cell.strip() for cell in line.split("|")]
+
+
+def matches(row: list[str], case: dict[str, object]) -> bool:
+    """Return True if the conditions of a row of the table are true of a case."""
+    similarity, composition, normaliser, mask, dropout, queries, device, _ = row
+    several = case["keys"] > 1
+    conditions = {
+        "any": True,
+        "hard mixture": case["is_hard"],
+        "M > 1 keys": several,
+        "M > 1 keys or z z": several or case["has_z"],
+    }
+    return bool(
+        conditions[similarity]
+        and {"any": True, "some": case["is_composed"], "none": not case["is_composed"]}[composition]
+        and {
+            "any": True,
+            "softmax": case["normaliser"] == "softmax",
+            "not softmax": case["normaliser"] != "softmax",
+        }[normaliser]
+        and {"any": True, "none or causal": case["mask"] != "other"}[mask]
+        and {"any": True, "yes": case["dropout"], "no": not case["dropout"]}[dropout]
+        and {"any": True, "at most 384": case["tokens"] <= 384}[queries]
+        and {"any": True, "cpu": case["device"] == "cpu", "not meta": case["device"] != "meta"}[
+            device
+        ]
+    )
+
+
+def test_the_first_row_of_the_table_that_matches_is_the_path() -> None:
+    values = {
+        "keys": [1, 2],
+        "is_hard": [False, True],
+        "has_z": [False, True],
+        "is_composed": [False, True],
+        "normaliser": ["softmax", "sigmoid"],
+        "mask": ["none", "causal", "other"],
+        "dropout": [0.0, 0.1],
+        "tokens": [1, 384, 385],
+        "device": ["cpu", "cuda", "meta"],
+    }
+    table = list(rows())
+    used = set()
+    for combination in product(*values.values()):
+        case = dict(zip(values, combination, strict=True))
+        number, row = next((i, row) for i, row in enumerate(table) if matches(row, case))
+        assert choose_path(**case) is Path[row[-1]], case
+        used.add(number)
+    assert used == set(range(len(table)))
