@@ -29,7 +29,8 @@ $V_i$ are the outputs and the values of all heads side by side, $W$ is the outpu
 standard layer is
 
 $$s_{{ij}} = \\frac{{q_i \\cdot k_j}}{{\\sqrt D}}, \\qquad
-a_{{ij}} = \\frac{{e^{{s_{{ij}}}}}}{{\\sum_l e^{{s_{{il}}}}}}, \\qquad x_i \\leftarrow x_i + \\mathrm{{MH}}_i W .$$
+a_{{ij}} = \\frac{{e^{{s_{{ij}}}}}}{{\\sum_l e^{{s_{{il}}}}}}, \\qquad
+x_i \\leftarrow x_i + \\mathrm{{MH}}_i W .$$
 
 A section shows only the formulas that differ from these. *Parameters* are those that a layer of
 width {DIM} with {HEADS} heads has beyond the standard layer. *Time* and *memory* are those of a
@@ -371,18 +372,18 @@ the committed benchmark. Modules: `Softmax`, `Sigmoid` and `Differential` in
 $$a_{{ij}} = \frac{{1}}{{1 + e^{{-(s_{{ij}} + b)}}}}, \qquad b = -\log n .$$
 
 Weights of a query need not add up to 1. n is the number of keys that the query may attend to, or
-`length`. Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, residual:
-perpendicular}}`.
+`length`. Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, zz: with}}`.
 
 **Differential attention** ({LINKS["differential"]}, eq. 1-3), for heads $2m$ and $2m + 1$:
 
 $$a_{{ij}} = \mathrm{{softmax}}_j(s^{{2m}}_{{ij}}) - \lambda\,
 \mathrm{{softmax}}_j(s^{{2m+1}}_{{ij}}), \qquad
-\lambda = e^{{\lambda_{{q1}} \cdot \lambda_{{k1}}}} - e^{{\lambda_{{q2}} \cdot \lambda_{{k2}}}} + \lambda_{{init}} .$$
+\lambda = e^{{\lambda_{{q1}} \cdot \lambda_{{k1}}}} - e^{{\lambda_{{q2}} \cdot \lambda_{{k2}}}} +
+\lambda_{{init}} .$$
 
 Both heads use these weights for their values. Their outputs, side by side, are normalised
 (RMSNorm) and multiplied by $1 - \lambda_{{init}}$. Added parameters: 4 D, the vectors of lambda.
-The number of heads must be even. Crossing: `attention: {{normaliser: differential, similarity: gaussian}}`.
+The number of heads must be even. Crossing: `attention: {{normaliser: differential, zz: with}}`.
 """
 
 PATHS = """
@@ -405,8 +406,7 @@ Linear attention has no logits and computes running sums.
 
 - CHUNKED: the weights are formed. Up to 384 keys they are kept; beyond, they are formed in chunks
   of queries, and formed again in the backward pass.
-- MERGED: one kernel call for each of the M keys and each slice of the batch; their results are
-  merged by the log-sum-exp of their rows.
+- MERGED: one kernel call for each of the M keys and slice of the batch, merged by log-sum-exp.
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys.
 """
 
