@@ -9,11 +9,14 @@ from lit_attn.schema.errors import ConfigError
 
 
 def require_mmseg(key: str) -> None:
-    """Import mmsegmentation; ConfigError named by the configuration's `key` where it is missing."""
+    """Import mmsegmentation.
+
+    Raises ConfigError if it is not installed; the message names the configuration's `key`.
+    """
     try:
-        # It prints that a commercial service's client is not installed, ...
+        # mmsegmentation prints that the client of a commercial service is not installed, and warns
+        # about mmcv's compiled operations, which are not used.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            # ... and warns of mmcv's compiled operations, of which nothing here makes use.
             warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
             for module in ("mmseg.datasets", "mmseg.models"):
                 importlib.import_module(module)

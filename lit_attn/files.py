@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old file or the new one, never half of either."""
+"""Writing of files: after a crash the old file or the new file exists, never half of one."""
 
 import contextlib
 import fcntl
@@ -15,8 +15,8 @@ from lit_attn.schema.errors import ConfigError
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` through a temporary file, fsync and rename.
 
-    The temporary file lies beside `path`, so the rename never crosses file systems. The folder is
-    fsynced too: after a power cut the name points at the new content.
+    The temporary file lies beside `path`, so the rename stays within one file system. The folder is
+    fsynced too, so the name points at the new content after a power cut.
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        # mkstemp makes files private; a record is read by whoever reads the folder.
+        # mkstemp makes files private. A record is readable by everybody who can read the folder.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
@@ -40,8 +40,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Make `folder` and a file in it, for a moment; ConfigError, named by `option`, where not."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Raise ConfigError if no file can be written to `folder`; the message names `option`.
+
+    A folder that does not exist is created and removed again.
+    """
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -49,13 +52,13 @@ def require_writable(folder: Path, option: str) -> None:
     except OSError as error:
         raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
     finally:
-        for path in made:
+        for path in created:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
 def append(path: Path, content: str) -> None:
-    """Add `content` at the end of a file and fsync; a crash may tear the last line."""
+    """Append `content` to a file and fsync; a crash may cut the last line."""
     with path.open("a", encoding="utf-8", newline="") as stream:
         stream.write(content)
         stream.flush()
@@ -63,16 +66,19 @@ def append(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON with sorted keys, atomically; NaN and infinity are refused."""
+    """Write `value` atomically as indented JSON with sorted keys.
+
+    Raises ValueError for NaN and infinity.
+    """
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock `.<name>.lock` in `folder`, waiting for whichever process has it.
+    """Wait for the lock `.<name>.lock` in `folder` and hold it.
 
-    The kernel lets it go when its holder ends, however it ends. A folder that cannot be written
-    needs no lock: nothing is put there.
+    The kernel releases the lock of a process that ends. A read-only folder is not locked, because
+    nobody writes to it.
     """
     descriptor = None
     with contextlib.suppress(OSError):
@@ -87,7 +93,7 @@ def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
 
 
 def _umask() -> int:
-    """The process's umask; POSIX offers no way to read it without setting it."""
+    """Return the process's umask. POSIX can only read it by setting it."""
     current = os.umask(0)
     os.umask(current)
     return current

@@ -1,7 +1,7 @@
-"""Text from a trained language model: `python -m lit_attn.generate RUN --prompt TEXT`.
+"""Generate text with a trained language model: `python -m lit_attn.generate RUN --prompt TEXT`.
 
-RUN is the folder of a finished cell, runs/STUDY/VARIANT/SEED-IDENTITY. The text appears as it is
-drawn, after the prompt, and ends after --tokens tokens or where the model ends the document.
+RUN is the folder of a finished cell, runs/STUDY/VARIANT/SEED-IDENTITY. The text is printed token by
+token after the prompt. It ends after --tokens tokens or with the model's end-of-document token.
 """
 
 import argparse
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.text import Tokens
 from lit_attn.schema.errors import ConfigError
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
     from lit_attn.models.gpt import GPT
 
 TOKENS = 200
+"""Number of tokens to generate by default."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 with a text, 2 for what cannot be had, 130 when interrupted.
+    """Run the command line.
 
-    And 141 where whoever reads it, as `head` does, stops.
+    Exit codes: 0 for a text, 2 for an unusable run or option, 130 when interrupted, 141 if the
+    reader of the output (`head`) stops reading.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -41,51 +45,52 @@ def main(arguments: list[str] | None = None) -> int:
         print()
         return 130
     except BrokenPipeError:
-        # At exit Python would flush into the closed pipe once more.
+        # Python flushes stdout at exit, and would fail again on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return 0
 
 
 def generate(options: argparse.Namespace) -> Iterator[str]:
-    """The prompt as the model reads it, then its continuation piece by piece.
+    """Yield the prompt as the model reads it, then its continuation piece by piece.
 
-    Raises ConfigError, before anything is computed, for a run or an option that will not do.
+    Raises ConfigError, before anything is computed, for an unusable run or option.
     """
     _check(options)
+    _confirm_code(options.run / "config.yaml", options.trust_code)
     cell = Cell.read(options.run / "config.yaml")
     data = cell.experiment.data
     if not isinstance(data, Tokens):
         raise ConfigError(
-            f"{options.run}: its task is {cell.experiment.task}; text is what language-modelling "
-            "learns"
+            f"{options.run}: its task is {cell.experiment.task}. Choose a run of the task "
+            "language-modelling."
         )
 
     from lit_attn.data.text.corpus import text_encoder
     from lit_attn.models.gpt import Sampling, continuation
 
-    network = trained(options.run, cell)
+    network = load_network(options.run, cell)
     encoder = text_encoder(data)
     try:
         prompt = encoder.prompt(options.prompt)
     except ConfigError as error:
         raise ConfigError(f"--prompt: {error}") from error
     if not prompt:
-        raise ConfigError("--prompt: is empty; the model needs a token to go on from")
-    count = _room(len(prompt), options.tokens, network.trunk.longest)
-    how = Sampling(options.temperature, options.top_k, options.seed)
-    ids = continuation(network, prompt, count, data.tokenizer.vocabulary, how)
-    yield from pieces(encoder, prompt, ids)
+        raise ConfigError("--prompt: is empty. The model needs at least one token.")
+    count = _count_tokens(len(prompt), options.tokens, network.trunk.longest)
+    sampling = Sampling(options.temperature, options.top_k, options.seed)
+    ids = continuation(network, prompt, count, data.tokenizer.vocabulary, sampling)
+    yield from decode_pieces(encoder, prompt, ids)
 
 
-def trained(run: Path, cell: Cell) -> "GPT":
-    """The cell's network with the weights that training left, ready to be evaluated.
+def load_network(run: Path, cell: Cell) -> "GPT":
+    """Return the cell's network with its trained weights, in evaluation mode.
 
-    Raises ConfigError where there are none, or others than the cell's.
+    Raises ConfigError if there are no weights, or weights of another network.
     """
     path = run / "checkpoints" / "weights.pt"
     if not path.exists():
-        raise ConfigError(f"{path}: is missing; a cell leaves its weights there when it finishes")
+        raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")
 
     import torch
 
@@ -105,22 +110,40 @@ def trained(run: Path, cell: Cell) -> "GPT":
     return network.eval()
 
 
-def pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """The text of `prompt`, then what each id adds to it, up to the end of the document.
+def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> Iterator[str]:
+    """Yield the text of `prompt`, then the text that each id adds, up to the end of the document.
 
-    Half a character waits for its other half.
+    The bytes of a character are held back until the character is complete.
     """
-    so_far, written = list(prompt), encoder.decode(prompt)
-    yield written
-    for number in ids:
-        if number == encoder.end:
+    all_ids, text = list(prompt), encoder.decode(prompt)
+    yield text
+    for token_id in ids:
+        if token_id == encoder.end:
             break
-        so_far.append(number)
-        text = encoder.decode(so_far)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(written) :]
-            written = text
-    yield encoder.decode(so_far)[len(written) :]
+        all_ids.append(token_id)
+        longer_text = encoder.decode(all_ids)
+        if not longer_text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield longer_text[len(text) :]
+            text = longer_text
+    yield encoder.decode(all_ids)[len(text) :]
+
+
+def _confirm_code(path: Path, is_trusted: bool) -> None:
+    """Ask before a run's own code is executed; raise ConfigError if the answer is no."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        # `Cell.read` reports the error.
+        return
+    parts = config.get("parts") if isinstance(config, dict) else None
+    if is_trusted or not parts:
+        return
+    message = f"{path}: parts: this run executes the code in {parts}."
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{message} If you trust it, add --trust-code.")
+    print(f"{message} Do you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("Nothing was executed.")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -136,38 +159,39 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--prompt: is not UTF-8") from error
 
 
-def _room(prompt: int, asked: int | None, longest: int | None) -> int:
-    """How many tokens to draw; ConfigError for more than there are learned positions.
+def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> int:
+    """Return the number of tokens to generate after a prompt of `prompt` tokens.
 
-    The last one drawn needs none.
+    Raises ConfigError if they exceed the learned `positions`. The last token needs no position.
     """
-    if longest is None:
-        return asked or TOKENS
-    room = longest - prompt + 1
-    if room < 1:
+    if positions is None:
+        return requested or TOKENS
+    limit = positions - prompt + 1
+    if limit < 1:
         raise ConfigError(
-            f"--prompt: has {prompt:,} tokens, more than the {longest:,} positions this model "
-            "learned"
+            f"--prompt: has {prompt:,} tokens. The model has learned {positions:,} positions."
         )
-    if asked is not None and asked > room:
+    if requested is not None and requested > limit:
         raise ConfigError(
-            f"--tokens: {asked:,} after a prompt of {prompt:,} are more than the {longest:,} "
-            f"positions this model learned; at most {room:,}"
+            f"--tokens: {requested:,} after a prompt of {prompt:,} exceed the {positions:,} "
+            f"positions that the model has learned. Choose at most {limit:,}."
         )
-    return asked or min(TOKENS, room)
+    return requested or min(TOKENS, limit)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished cell")
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
-    tokens = f"at most so many; {TOKENS}, or as many as the model has positions for, by default"
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished cell")
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="beginning of the text")
+    tokens = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    temperature = "0 takes the likeliest token every time; 1 by default"
+    temperature = "temperature (default 1); 0 always takes the most likely token"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=temperature)
-    top_k = "draw among the K likeliest tokens; all by default"
+    top_k = "draw among the K most likely tokens (default: all)"
     parser.add_argument("--top-k", type=int, metavar="K", help=top_k)
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="0 by default")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default 0)")
+    trust_code = "execute the Python files that the run names under `parts` without asking"
+    parser.add_argument("--trust-code", action="store_true", help=trust_code)
     return parser
 
 

@@ -1,5 +1,6 @@
-"""`python -m lit_attn.generate`: a tiny trained model speaks; what will not do is one line."""
+"""`python -m lit_attn.generate` with tiny trained models; every mistake is one line."""
 
+import io
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from helpers.training_cells import digits_cell, folder_of, text_cell
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
-from lit_attn.generate import main, pieces, trained
+from lit_attn.generate import decode_pieces, load_network, main
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 
@@ -50,12 +51,12 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_of(Cell.model_validate(given), root)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -63,13 +64,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return captured.err
 
 
-def test_greedy_is_what_the_whole_context_says(
+def test_greedy_decoding_equals_the_argmax_over_the_whole_context(
     rotary_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Past the trained context of 16 too."""
+    """The text is longer than the trained context of 16."""
     prompt = "The shape"
-    text = said(capsys, rotary_run, "--prompt", prompt, "--temperature", "0", "--tokens", "30")
-    network = trained(rotary_run, Cell.read(rotary_run / "config.yaml"))
+    text = output_of(capsys, rotary_run, "--prompt", prompt, "--temperature", "0", "--tokens", "30")
+    network = load_network(rotary_run, Cell.read(rotary_run / "config.yaml"))
     device = network.trunk.tokens.weight.device
     ids = list(prompt.encode())
     for _ in range(30):
@@ -83,36 +84,40 @@ def test_greedy_is_what_the_whole_context_says(
 
 def test_equal_seeds_give_equal_texts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [run, "--prompt", "def", "--tokens", "13"]
-    first, again, other = (said(capsys, *arguments, "--seed", seed) for seed in ("5", "5", "6"))
+    first, again, other = (
+        output_of(capsys, *arguments, "--seed", seed) for seed in ("5", "5", "6")
+    )
     assert first == again != other
     assert first.startswith("def")
-    assert said(capsys, *arguments, "--top-k", "1") == said(
+    assert output_of(capsys, *arguments, "--top-k", "1") == output_of(
         capsys, *arguments, "--temperature", "0"
     )
 
 
-def test_as_many_tokens_as_there_are_positions(
+def test_tokens_are_limited_by_the_learned_positions(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """16 positions: a prompt of 10, 6 tokens more, and one that needs no position of its own."""
-    message = refused(capsys, run, "--prompt", "0123456789", "--tokens", "8")
+    """With 16 positions, a prompt of 10 leaves 6, and the last token needs no position."""
+    message = error_of(capsys, run, "--prompt", "0123456789", "--tokens", "8")
     assert message == (
-        "--tokens: 8 after a prompt of 10 are more than the 16 positions this model learned; "
-        "at most 7\n"
+        "--tokens: 8 after a prompt of 10 exceed the 16 positions that the model has learned. "
+        "Choose at most 7.\n"
     )
-    said(capsys, run, "--prompt", "0123456789", "--tokens", "7")
-    said(capsys, run, "--prompt", "0123456789")
-    said(capsys, run, "--prompt", "x" * 16)
-    message = refused(capsys, run, "--prompt", "x" * 17)
-    assert message == ("--prompt: has 17 tokens, more than the 16 positions this model learned\n")
+    output_of(capsys, run, "--prompt", "0123456789", "--tokens", "7")
+    output_of(capsys, run, "--prompt", "0123456789")
+    output_of(capsys, run, "--prompt", "x" * 16)
+    message = error_of(capsys, run, "--prompt", "x" * 17)
+    assert message == "--prompt: has 17 tokens. The model has learned 16 positions.\n"
 
 
-def test_words(words_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, words_run, "--prompt", "the  cat", "--tokens", "8")
+def test_word_models_generate_known_words(
+    words_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output_of(capsys, words_run, "--prompt", "the  cat", "--tokens", "8")
     assert text.startswith("the cat ")
     known = {*WORDS.split(), END_OF_LINE}
     assert set(text.split()) <= known
-    message = refused(capsys, words_run, "--prompt", "the zebra")
+    message = error_of(capsys, words_run, "--prompt", "the zebra")
     assert message == "--prompt: 'zebra' is none of the 9 words; write <unk> for it\n"
 
 
@@ -127,33 +132,33 @@ def test_words(words_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--prompt", "a", "--temperature", "nan"], "--temperature: nan is not 0 or a positive"),
     ],
 )
-def test_options_that_will_not_do(
+def test_impossible_options_are_one_line(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(capsys, run, *arguments)
+    assert message in error_of(capsys, run, *arguments)
 
 
 def test_a_blank_prompt_has_no_word(words_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--prompt: is empty" in refused(capsys, words_run, "--prompt", "   ")
+    assert "--prompt: is empty" in error_of(capsys, words_run, "--prompt", "   ")
 
 
-def test_runs_that_will_not_do(
+def test_unusable_runs_are_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nowhere = refused(capsys, tmp_path / "nowhere", "--prompt", "a")
+    nowhere = error_of(capsys, tmp_path / "nowhere", "--prompt", "a")
     assert nowhere == f"{tmp_path}/nowhere/config.yaml: cannot be read: No such file or directory\n"
     images = folder_of(digits_cell(), tmp_path)
-    assert "its task is image-classification" in refused(capsys, images, "--prompt", "a")
+    assert "its task is image-classification" in error_of(capsys, images, "--prompt", "a")
     unfinished = folder_of(text_cell(), tmp_path / "unfinished")
-    message = refused(capsys, unfinished, "--prompt", "a")
+    message = error_of(capsys, unfinished, "--prompt", "a")
     assert message == (
-        f"{unfinished}/checkpoints/weights.pt: is missing; a cell leaves its weights there when it "
-        "finishes\n"
+        f"{unfinished}/checkpoints/weights.pt: is missing. A cell writes its weights there when it "
+        "finishes.\n"
     )
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other", "list", "code"])
-def test_weights_that_will_not_do(
+def test_unusable_weights_are_one_line(
     run: Path, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
@@ -163,28 +168,28 @@ def test_weights_that_will_not_do(
         torch.save(contents[damage], path)
     else:
         path.write_bytes(path.read_bytes()[: 1000 if damage == "cut" else 0])
-    message = refused(capsys, tmp_path / "run", "--prompt", "a")
+    message = error_of(capsys, tmp_path / "run", "--prompt", "a")
     assert message.startswith(f"{path}: are not the weights of this cell (")
 
 
-def test_a_character_waits_for_all_of_its_bytes() -> None:
-    """And bytes that are no text are shown at the end, or where text goes on."""
+def test_a_character_is_printed_when_all_of_its_bytes_exist() -> None:
+    """Bytes that are no text are replaced at the end, or before the next character."""
     given = "añ\N{EURO SIGN}b".encode()
-    assert [p for p in pieces(ByteEncoder(), list(b"a"), given[1:]) if p] == [
+    assert [p for p in decode_pieces(ByteEncoder(), list(b"a"), given[1:]) if p] == [
         "a",
         "ñ",
         "\N{EURO SIGN}",
         "b",
     ]
-    broken = "".join(pieces(ByteEncoder(), list(b"a"), [0xC3, 0x62, 0xE2]))
+    broken = "".join(decode_pieces(ByteEncoder(), list(b"a"), [0xC3, 0x62, 0xE2]))
     assert broken == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_text_ends_with_the_document() -> None:
-    assert "".join(pieces(ByteEncoder(), list(b"a"), [98, 0, 99])) == "ab"
+def test_the_text_ends_at_the_end_of_the_document() -> None:
+    assert "".join(decode_pieces(ByteEncoder(), list(b"a"), [98, 0, 99])) == "ab"
 
 
-def test_a_prompt_of_words_ends_its_line_only_where_it_says_so() -> None:
+def test_a_word_prompt_has_line_ends_only_where_written() -> None:
     encoder = WordEncoder(["a", "b", END_OF_LINE, UNKNOWN])
     assert encoder.prompt("a b") == [0, 1]
     assert encoder.prompt("a b\n") == [0, 1, 2]
@@ -195,7 +200,7 @@ def test_a_prompt_of_words_ends_its_line_only_where_it_says_so() -> None:
         WordEncoder(["a"]).prompt("a c")
 
 
-def test_whoever_stops_reading_ends_it_quietly(run: Path) -> None:
+def test_a_closed_pipe_ends_the_program_quietly(run: Path) -> None:
     command = [sys.executable, "-m", "lit_attn.generate", str(run), "--prompt", "a"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -215,3 +220,31 @@ def test_help_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--top-k" in done.stdout
+
+
+def test_code_of_a_run_is_executed_only_if_trusted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shutil.copytree(run, tmp_path / "run")
+    part, executed = tmp_path / "downloaded_part.py", tmp_path / "executed"
+    part.write_text(f"open({str(executed)!r}, 'w').close()\n")
+    config = tmp_path / "run" / "config.yaml"
+    text = config.read_text().replace("parts: []", f"parts: ['{part}']")
+    assert str(part) in text
+    config.write_text(text)
+    arguments = [tmp_path / "run", "--prompt", "a", "--tokens", "1"]
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    message = error_of(capsys, *arguments)
+    assert message == (
+        f"{config}: parts: this run executes the code in ['{part}']. If you trust it, add "
+        "--trust-code.\n"
+    )
+    terminal = io.StringIO("n\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert "Do you trust it? [y/N] Nothing was executed." in error_of(capsys, *arguments)
+    assert not executed.exists()
+    output_of(capsys, *arguments, "--trust-code")
+    assert executed.exists()
+    monkeypatch.delitem(sys.modules, "downloaded_part")

@@ -1,16 +1,16 @@
-"""What a study leaves on disk: the plan, each cell's result, each attempt's end, each metric row.
+"""The records of a study on disk: plan, results, ends of attempts, metric rows.
 
-These are the whole interface between training (which writes them) and the report (which reads
-nothing else):
+They are the whole interface between training, which writes them, and the report, which reads
+nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
 
-    runs/<study>/plan.json                                    Plan      of a trial, <study>@<...>
-    runs/<study>/<variant>/<seed>-<identity>/result.json      Result    written last: success
-    runs/<study>/<variant>/<seed>-<identity>/attempts/<k>/exit.json     Exit
-    runs/<study>/<variant>/<seed>-<identity>/metrics.csv      step,epoch,name,value
-    runs/<study>/<variant>/<seed>-<identity>/diagnostics.csv  step,layer,head,name,value
-    runs/<study>/<variant>/<seed>-<identity>/attention.npz    arrays of the last look
-    runs/<study>/<variant>/<seed>-<identity>/pictures/<k>.png image | labels | prediction
-    runs/<study>/<variant>/<seed>-<identity>/pictures/legend.json       Legend
+    runs/<study>/plan.json         Plan; the folder of a trial is <study>@<...>
+    CELL/result.json               Result, written last: it marks success
+    CELL/attempts/<k>/exit.json    Exit
+    CELL/metrics.csv               step,epoch,name,value
+    CELL/diagnostics.csv           step,layer,head,name,value
+    CELL/attention.npz             arrays of the last recorded diagnostics
+    CELL/pictures/<k>.png          image | labels | prediction
+    CELL/pictures/legend.json      Legend
 """
 
 import contextlib
@@ -30,24 +30,26 @@ FailureClass = Literal[
 
 
 class Record(BaseModel):
-    """Base of everything written: unknown keys are errors, values do not change."""
+    """Base of all records. Unknown keys, which a newer version may have written, are ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     def write(self, path: Path) -> None:
-        """Write as JSON: temp, fsync, rename."""
+        """Write the record atomically as JSON."""
         write_atomic(path, self.model_dump_json(indent=2) + "\n")
 
 
 class Metric(Record):
-    """The number a study compares.
+    """The metric that a study compares, as the YAML file of the study defines it.
 
-    `name` is the logged name, `scale` turns the logged value into the printed one (100 for an
-    accuracy in percent), and `selection` says which epoch counts: the last one, or the one with
-    the best value of `name` on the validation split. There is no choice by test results. `margin`
-    is the largest difference in printed units that does not matter: with it the report says which
+    `name` is the logged name, and `scale` converts the logged value to the printed one (100 for an
+    accuracy in percent). `selection` chooses the epoch: the last one, or the one with the best
+    value of `name` on the validation split. Test results never choose an epoch. `margin` is the
+    largest difference in printed units that does not matter: with it the report tests which
     variants are equivalent to the baseline.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = "test/accuracy"
     label: str = "accuracy (%)"
@@ -58,19 +60,22 @@ class Metric(Record):
 
     @property
     def averaged(self) -> bool:
-        """Whether it is of the moving average of the weights, and not of the trained ones."""
+        """True if the metric evaluates the moving average of the weights."""
         return self.name.partition("/")[2].startswith("ema-")
 
 
 class PlannedVariant(Record):
-    """A row of the table: a name and, where a paper printed it, its mean and sd (printed units)."""
+    """A variant, and the mean and standard deviation that a paper published for it, if any.
+
+    The published values are in printed units.
+    """
 
     name: str
     published: tuple[float, float | None] | None = None
 
 
 class PlannedCell(Record):
-    """One variant with one seed; `path` is the cell's folder, relative to the study's folder."""
+    """A variant with a seed. `path` is relative to the study's folder."""
 
     variant: str
     seed: int
@@ -86,7 +91,7 @@ class PlannedCell(Record):
 
 
 class Plan(Record):
-    """All cells of a study: what the report counts missing cells against."""
+    """All cells that a study should have."""
 
     study: str
     title: str
@@ -99,7 +104,7 @@ class Plan(Record):
 
 
 class Spread(Record):
-    """A timing: median and interquartile range, in seconds, over `count` measurements."""
+    """Median and interquartile range of `count` measured times, in seconds."""
 
     median: FiniteFloat
     iqr: FiniteFloat
@@ -107,40 +112,42 @@ class Spread(Record):
 
 
 class Result(Record):
-    """A finished cell. Its existence is the only mark of success; every number in it is finite."""
+    """The result of a finished cell. Only its existence marks success. All numbers are finite."""
 
     study: str
     variant: str
     seed: int
     identity: str
-    metrics: dict[str, FiniteFloat] = Field(description="at the selected epoch, by logged name")
+    metrics: dict[str, FiniteFloat] = Field(
+        description="values at the selected epoch by logged name"
+    )
     selected_epoch: int
     steps: int
     epochs: int
-    devices: int = Field(1, description="that shared every batch")
-    batch_size: int | None = Field(None, description="samples of a step, over all devices")
-    parameters: int = Field(description="trainable scalars")
-    flops: int = Field(description="forward pass of one sample, multiply-add = 2")
-    ffn_width: int | None = Field(description="hidden width after matching; null without an FFN")
+    devices: int = Field(1, description="number of devices that shared every batch")
+    batch_size: int | None = Field(None, description="samples per step on all devices")
+    parameters: int = Field(description="number of trainable scalars")
+    flops: int = Field(description="FLOPs of a forward pass of one sample; a multiply-add is 2")
+    ffn_width: int | None = Field(description="FFN width after matching; null without an FFN")
     step_time: Spread
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
     peak_memory: int = Field(
-        description="bytes, of the fullest device: CUDA allocator on a GPU, resident set on a CPU"
+        description="bytes on the fullest device: allocated on a GPU, resident set on a CPU"
     )
-    wall_time: FiniteFloat = Field(description="seconds over all attempts that led here")
+    wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str
     attempts: int
-    code: str = Field(description="hash of the package's source files")
-    data: str = Field(description="hash of the arrays trained and evaluated on")
+    code: str = Field(description="hash of the executed code; those of all attempts joined by +")
+    data: str = Field(description="hash of the data; those of all attempts joined by +")
     versions: dict[str, str]
-    finished: str = Field(description="UTC, ISO 8601")
+    finished: str = Field(description="time in UTC, ISO 8601")
 
 
 class Timing(Record):
-    """What a few steps of a cell say of the whole; times are in seconds.
+    """The cost of a whole cell, estimated from a few steps. Times are in seconds.
 
-    `startup` is all but steps and evaluations, `evaluation_time` is of one whole evaluation of all
-    splits, and `memory` is as in Result.
+    `startup` covers everything except steps and evaluations, `evaluation_time` one evaluation of
+    all splits, and `memory` is `peak_memory` of Result.
     """
 
     startup: FiniteFloat
@@ -152,31 +159,31 @@ class Timing(Record):
 
     @property
     def seconds(self) -> float:
-        """The whole cell's."""
-        of_steps = self.steps * self.step_time
-        return self.startup + of_steps + self.evaluations * self.evaluation_time
+        """Seconds of the whole cell."""
+        training = self.steps * self.step_time
+        return self.startup + training + self.evaluations * self.evaluation_time
 
 
 class Legend(Record):
-    """How to read a cell's pictures, whose predictions are made after the last step."""
+    """The legend of a cell's pictures, whose predictions are made after the last step."""
 
-    weights: Literal["trained", "averaged"] = Field(description="that predict")
+    weights: Literal["trained", "averaged"] = Field(description="weights that predict")
     classes: dict[str, tuple[int, int, int]] = Field(description="colour of every class, 0 to 255")
     shown: list[str] = Field(description="classes that are labelled or predicted in a picture")
 
 
 class Exit(Record):
-    """How one attempt at a cell ended without a result."""
+    """The end of an attempt that has no result."""
 
     failure: FailureClass
     returncode: int
-    message: str = Field(description="the last line that says why")
+    message: str = Field(description="one line with the reason")
     rank: int = 0
     finished: str
 
 
 class MetricRow(NamedTuple):
-    """One logged value of `metrics.csv`."""
+    """A logged value of `metrics.csv`."""
 
     step: int
     epoch: int
@@ -185,7 +192,7 @@ class MetricRow(NamedTuple):
 
 
 class DiagnosticRow(NamedTuple):
-    """One value of `diagnostics.csv`; layers and heads count from 1, no head is a whole layer's."""
+    """A value of `diagnostics.csv`. Layers and heads count from 1; head None is a whole layer."""
 
     step: int
     layer: int
@@ -195,10 +202,10 @@ class DiagnosticRow(NamedTuple):
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Rows of a metrics.csv, or none without one.
+    """Return the rows of a metrics.csv; none if the file does not exist.
 
-    A crash while writing tears the last line, and what is appended later may go on in it: a line
-    that is not a whole row is left out.
+    Lines that are not complete rows are left out: a crash cuts the last line, and the next attempt
+    continues in it.
     """
     rows = []
     for fields in _whole_lines(path):
@@ -209,18 +216,18 @@ def read_metrics(path: Path) -> list[MetricRow]:
 
 
 def read_diagnostics(path: Path) -> list[DiagnosticRow]:
-    """Rows of a diagnostics.csv, in the same way."""
+    """Return the rows of a diagnostics.csv, as `read_metrics` does."""
     rows = []
     for fields in _whole_lines(path):
         with contextlib.suppress(ValueError):
             step, layer, head, name, value = fields
-            of = int(head) if head else None
-            rows.append(DiagnosticRow(int(step), int(layer), of, name, float(value)))
+            number = int(head) if head else None
+            rows.append(DiagnosticRow(int(step), int(layer), number, name, float(value)))
     return rows
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV, each ended by a line feed."""
+    """Return rows as CSV, each ended by a line feed."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -144,7 +144,7 @@ def test_more_devices_than_there_are_is_said_before_anything_runs(tmp_path: Path
     with cli(tmp_path, environment=environment) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
-    assert output == "tiny: variant 'ok': training.devices: 64, and this machine has 2 GPUs\n"
+    assert output == "tiny: variant 'ok': training.devices: 64 exceeds the 2 GPUs of this machine\n"
     assert not (tmp_path / "runs").exists()
 
 

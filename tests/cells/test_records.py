@@ -1,4 +1,4 @@
-"""Records: what is written reads back, and what a crash left half-written is not believed."""
+"""Records read back as they were written, and half-written lines are left out."""
 
 import math
 from pathlib import Path
@@ -44,9 +44,18 @@ def test_a_record_reads_back_as_written(record: Record, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["record.json"]
 
 
-def test_a_record_refuses_what_it_does_not_know_and_does_not_change() -> None:
+def test_a_record_of_a_newer_version_is_read() -> None:
+    newer = {**result(CELL, 0.5).model_dump(), "carbon": 1}
+    assert Result.model_validate(newer) == result(CELL, 0.5)
+
+
+def test_a_metric_has_no_unknown_keys() -> None:
+    """A study's YAML file defines it, where an unknown key is a mistake."""
     with pytest.raises(ValidationError, match="extra"):
-        Result.model_validate({**result(CELL, 0.5).model_dump(), "more": 1})
+        MetricRecord.model_validate({"name": "test/accuracy", "gaol": "max"})
+
+
+def test_a_record_is_validated_and_does_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         CELL.seed = 1
     with pytest.raises(ValidationError, match="failure"):
@@ -54,14 +63,14 @@ def test_a_record_refuses_what_it_does_not_know_and_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_result_is_finite(value: float) -> None:
+def test_all_numbers_of_a_result_are_finite(value: float) -> None:
     with pytest.raises(ValidationError, match="finite"):
         result(CELL, value)
     with pytest.raises(ValidationError, match="finite"):
         Spread(median=value, iqr=0, count=1)
 
 
-def test_metric_rows(tmp_path: Path) -> None:
+def test_metric_rows_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     assert read_metrics(path) == []
     path.write_text("step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,train/loss,nan\n")
@@ -82,7 +91,7 @@ def test_metric_rows(tmp_path: Path) -> None:
         "\n",
     ],
 )
-def test_torn_lines_are_left_out_and_nothing_else(torn: str, tmp_path: Path) -> None:
+def test_only_torn_lines_are_left_out(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     whole = "step,epoch,name,value\n10,0,test/accuracy,0.5\n"
     path.write_text(whole + torn)
@@ -92,7 +101,7 @@ def test_torn_lines_are_left_out_and_nothing_else(torn: str, tmp_path: Path) -> 
         assert [row.step for row in read_metrics(path)] == [10, 40]
 
 
-def test_any_prefix_of_a_metrics_file_reads(tmp_path: Path) -> None:
+def test_any_prefix_of_a_metrics_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     text = "step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,test/accuracy,0.75\n"
     for end in range(len(text)):
