@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
@@ -12,6 +12,8 @@ from lit_attn.schema.errors import ConfigError
 
 Rate = Callable[[int], float]
 """Learning rate of optimiser step 0, 1, ...; a pure function, so a resumed cell needs no state."""
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Schedule(Kind):
@@ -23,6 +25,10 @@ class Schedule(Kind):
 
         Raises ConfigError if the schedule is longer than the training.
         """
+
+    def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
+        """Return the momentum (Adam's beta1) of each step, or None if the optimiser's is kept."""
+        return None
 
     def ramps(self) -> dict[str, float]:
         """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
@@ -46,56 +52,95 @@ class Constant(Schedule):
         return lambda step: peak
 
 
-class WarmUp(Schedule):
-    """Base of the schedules that rise linearly from `start` to the peak and then fall to `end`."""
+class Cosine(Schedule):
+    """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
 
+    kind: Literal["cosine"] = "cosine"
     warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
     start: float = Field(0.0, ge=0, description="learning rate at step 0, if there is a warm-up")
     end: float = Field(0.0, ge=0, description="learning rate after the last step")
 
-    @abstractmethod
-    def fall(self, progress: float) -> float:
-        """Return the height, from 1 to 0, at `progress` from 0 (end of warm-up) to 1 (the end)."""
-
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
         """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
-        warmup = round(self.warmup * steps_per_epoch)
-        total = epochs * steps_per_epoch
-        if warmup > total:
-            raise ConfigError(f"schedule.warmup: {self.warmup} epochs, training has {epochs}")
+        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
 
         def rate(step: int) -> float:
             if step < warmup:
                 return self.start + (peak - self.start) * step / warmup
             progress = min(1.0, (step - warmup) / max(1, total - warmup))
-            return self.end + (peak - self.end) * self.fall(progress)
+            return self.end + (peak - self.end) * _half_cosine(progress)
 
         return rate
 
 
-class Cosine(WarmUp):
-    """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
+class TransformerXL(Schedule):
+    """Per step: the peak at step 0, then linear from 0 to a cosine over all steps, to `end`.
 
-    kind: Literal["cosine"] = "cosine"
+    Transformer-XL's training script, which MGK's language models use, sets the rate after a step.
+    Step s of S has the rate lr s / w for 0 < s < w steps of warm-up, and
+    end + (lr - end) (1 + cos(pi s / S)) / 2 from step w on.
+    """
 
-    def fall(self, progress: float) -> float:
-        """Return half a cosine wave."""
-        return (1 + math.cos(math.pi * progress)) / 2
+    kind: Literal["transformer-xl"] = "transformer-xl"
+    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
+    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
+        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
+
+        def rate(step: int) -> float:
+            if step == 0:
+                return peak
+            if step < warmup:
+                return peak * step / warmup
+            return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
+
+        return rate
 
 
-class OneCycle(WarmUp):
-    """Per step: linear from `start` to the peak over `warmup` epochs, then linear to `end`.
+class OneCycle(Schedule):
+    """Linear from `start` to the peak, then linear to `end`, as PyTorch's OneCycleLR.
 
-    PyTorch's OneCycleLR with linear annealing, which trained the Long Range Arena's results, goes
+    Of S steps, with w steps of warm-up, step w - 1 has the peak and step S - 1 the rate `end`. The
+    momentum (Adam's beta1) moves the other way. The Long Range Arena's results are trained by it,
     from lr / 25 to lr / 250,000.
     """
 
     kind: Literal["one-cycle"] = "one-cycle"
     warmup: float = Field(ge=0, description="length of the warm-up in epochs")
+    start: float = Field(0.0, ge=0, description="learning rate at step 0, if there is a warm-up")
+    end: float = Field(0.0, ge=0, description="learning rate of the last step")
+    cycle: tuple[Momentum, Momentum] | None = Field(
+        (0.95, 0.85),
+        description="momentum (Adam's beta1) at both ends and at the peak; null: the optimiser's",
+    )
 
-    def fall(self, progress: float) -> float:
-        """Return a straight line."""
-        return 1 - progress
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
+        return self._triangle((self.start, peak, self.end), steps_per_epoch, epochs)
+
+    def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
+        """Return the cycled momentum; raise as `rate`."""
+        if self.cycle is None:
+            return None
+        ends, peak = self.cycle
+        return self._triangle((ends, peak, ends), steps_per_epoch, epochs)
+
+    def _triangle(
+        self, values: tuple[float, float, float], steps_per_epoch: int, epochs: int
+    ) -> Rate:
+        first, peak, last = values
+        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
+        top, final = warmup - 1, total - 1
+
+        def value(step: int) -> float:
+            if step < top:
+                return first + (peak - first) * step / top
+            progress = min(1.0, (step - top) / max(1, final - top))
+            return peak + (last - peak) * progress
+
+        return value
 
 
 class Polynomial(Schedule):
@@ -174,3 +219,15 @@ class Trapezoid(Schedule):
             return peak * max(0, total - step) / down if down else peak
 
         return rate
+
+
+def _steps(warmup: float, steps_per_epoch: int, epochs: int) -> tuple[int, int]:
+    """Return the steps of the warm-up and of the training; ConfigError if the former are more."""
+    if round(warmup * steps_per_epoch) > epochs * steps_per_epoch:
+        raise ConfigError(f"schedule.warmup: {warmup} epochs, training has {epochs}")
+    return round(warmup * steps_per_epoch), epochs * steps_per_epoch
+
+
+def _half_cosine(progress: float) -> float:
+    """Return half a cosine wave, from 1 at `progress` 0 to 0 at 1."""
+    return (1 + math.cos(math.pi * progress)) / 2

@@ -101,19 +101,22 @@ def continuation(
 ) -> Iterator[int]:
     """Yield `count` ids below `vocabulary` that continue `prompt`.
 
-    The prompt goes through the network in one piece, then each token alone. Raises ValueError past
-    the positions that the network learned, and if the network is in training mode.
+    The prompt goes through the network in one piece, then each token alone. With reversed
+    positions, which change with every token, all tokens go through it again. Raises ValueError
+    past the positions that the network learned, and if the network is in training mode.
     """
     device = network.trunk.tokens.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
-    caches = network.trunk.new_caches()
-    new = prompt
+    caches = network.trunk.new_caches() if network.trunk.can_be_cached else None
+    tokens = list(prompt)
+    new = tokens
     for _ in range(count):
         with torch.no_grad():
             hidden = network.trunk(torch.tensor([new], device=device), caches=caches)
             logits = network.logits(hidden[:, -1:])[0, 0, :vocabulary]
-        new = [sample_token(logits.double().cpu(), sampling, generator)]
-        yield new[0]
+        tokens.append(sample_token(logits.double().cpu(), sampling, generator))
+        new = tokens if caches is None else tokens[-1:]
+        yield tokens[-1]
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

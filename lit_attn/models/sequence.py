@@ -54,10 +54,9 @@ class SequenceClassifier(nn.Module):
     def document(self, tokens: Tensor, present: Tensor) -> Tensor:
         """Return the pooled vector of each document, (B, d)."""
         hidden = self.trunk(tokens, present)
-        if self.pool == "positions":
-            return hidden.mean(1)
         weights = present.to(hidden.dtype)[..., None]
-        return (hidden * weights).sum(1) / weights.sum(1)
+        total = (hidden * weights).sum(1)
+        return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
 
 
 def build(

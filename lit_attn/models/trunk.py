@@ -127,13 +127,20 @@ class Trunk(nn.Module):
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
+    @property
+    def can_be_cached(self) -> bool:
+        """True if a new token leaves the hidden states of all earlier tokens unchanged."""
+        return self.is_causal and self.model.positions != "sinusoidal-reversed"
+
     def new_caches(self) -> list[Cache]:
         """Return an empty cache for every block, to decode one batch of sequences with.
 
-        Raises ValueError for a bidirectional model, in which a new token changes all earlier ones.
+        Raises ValueError for a bidirectional model and for reversed positions: a new token changes
+        all earlier ones.
         """
-        if not self.is_causal:
-            raise ValueError("a bidirectional model cannot be decoded token by token")
+        if not self.can_be_cached:
+            kind = "with reversed positions" if self.is_causal else "that is bidirectional"
+            raise ValueError(f"a model {kind} cannot be decoded token by token")
         return [layer.new_cache() for layer in self.modules() if isinstance(layer, Attention)]
 
     @property
@@ -166,7 +173,9 @@ class Trunk(nn.Module):
                     f"{n} tokens are more than the {self.context} positions this model learned"
                 )
             x = x + self.positions(positions)
-        elif self.model.positions == "sinusoidal":
+        elif self.model.positions in ("sinusoidal", "sinusoidal-reversed"):
+            if self.model.positions == "sinusoidal-reversed":
+                positions = positions.flip(0)
             x = x + sinusoids(positions, self.model.dim).to(x.dtype)
         else:
             turn = rotary(positions, self.model.width_of_heads, self.model.rotary_base)

@@ -34,6 +34,9 @@ class Task(L.LightningModule, ABC):
     weights as `<split>/ema-<name>`. Evaluation is in float32 at every precision.
     """
 
+    momentum: Rate | None = None
+    """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
+
     evaluated_at = -1
     """The step after which the splits were last evaluated."""
 
@@ -155,9 +158,15 @@ class Task(L.LightningModule, ABC):
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set this step's learning rate."""
+        """Set this step's learning rate and, if the schedule cycles it, the momentum."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.global_step)
+            if self.momentum is not None:
+                momentum = self.momentum(self.global_step)
+                if "betas" in group:
+                    group["betas"] = (momentum, group["betas"][1])
+                else:
+                    group["momentum"] = momentum
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the running mean of the training loss: a metric is not in the state by itself.

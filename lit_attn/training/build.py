@@ -59,6 +59,8 @@ def build(cell: Cell, device: torch.device) -> Parts:
     L.seed_everything(cell.seed, verbose=False)
     data = data_module(experiment.data, cell.seed, device)
     task = _task(experiment.model_copy(update={"model": model}), data)
+    epochs = experiment.training.epochs
+    task.momentum = experiment.schedule.momentum(data.steps_per_epoch, epochs)
     if experiment.training.ema is not None:
         task.average_weights(experiment.training.ema)
     _measured(cell.metric, task)

@@ -17,6 +17,7 @@ from lit_attn.config.schedules import (
     LaggedCosine,
     OneCycle,
     Polynomial,
+    TransformerXL,
     Trapezoid,
 )
 from lit_attn.schema.errors import ConfigError
@@ -97,19 +98,40 @@ def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
 
 
 def test_one_cycle_is_pytorchs_linear_one() -> None:
-    """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; PyTorch's peak is a step earlier."""
-    rate = OneCycle(warmup=20, start=4e-6, end=4e-10).rate(1e-4, 50, 100)
+    """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; beta1 moves against the rate."""
+    schedule = OneCycle(warmup=20, start=4e-6, end=4e-10)
+    rate, momentum = schedule.rate(1e-4, 50, 100), schedule.momentum(50, 100)
+    assert momentum is not None
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=1e-4, total_steps=5000, pct_start=0.2, anneal_strategy="linear"
     )
-    for step in range(4999):
-        assert rate(step) == pytest.approx(reference.get_last_lr()[0], abs=1.1e-7)
+    for step in range(5000):
+        group = optimizer.param_groups[0]
+        assert rate(step) == pytest.approx(group["lr"], rel=1e-9)
+        assert momentum(step) == pytest.approx(group["betas"][0], rel=1e-9)
         optimizer.step()
-        reference.step()
+        if step < 4999:
+            reference.step()
     assert rate(0) == 4e-6
-    assert rate(1000) == 1e-4
+    assert (rate(999), momentum(999)) == (1e-4, 0.85)
     assert rate(5000) == pytest.approx(4e-10)
+    assert schedule.model_copy(update={"cycle": None}).momentum(50, 100) is None
+
+
+def test_transformer_xls_rate_is_set_after_each_step() -> None:
+    """The first step has the constructor's rate; the cosine spans all steps, as its T_max says."""
+    rate = TransformerXL(warmup=2).rate(2.5e-4, 10, 50)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=2.5e-4)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
+    expected = optimizer.param_groups[0]["lr"]
+    for step in range(500):
+        assert rate(step) == pytest.approx(expected, rel=1e-9)
+        optimizer.step()
+        cosine.step()
+        after = step + 1
+        expected = 2.5e-4 * after / 20 if after < 20 else cosine.get_last_lr()[0]
+    assert rate(500) == 0.0
 
 
 def test_a_warm_up_longer_than_training_is_refused() -> None:

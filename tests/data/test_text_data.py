@@ -77,6 +77,18 @@ def test_shuffled_shows_each_sequence_once_a_pass(folder: Path) -> None:
     assert {int(module._permutation(p)[0]) for p in range(20)} == {0, 1, 2, 3}
 
 
+def test_columns_are_read_side_by_side(folder: Path) -> None:
+    """Transformer-XL's order: the text is cut into batch_size columns; batches go down them."""
+    module = data(folder, order="columns", batch_size=2, context=8)
+    tokens = len(module.streams["train"])
+    column = tokens // 2
+    assert module.per_pass == (column - 1) // 8
+    offsets = [module.offsets(step).tolist() for step in range(module.per_pass + 1)]
+    assert offsets[:2] == [[0, column], [8, column + 8]]
+    assert offsets[-1] == offsets[0]
+    assert max(map(max, offsets)) + 8 < tokens
+
+
 def test_ranks_share_the_batch(folder: Path) -> None:
     whole = data(folder).batch(2)[0]
     for rank in (0, 1):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import gpt_cases
 from pydantic import ValidationError
+from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
@@ -15,6 +16,7 @@ from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierC
 from lit_attn.config.models.vit import ViTConfig
 from lit_attn.models import gpt, sequence
 from lit_attn.models.layers import E5M2Linear, e5m2
+from lit_attn.models.trunk import sinusoids
 from lit_attn.schema.errors import ConfigError
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
@@ -230,14 +232,31 @@ def classifier(pool: str, pairs: bool = False) -> sequence.SequenceClassifier:
     return sequence.build(model, 50, 16, classes=10, pairs=pairs).double().eval()
 
 
-@pytest.mark.parametrize("pool", ["tokens", "positions"])
-def test_padding_and_pooling(pool: str) -> None:
-    """Padding is never attended to; it is part of the mean only where `pool: positions` says so."""
+@pytest.mark.parametrize("pool", ["tokens", "zero-padded"])
+def test_padding_counts_as_zero_vectors_or_not_at_all(pool: str) -> None:
+    """transformer-mgk multiplies the last norm's output by the mask and takes the mean over n."""
     network, tokens = classifier(pool), gpt_cases.tokens(n=9)
     present = torch.ones(2, 9, dtype=torch.bool)
     present[:, 6:] = False
-    whole, alone = network(tokens, present), network(tokens[:, :6], present[:, :6])
-    assert torch.allclose(whole, alone) == (pool == "tokens")
+    padded = network.document(tokens, present)
+    alone = network.document(tokens[:, :6], present[:, :6])
+    share = 6 / 9 if pool == "zero-padded" else 1.0
+    torch.testing.assert_close(padded, alone * share)
+
+
+def test_reversed_positions_are_distances_to_the_last_token() -> None:
+    """In MGK's and Transformer-XL's code the position of token i of n is n - 1 - i."""
+    network = gpt_cases.network("wikitext", positions="sinusoidal-reversed")
+    tokens = gpt_cases.tokens(n=9)
+    embedded: list[Tensor] = []
+    network.trunk.blocks[0].register_forward_pre_hook(lambda _, inputs: embedded.append(inputs[0]))
+    network(tokens)
+    words = network.trunk.tokens(tokens) * network.trunk.embedding_scale
+    distances = torch.arange(8, -1, -1)
+    expected = sinusoids(distances, words.shape[-1]).to(words.dtype)
+    torch.testing.assert_close(embedded[0] - words, expected.expand_as(words))
+    with pytest.raises(ValueError, match="reversed positions cannot be decoded"):
+        network.trunk.new_caches()
 
 
 def test_pairs_are_compared() -> None:

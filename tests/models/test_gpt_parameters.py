@@ -127,7 +127,7 @@ def retrieval(heads: int, similarity: Similarity) -> int:
         ffn=FFN(width=128),
         norm="layernorm",
         bias="all",
-        pool="positions",
+        pool="zero-padded",
         attention=AttentionSpec(similarity=similarity),
     )
     network = sequence.build(model, 512, 4096, classes=2, pairs=True, device="meta")

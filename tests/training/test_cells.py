@@ -24,6 +24,7 @@ from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.lock import hold_lock
 from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.models import budget
+from lit_attn.tasks.base import Task
 from lit_attn.train import main, run_cell
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
@@ -38,6 +39,28 @@ def accuracy_at(folder: Path) -> list[tuple[int, int]]:
 
 def result_of(folder: Path) -> Result:
     return Result.model_validate_json((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_one_cycle_sets_the_momentum_of_every_step(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    def record(self: Task, optimizer: torch.optim.Optimizer) -> None:
+        set_rate(self, optimizer)
+        (group, *_) = optimizer.param_groups
+        steps.append(group["betas"][0] if "betas" in group else group["momentum"])
+
+    set_rate = Task.on_before_optimizer_step
+    monkeypatch.setattr(Task, "on_before_optimizer_step", record)
+    schedule = {"kind": "one-cycle", "warmup": 1.25}
+    changes = {"optimizer": {"kind": optimizer}, "schedule": schedule, "training": {"epochs": 3}}
+    run_cell(folder_of(digits_cell(**changes), tmp_path))
+    # 12 steps: down over 5 - 1 steps, up over the other 7.
+    down = [0.95 - 0.1 * step / 4 for step in range(4)]
+    up = [0.85 + 0.1 * step / 7 for step in range(8)]
+    assert steps == pytest.approx(down + up)
 
 
 @pytest.fixture(scope="module")

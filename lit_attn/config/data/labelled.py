@@ -10,14 +10,17 @@ from lit_attn.schema.base import outside_identity
 
 
 class Labelled(Data):
-    """Sequences are cut off at `context` tokens or filled up to it; id 0 is padding.
+    """Sequences are cut off at `max_tokens` tokens and padded to `context`; id 0 is padding.
 
     `vocabulary` is how many embeddings a model gets: the published ones have more than they use.
     """
 
     batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
     eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
-    context: PositiveInt
+    context: PositiveInt = Field(description="positions of the model, padding included")
+    max_tokens: PositiveInt | None = Field(
+        None, description="tokens of a sequence that are read; null: as many as `context`"
+    )
     vocabulary: PositiveInt
     epoch_steps: PositiveInt | None = Field(None, description="one pass over train where null")
     accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
@@ -29,6 +32,10 @@ class Labelled(Data):
 
     @model_validator(mode="after")
     def _accumulate_divides(self) -> Self:
+        if self.max_tokens is not None and self.max_tokens > self.context:
+            raise ValueError(
+                f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
+            )
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"

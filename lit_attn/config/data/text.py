@@ -70,10 +70,11 @@ class Tokens(Data):
     context: PositiveInt = 1024
     batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
     eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
-    order: Literal["random", "shuffled", "sequential"] = Field(
+    order: Literal["random", "shuffled", "sequential", "columns"] = Field(
         "random",
         description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
-        "a pass, in an order and from a first offset of the pass's own; sequential: as they stand",
+        "a pass, in an order and from a first offset of the pass's own; sequential: as they stand; "
+        "columns: `batch_size` equal parts of the text side by side, each in order",
     )
     epoch_steps: PositiveInt | None = None
     eval_stride: PositiveInt | None = Field(

@@ -37,7 +37,11 @@ class TokenTransformer(Model):
     depth: PositiveInt
     heads: PositiveInt
     head_dim: PositiveInt | None = Field(None, description="dim / heads where null")
-    positions: Literal["learned", "rotary", "sinusoidal"] = "learned"
+    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
+        "learned",
+        description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
+        "the last token, as in Transformer-XL's code",
+    )
     rotary_base: PositiveFloat = 10_000.0
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = (
         "layernorm-unbiased"
@@ -115,10 +119,13 @@ class GPTConfig(TokenTransformer):
 class SequenceClassifierConfig(TokenTransformer):
     """Bidirectional encoder, mean pooling, and a classifier Linear, ReLU, Linear.
 
-    The model of the Long Range Arena as MGK trains it. `pool: positions` takes the mean over all
-    positions, padding included, as the code of those results does; `tokens` leaves padding out.
+    The model of the Long Range Arena as MGK trains it, whose code has `pool: zero-padded`.
     """
 
     kind: Literal["sequence-classifier"] = "sequence-classifier"
-    pool: Literal["tokens", "positions"] = "tokens"
+    pool: Literal["tokens", "zero-padded"] = Field(
+        "tokens",
+        description="tokens: the mean over the tokens; zero-padded: their sum divided by the "
+        "context, so that padding counts as zero vectors",
+    )
     classifier_width: PositiveInt = 128

@@ -49,7 +49,11 @@ class TextData(TokenDataModule):
                 raise ConfigError(
                     f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
                 )
-        self.per_pass = (len(self.streams["train"]) - 1) // data.context // data.batch_size
+        tokens = len(self.streams["train"])
+        if data.order == "columns":
+            self.per_pass = (tokens // data.batch_size - 1) // data.context
+        else:
+            self.per_pass = (tokens - 1) // data.context // data.batch_size
         if not self.per_pass and data.order != "random":
             raise ConfigError(
                 f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
@@ -116,6 +120,8 @@ class TextData(TokenDataModule):
         places = np.arange(index * size, (index + 1) * size)
         if self.data.order == "sequential":
             return places * n
+        if self.data.order == "columns":
+            return np.arange(size) * (len(self.streams["train"]) // size) + index * n
         first, order = self._permutation(number)
         return first + order[places] * n
 

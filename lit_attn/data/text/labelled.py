@@ -91,7 +91,7 @@ class LabelledData(TokenDataModule):
         for row, (documents, label) in enumerate(samples):
             labels[row] = label
             for place, ids in enumerate(documents):
-                cut = ids[: self.data.context]
+                cut = ids[: self.data.max_tokens or self.data.context]
                 tokens[row, place, : len(cut)] = cut
         present = tokens > 0
         # Padding rows need a token to attend to.
