@@ -7,7 +7,6 @@ changes (`digits@training.max_steps=20`), so the plan and report of the study do
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +72,20 @@ class Matrix:
         study = self.source.study
         others = {*self.seeds, *self._started_seeds()} - set(study.seeds)
         seeds = (*study.seeds, *sorted(others))
+        # Cells of this command already have their identities.
+        cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
+        planned = []
+        for seed in seeds:
+            for variant in self.variants:
+                cell = cells.get((seed, variant.name)) or variant.cell(self.name, seed)
+                planned.append(
+                    PlannedCell(
+                        variant=variant.name,
+                        seed=seed,
+                        identity=cell.fingerprint,
+                        path=cell.folder,
+                    )
+                )
         return Plan(
             study=self.name,
             title=self.title,
@@ -84,15 +97,7 @@ class Matrix:
                 for variant in self.variants
             ],
             seeds=list(seeds),
-            cells=[
-                PlannedCell(
-                    variant=cell.variant,
-                    seed=cell.seed,
-                    identity=cell.fingerprint,
-                    path=cell.folder,
-                )
-                for cell in _cells(self.name, self.variants, seeds)
-            ],
+            cells=planned,
         )
 
     def write_plan(self) -> None:
@@ -140,7 +145,8 @@ def expand(
     name = _name(source.name, settings)
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name
-    jobs = [Job(cell, folder / cell.folder) for cell in _cells(name, variants, seeds)]
+    cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
+    jobs = [Job(cell, folder / cell.folder) for cell in cells]
     return Matrix(source, name, title, variants, seeds, folder, jobs)
 
 
@@ -169,12 +175,6 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
                 place = locate(variant.tree, keys) or Where(str(matrix.source.experiment_path))
                 context = f"{place}: {matrix.source.name}: variant '{variant.name}'"
                 raise ConfigError(f"{context}: {error}") from error
-
-
-def _cells(name: str, variants: list[Variant], seeds: tuple[int, ...]) -> Iterator[Cell]:
-    for seed in seeds:
-        for variant in variants:
-            yield variant.cell(name, seed)
 
 
 def _effective_settings(

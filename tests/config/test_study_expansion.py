@@ -6,6 +6,7 @@ import pytest
 from helpers import studies
 from pydantic import TypeAdapter
 
+from lit_attn.ablate import plan
 from lit_attn.ablate.axes import expand_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
@@ -291,10 +292,10 @@ axes:
 
 def test_published_numbers_and_seeds(tmp_path: Path) -> None:
     source = studies.study(tmp_path, CELLS + "\npublished: {a: [72.01, 0.20], b: 76}")
-    plan = expand(source, tmp_path).plan()
-    assert [variant.published for variant in plan.variants] == [(72.01, 0.20), (76.0, None)]
-    assert plan.seeds == [0, 1]
-    assert [cell.path for cell in plan.cells] == [
+    written = expand(source, tmp_path).plan()
+    assert [variant.published for variant in written.variants] == [(72.01, 0.20), (76.0, None)]
+    assert written.seeds == [0, 1]
+    assert [cell.path for cell in written.cells] == [
         str(job.folder.relative_to(tmp_path / "tiny")) for job in expand(source, tmp_path).jobs
     ]
 
@@ -312,3 +313,30 @@ def test_choosing_studies(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name one with --study: other, child, tiny"):
         choose(read_studies(path), [], path)
     assert (found["child"].study.title, found["child"].study.seeds) == ("child", (4,))
+
+
+def test_the_number_of_variants_and_cells_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = ", ".join(str(number) for number in range(1, 101))
+    axes = ", ".join(
+        f"{key}: [{values}]" for key in ("optimizer.lr", "data.batch_size", "training.epochs")
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(studies.study(tmp_path, f"baseline: x\naxes: {{{axes}}}"))
+    assert str(caught.value) == (
+        f"{tmp_path / 'ablations.yaml'}:8: tiny.axes: 1,000,000 combinations exceed the limit of"
+        " 100,000 variants; use fewer values, or split the study"
+    )
+    monkeypatch.setattr(plan, "MAX_CELLS", 3)
+    with pytest.raises(ConfigError, match=r":6: tiny.seeds: 2 variants x 2 seeds = 4 cells exceed"):
+        expand(studies.study(tmp_path, CELLS), tmp_path)
+
+
+def test_a_typing_error_in_an_axis_is_reported_before_a_missing_name(tmp_path: Path) -> None:
+    body = "baseline: a\naxes: {residul: [full, value]}\noverrides: {residual=full: {zz: with}}"
+    with pytest.raises(ConfigError, match=r":8: tiny.axes.residul: unknown key 'residul'"):
+        resolve(studies.study(tmp_path, body))
+    body = body.replace("residul: [full", "residual: [ful")
+    with pytest.raises(ConfigError, match=r":8: tiny: variant 'ful'"):
+        resolve(studies.study(tmp_path, body))
