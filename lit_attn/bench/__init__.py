@@ -1,1 +1,5 @@
-"""Benchmarks: every figure is a ratio within one run, refused where the numbers are not right."""
+"""Benchmarks of mechanisms and of the runner.
+
+Every time is also a ratio within one run, and a mechanism that does not compute what its reference
+computes gets no number.
+"""

@@ -1,86 +1,118 @@
-"""`python -m lit_attn.bench attention|memory|decoding|runner`: time as ratios, memory."""
+"""Benchmarks: `python -m lit_attn.bench attention|memory|decoding|runner`.
+
+attention   a transformer block, forward + backward, relative to the standard block
+memory      growth of one layer's memory and time with the number of tokens
+decoding    a causal model with its key-value cache, token by token
+runner      the cost of the runner for each cell
+"""
 
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lit_attn.bench import arguments
+from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.spec import PRESETS
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.schema.plugins import load_parts
 
 if TYPE_CHECKING:
     import torch
 
+MODES = ["eager", "compiled"]
 
-def main(given: list[str] | None = None) -> int:
-    """Exit code 0; 1 where a preset does not compute what it should; 2 for bad arguments."""
-    parser = arguments.parser(__doc__)
-    options = parser.parse_args(given)
+# Suffixes of a preset's name: half as many heads of the same width, and windows in some layers.
+HALF_HEADS, WINDOWS = "/half-heads", "/windows"
+SUFFIXES = {"attention": ["", HALF_HEADS], "memory": [""], "decoding": ["", WINDOWS]}
+
+# The standard layer, mixtures of each kind, composed heads, linear keys.
+MEMORY_PRESETS = [
+    "standard",
+    "mgk",
+    "smgk",
+    "mgk-hard",
+    "smgk-hard",
+    "talking-heads",
+    "dcmha",
+    "linear",
+    "mlk",
+    "smlk",
+]
+
+# One of every kind that caches or computes something different.
+DECODING_PRESETS = [
+    "standard",
+    "belief2",
+    "xsa",
+    "mgk",
+    "mgk-hard",
+    "smgk",
+    "mlk",
+    "talking-heads",
+    "dcmha",
+    "dcmha-query",
+    "dcmha/windows",
+    "dcmha-query/windows",
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0, 1 if a preset does not compute what it should, or 2 for bad arguments."""
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
     if options.command == "runner":
-        return _runner(options)
-    # The profiler that counts a CPU's memory would tell of its own start and end.
+        return _measure_runner(options)
+    # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    commands = {
+        "attention": _measure_attention,
+        "memory": _measure_memory,
+        "decoding": _measure_decoding,
+    }
     try:
         load_parts(options.parts)
         if options.out is not None:
             require_writable(options.out, "--out")
-    except ConfigError as error:
-        parser.error(str(error))
-    if problem := arguments.problem(options):
-        parser.error(problem)
-    commands = {"attention": _attention, "memory": _memory, "decoding": _decoding}
-    try:
+        _check(options)
         return commands[options.command](options)
     except ConfigError as error:
-        parser.error(str(error))
+        print(f"python -m lit_attn.bench: error: {error}", file=sys.stderr)
+        return 2
 
 
-def _runner(options: argparse.Namespace) -> int:
-    from lit_attn.bench import runner
-
-    costs = runner.run(options.cells, options.jobs, options.expand, options.rounds, options.imports)
-    print(runner.table(costs))
-    return 0
-
-
-def _attention(options: argparse.Namespace) -> int:
+def _measure_attention(options: argparse.Namespace) -> int:
     from lit_attn.bench import attention, report
     from lit_attn.bench.blocks import Shape
 
-    device, dtype = _where(options)
-    disagreeing = False
+    device, dtype = _choose_device(options)
+    disagrees = False
     for tokens in options.tokens:
         shape = Shape(
             options.batch, tokens, options.dim, options.heads, options.ffn_ratio, options.causal
         )
-        begun = report.conditions(device, options.clock)
+        conditions = report.read_conditions(device, options.clock)
         rows = attention.run(
             options.presets, shape, options.modes, device, dtype, options.rounds, options.clock
         )
         title = (
-            f"Transformer block, forward + backward, {str(dtype).removeprefix('torch.')}: "
+            f"Transformer block, forward + backward, {_name(dtype)}: "
             f"batch {shape.batch}, {tokens} tokens{', causal' if shape.causal else ''}, "
             f"width {shape.dim}, {shape.heads} heads, {options.rounds} interleaved rounds; "
             "parameters matched through the FFN."
         )
-        where = report.finished(begun)
-        text = report.document(title, where, attention.table(rows))
-        print(text)
-        if options.out:
-            name = f"attention-{device}-{tokens}{'-causal' if shape.causal else ''}"
-            records = report.records(rows, attention.SPREADS)
-            report.write(options.out, name, text, records, where)
-        disagreeing |= any(row.seconds is None for row in rows)
-    return int(disagreeing)
+        name = f"attention-{device}-{tokens}{'-causal' if shape.causal else ''}"
+        _publish(options.out, name, title, conditions, attention, rows)
+        disagrees |= any(row.seconds is None for row in rows)
+    return int(disagrees)
 
 
-def _memory(options: argparse.Namespace) -> int:
+def _measure_memory(options: argparse.Namespace) -> int:
     from lit_attn.bench import memory, report
 
-    device, dtype = _where(options)
-    begun = report.conditions(device, options.clock)
+    device, dtype = _choose_device(options)
+    conditions = report.read_conditions(device, options.clock)
     rows = memory.run(
         options.presets,
         options.tokens,
@@ -92,25 +124,19 @@ def _memory(options: argparse.Namespace) -> int:
         options.clock,
     )
     title = (
-        f"Attention layer, forward + backward, uncompiled, {str(dtype).removeprefix('torch.')}: "
-        f"one sample, width {options.dim}, {options.heads} heads, {options.rounds} rounds. Held: "
-        "from forward to backward. Peak: at most in either. Both beyond the parameters and input."
+        f"Attention layer, forward + backward, uncompiled, {_name(dtype)}: one sample, width "
+        f"{options.dim}, {options.heads} heads, {options.rounds} rounds. Held: memory kept from "
+        "forward to backward. Peak: greatest memory in either. Without parameters and input."
     )
-    where = report.finished(begun)
-    text = report.document(title, where, memory.table(rows))
-    print(text)
-    if options.out:
-        records = report.records(rows, memory.SPREADS)
-        report.write(options.out, f"memory-{device}", text, records, where)
+    _publish(options.out, f"memory-{device}", title, conditions, memory, rows)
     return 0
 
 
-def _decoding(options: argparse.Namespace) -> int:
+def _measure_decoding(options: argparse.Namespace) -> int:
     from lit_attn.bench import decoding, report
-    from lit_attn.bench.decoder import Shape
 
-    device, dtype = _where(options)
-    shape = Shape(
+    device, dtype = _choose_device(options)
+    shape = decoding.Shape(
         options.batch,
         options.generate,
         options.dim,
@@ -119,31 +145,171 @@ def _decoding(options: argparse.Namespace) -> int:
         options.vocabulary,
         tuple(options.windows),
     )
-    begun = report.conditions(device, options.clock)
+    conditions = report.read_conditions(device, options.clock)
     rows = decoding.run(
         options.presets, options.tokens, shape, device, dtype, options.rounds, options.clock
     )
-    where = report.finished(begun)
-    title = decoding.title(shape, dtype, options.rounds)
-    text = report.document(title, where, decoding.table(rows))
-    print(text)
-    if options.out:
-        records = report.records(rows, decoding.SPREADS)
-        report.write(options.out, f"decoding-{device}", text, records, where)
+    title = decoding.format_title(shape, _name(dtype), options.rounds)
+    _publish(options.out, f"decoding-{device}", title, conditions, decoding, rows)
     return int(any(row.token is None for row in rows))
 
 
-def _where(options: argparse.Namespace) -> tuple[str, "torch.dtype"]:
-    """The device and its dtype; sets the number of threads."""
+def _measure_runner(options: argparse.Namespace) -> int:
+    from lit_attn.bench import runner
+
+    costs = runner.measure(
+        options.cells, options.jobs, options.expand, options.rounds, options.imports
+    )
+    print(runner.format_table(costs))
+    return 0
+
+
+def _publish(
+    folder: Path | None,
+    name: str,
+    title: str,
+    conditions: dict[str, str],
+    benchmark: Any,
+    rows: list[Any],
+) -> None:
+    """Print the table of a benchmark's module, and write it to `folder` if that is not None."""
+    from lit_attn.bench import report
+
+    conditions = report.add_final_load(conditions)
+    text = report.format_document(title, conditions, benchmark.format_table(rows))
+    print(text)
+    if folder:
+        records = report.make_records(rows, benchmark.SPREADS)
+        report.write_files(folder, name, text, records, conditions)
+
+
+def _choose_device(options: argparse.Namespace) -> tuple[str, "torch.dtype"]:
+    """Return the device and its dtype, and set the number of threads."""
     import torch
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        print("python -m lit_attn.bench: --device cuda: torch finds no GPU", file=sys.stderr)
-        raise SystemExit(2)
+        raise ConfigError("--device cuda: torch finds no GPU")
     return device, getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
+
+
+def _name(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError for arguments that do not fit together."""
+    names = [name + suffix for suffix in SUFFIXES[options.command] for name in PRESETS]
+    for name in options.presets:
+        if name not in names:
+            raise ConfigError(f"--presets: '{name}' is not a preset{suggest(name, names)}")
+        if name.endswith(HALF_HEADS) and options.heads % 2:
+            raise ConfigError(f"--presets: '{name}': {options.heads} heads have no half")
+        similarity = PRESETS[name.removesuffix(HALF_HEADS).removesuffix(WINDOWS)].similarity
+        if name.endswith(WINDOWS) and isinstance(similarity, LinearConfig):
+            raise ConfigError(f"--presets: '{name}': linear keys have no windows")
+    for mode in getattr(options, "modes", []):
+        if mode not in MODES:
+            raise ConfigError(f"--modes: '{mode}' is not a mode{suggest(mode, MODES)}")
+    if options.rounds < 2:
+        raise ConfigError("--rounds: an interquartile range needs at least 2")
+    width, rest = divmod(options.dim, options.heads)
+    if rest:
+        raise ConfigError(f"--heads: {options.heads} heads do not divide a width of {options.dim}")
+    if options.command == "decoding" and width % 2:
+        raise ConfigError(f"--heads: rotary positions need heads of an even width, not {width}")
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
+    _add_attention(commands.add_parser("attention"))
+    _add_memory(commands.add_parser("memory"))
+    _add_decoding(commands.add_parser("decoding"))
+    runner = commands.add_parser("runner")
+    runner.add_argument("--cells", type=_count, default=64, help="empty cells to run")
+    runner.add_argument("--jobs", type=_count, default=2, help="cells at once")
+    runner.add_argument("--expand", type=_count, default=10_000, help="cells to list and resume")
+    runner.add_argument("--imports", action="store_true", help="cells import torch and Lightning")
+    runner.add_argument("--rounds", type=_count, default=5, help="runs of each command")
+    return parser
+
+
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    names = [*PRESETS, "mgk" + HALF_HEADS]
+    add("--presets", nargs="+", default=names, metavar=f"NAME[{HALF_HEADS}]", help="default: all")
+    add("--batch", type=_count, default=128, help="samples")
+    add("--tokens", type=_count, nargs="+", default=[65], help="lengths; a table for each")
+    add("--dim", type=_count, default=192, help="width of the block")
+    add("--heads", type=_count, default=12, help="attention heads")
+    add("--ffn-ratio", type=_count, default=3, help="FFN width over DIM, of the baseline")
+    add("--causal", action="store_true", help="causal attention")
+    add("--modes", nargs="+", default=MODES, metavar="MODE", help="eager, compiled; default: both")
+    add("--rounds", type=int, default=15, help="measurements of each block")
+    _add_common(parser)
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--presets", nargs="+", default=MEMORY_PRESETS, metavar="NAME", help="default: one a kind")
+    add("--tokens", type=_count, nargs="+", help="lengths; default: 1k to 8k, linear keys to 64k")
+    add("--dim", type=_count, default=384, help="width of the layer")
+    add("--heads", type=_count, default=6, help="attention heads")
+    add("--rounds", type=int, default=3, help="measurements of each layer")
+    _add_common(parser)
+
+
+def _add_decoding(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    metavar = f"NAME[{WINDOWS}]"
+    add("--presets", nargs="+", default=DECODING_PRESETS, metavar=metavar, help="one a kind")
+    add(
+        "--windows",
+        type=_window,
+        nargs="+",
+        default=[256, None],
+        metavar="KEYS",
+        help=f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none",
+    )
+    add("--batch", type=_count, default=1, help="sequences")
+    add("--tokens", type=_count, nargs="+", default=[1024], help="lengths of the prompt")
+    add("--generate", type=_count, default=128, help="tokens after the prompt")
+    add("--dim", type=_count, default=384, help="width of the model")
+    add("--depth", type=_count, default=6, help="blocks")
+    add("--heads", type=_count, default=6, help="attention heads")
+    add("--vocabulary", type=_count, default=50_304, help="token ids")
+    add("--rounds", type=int, default=5, help="measurements of each model")
+    _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
+    add("--threads", type=_count, help="CPU threads; default: torch's choice")
+    add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
+    add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
+    return int(text)
+
+
+def _window(text: str) -> int | None:
+    """Return the keys that a token sees, itself included, or None for all keys."""
+    if text != "none" and (not text.isdecimal() or int(text) < 1):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number of keys nor none")
+    return None if text == "none" else int(text)
 
 
 if __name__ == "__main__":

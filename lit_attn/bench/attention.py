@@ -1,8 +1,8 @@
-"""Time of forward and backward of a transformer block with each preset, relative to the standard.
+"""Time and memory of a transformer block with each preset, forward + backward.
 
-The baseline is timm's block with timm's attention, which uses torch's scaled dot-product attention.
-The FFN width of every other block is chosen so that its parameter count is as close as possible to
-the baseline's. A block is not timed if its values or gradients differ from the reference.
+The baseline is timm's block with timm's attention on torch's scaled-dot-product call. The FFN width
+of every other block is solved so that its parameter count is nearest to the baseline's. A block
+whose values or gradients differ from the reference gets no number.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,20 @@ from lit_attn.bench.blocks import (
     MATERIALISED,
     Shape,
     Step,
+    add_materialised,
     agrees,
-    block,
-    matched_width,
-    parameters,
-    with_materialised,
+    build_block,
+    count_parameters,
+    match_width,
 )
-from lit_attn.bench.footprint import footprint
-from lit_attn.bench.report import mebibytes
-from lit_attn.bench.timing import Spread, interleaved, ratios, spread
+from lit_attn.bench.measure import (
+    Spread,
+    measure_memory,
+    measure_seconds,
+    summarize,
+    summarize_ratios,
+)
+from lit_attn.bench.report import format_mebibytes
 
 HEADER = (
     "| block | mode | parameters | FFN | ms (median ± IQR) | x baseline (± IQR) "
@@ -36,10 +41,10 @@ SPREADS = ("seconds", "ratio", "beside")
 
 
 class Row(NamedTuple):
-    """Measurements of one block in one mode; None if it differs from the reference.
+    """Measurements of one block in one mode; they are None if it disagrees with the reference.
 
-    Ratios of times are taken within a round. `beside` and `peak_beside` are ratios to the
-    materialised form of the same block, or None if there is none.
+    `ratio` and `peak_ratio` are relative to the baseline, `beside` and `peak_beside` to the block's
+    materialised form (None without one). Time ratios are within a round; `peak` is in bytes.
     """
 
     name: str
@@ -63,22 +68,24 @@ def run(
     rounds: int,
     clock: str = "wall",
 ) -> list[Row]:
-    """Measure every block in every mode ("eager", "compiled"); the baseline comes first."""
+    """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
-    blocks: dict[str, tuple[nn.Module, int]] = {BASELINE: (block(BASELINE, shape, width), width)}
-    target = parameters(blocks[BASELINE][0])
+    blocks: dict[str, tuple[nn.Module, int]] = {
+        BASELINE: (build_block(BASELINE, shape, width), width)
+    }
+    target = count_parameters(blocks[BASELINE][0])
     agreeing = {BASELINE}
-    for name in with_materialised(names):
-        width = matched_width(name, shape, target)
-        blocks[name] = block(name, shape, width), width
+    for name in add_materialised(names):
+        width = match_width(name, shape, target)
+        blocks[name] = build_block(name, shape, width), width
         if agrees(name, shape):
             agreeing.add(name)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=device, dtype=dtype)
     rows = []
     for mode in modes:
         torch.compiler.reset()
-        # All blocks share timm's forward. Beyond dynamo's limit of graphs it would not be compiled.
+        # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
         with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
             rows += _measure(blocks, agreeing, x, shape.causal, mode, device, rounds, clock)
     return rows
@@ -99,29 +106,29 @@ def _measure(
         for name, (module, _) in blocks.items()
         if name in agreeing
     }
-    seconds = interleaved(steps, rounds, device, clock)
-    peak = {name: footprint(step, device).peak for name, step in steps.items()}
+    seconds = measure_seconds(steps, rounds, device, clock)
+    peak = {name: measure_memory(step, device).peak for name, step in steps.items()}
     rows = []
     for name, (module, width) in blocks.items():
-        row = Row(name, mode, parameters(module), width)
+        row = Row(name, mode, count_parameters(module), width)
         if name in agreeing:
             row = row._replace(
-                seconds=spread(seconds[name]),
-                ratio=ratios(seconds[name], seconds[BASELINE]),
+                seconds=summarize(seconds[name]),
+                ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
                 peak=peak[name],
                 peak_ratio=peak[name] / peak[BASELINE],
             )
-            beside = name + MATERIALISED
-            if beside in agreeing:
+            materialised = name + MATERIALISED
+            if materialised in agreeing:
                 row = row._replace(
-                    beside=ratios(seconds[name], seconds[beside]),
-                    peak_beside=peak[name] / peak[beside],
+                    beside=summarize_ratios(seconds[name], seconds[materialised]),
+                    peak_beside=peak[name] / peak[materialised],
                 )
         rows.append(row)
     return rows
 
 
-def table(rows: list[Row]) -> str:
+def format_table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
     lines = [HEADER]
     for row in rows:
@@ -132,7 +139,7 @@ def table(rows: list[Row]) -> str:
             cells += [
                 f"{1e3 * row.seconds.median:.2f} ± {1e3 * row.seconds.iqr:.2f}",
                 *("" if s is None else f"{s.median:.2f} ± {s.iqr:.2f}" for s in row[5:7]),
-                mebibytes(row.peak),
+                format_mebibytes(row.peak),
                 *("" if ratio is None else f"{ratio:.2f}" for ratio in row[8:10]),
             ]
         lines.append(f"| {' | '.join(cells)} |")

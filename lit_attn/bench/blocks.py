@@ -1,7 +1,7 @@
-"""The transformer blocks that are compared: matched in parameters, held to the reference.
+"""Transformer blocks with matched parameter counts, checked against the reference.
 
-A block's name is a preset's, with what is different about it behind: `mgk/half-heads` has half as
-many heads of the same width (as MGK counts), `mgk/materialised` computes mgk with all n x n logits.
+The name of a block is a preset, with a suffix for a difference: `mgk/half-heads` has half as many
+heads of the same width (as MGK counts), `mgk/materialised` computes mgk with all n x n logits.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,14 @@ from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.parts import DotConfig
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench.arguments import HALF_HEADS
 from lit_attn.bench.materialised import Materialised, covers
 
 BASELINE = "timm attention"
-MATERIALISED = "/materialised"
+HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
 
 
 class Shape(NamedTuple):
-    """B samples of n tokens of width d in H heads; the baseline's FFN is `ratio` x d wide."""
+    """Shape of the input, and the width of the baseline's FFN as `ratio` x `dim`."""
 
     batch: int = 128
     tokens: int = 65
@@ -34,72 +33,72 @@ class Shape(NamedTuple):
     causal: bool = False
 
 
-def with_materialised(names: Iterable[str]) -> list[str]:
-    """The names, behind each the materialised form where its formula is not the standard one's."""
-    found = []
+def add_materialised(names: Iterable[str]) -> list[str]:
+    """Return the names, and after each unusual formula the name of its materialised form."""
+    all_names = []
     for name in names:
-        chosen = PRESETS[name.removesuffix(HALF_HEADS)]
-        found.append(name)
-        is_standard = isinstance(chosen.similarity, DotConfig) and not chosen.compose.places()
-        if covers(chosen) and not is_standard:
-            found.append(name + MATERIALISED)
-    return found
+        spec = PRESETS[name.removesuffix(HALF_HEADS)]
+        all_names.append(name)
+        is_standard = isinstance(spec.similarity, DotConfig) and not spec.compose.places()
+        if covers(spec) and not is_standard:
+            all_names.append(name + MATERIALISED)
+    return all_names
 
 
-def layer(name: str, shape: Shape) -> Attention:
-    """The attention layer of a block called `name`."""
+def build_layer(name: str, shape: Shape) -> Attention:
+    """Return the attention layer of the block called `name`."""
     base = name.removesuffix(MATERIALISED)
-    made = attn_layer(base.removesuffix(HALF_HEADS))
+    layer_class = attn_layer(base.removesuffix(HALF_HEADS))
     if base != name:
-        made = type("Materialised", (Materialised,), {"spec": made.spec})
+        layer_class = type("Materialised", (Materialised,), {"spec": layer_class.spec})
     heads = shape.heads // 2 if base.endswith(HALF_HEADS) else shape.heads
-    return made(shape.dim, heads, attn_head_dim=shape.dim // shape.heads)
+    return layer_class(shape.dim, heads, attn_head_dim=shape.dim // shape.heads)
 
 
-def block(name: str, shape: Shape, width: int) -> nn.Module:
-    """A pre-norm block with the layer called `name`, or timm's own, and an FFN of that width."""
-    built = Block(shape.dim, shape.heads)
+def build_block(name: str, shape: Shape, width: int) -> nn.Module:
+    """Return a pre-norm block with the layer called `name`, or timm's, and an FFN of `width`."""
+    block = Block(shape.dim, shape.heads)
     if name != BASELINE:
-        built.attn = layer(name, shape)
-    # Block takes its FFN's width as a ratio of d, which cannot say every integer.
-    built.mlp = timm.layers.Mlp(shape.dim, width)
-    return built
+        block.attn = build_layer(name, shape)
+    # timm's Block takes the FFN's width as a ratio of d, which cannot express every integer.
+    block.mlp = timm.layers.Mlp(shape.dim, width)
+    return block
 
 
-def matched_width(name: str, shape: Shape, target: int) -> int:
-    """The FFN width that brings the block's parameter count nearest `target`."""
-    one, two = (parameters(block(name, shape, width)) for width in (1, 2))
+def match_width(name: str, shape: Shape, target: int) -> int:
+    """Return the FFN width with which the block's parameter count is nearest to `target`."""
+    one, two = (count_parameters(build_block(name, shape, width)) for width in (1, 2))
     return max(1, round((target - one) / (two - one)) + 1)
 
 
-def parameters(module: nn.Module) -> int:
-    """How many scalars train."""
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of scalar parameters."""
     return sum(p.numel() for p in module.parameters())
 
 
 def agrees(name: str, shape: Shape) -> bool:
-    """Whether the layer gives the reference's values and gradients, in float64."""
-    compared = layer(name, shape).double().eval()
+    """Return True if the layer has the values and gradients of the reference, in float64."""
+    compared = build_layer(name, shape).double().eval()
     x = torch.randn(2, min(shape.tokens, 33), shape.dim, dtype=torch.double, requires_grad=True)
-    wanted = [x, *compared.parameters()]
+    inputs = [x, *compared.parameters()]
     out = compared(x, is_causal=shape.causal)
-    plain = reference.attention(compared, x, is_causal=shape.causal)
+    expected = reference.attention(compared, x, is_causal=shape.causal)
     direction = torch.randn_like(out)
     pairs = zip(
-        torch.autograd.grad(out, wanted, direction, materialize_grads=True),
-        torch.autograd.grad(plain, wanted, direction, materialize_grads=True),
+        torch.autograd.grad(out, inputs, direction, materialize_grads=True),
+        torch.autograd.grad(expected, inputs, direction, materialize_grads=True),
         strict=True,
     )
-    return torch.allclose(out, plain) and all(torch.allclose(a, b) for a, b in pairs)
+    return torch.allclose(out, expected) and all(torch.allclose(a, b) for a, b in pairs)
 
 
 class Step:
-    """Forward and backward of a module on the same random tokens; no gradient is left behind."""
+    """Forward and backward pass of a module on fixed random tokens; it leaves no gradient."""
 
     def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
         """`mode`: "eager" or "compiled"."""
         self.module = module.train()
-        # Whole graphs or an error: a part that fell back would be timed uncompiled.
+        # A graph break is an error: without it a part would be timed uncompiled.
         self.call = torch.compile(module, fullgraph=True) if mode == "compiled" else module
         self.x = x.clone().requires_grad_()
         self.gradient = torch.randn_like(x)

@@ -1,22 +1,31 @@
-"""Decoding token by token with a cache, for each preset: the inference half of DCMHA's Table 6.
+"""Speed and cache of decoding with each preset: the inference half of DCMHA's Table 6.
 
-The model reads a prompt in one piece, then generates the most likely token each time. Models are
-not compiled, and parameters are not matched: as in that table, a preset adds its parameters to
-those of the standard model. A model is not timed if its logits with the cache differ from those of
-the whole sequence.
+The model is Transformer++ with random weights, as in that table: rotary positions, RMSNorm, SwiGLU,
+untied output layer; `NAME/windows` has windows in some layers. It processes a prompt at once and
+then adds the likeliest token, again and again. Models are uncompiled and not matched in parameters,
+as in that table. A model whose logits with the cache differ from those of the complete sequence
+gets no number.
+
+Shapes: B batch, n tokens.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from lit_attn.bench.arguments import WINDOWS
-from lit_attn.bench.blocks import parameters
-from lit_attn.bench.decoder import Decoder, Shape, agrees, held
-from lit_attn.bench.report import mebibytes
-from lit_attn.bench.timing import Spread, interleaved, ratios, spread
+from lit_attn.attention.cache import Cache
+from lit_attn.attention.spec import PRESETS
+from lit_attn.bench.blocks import count_parameters
+from lit_attn.bench.measure import Spread, measure_seconds, summarize, summarize_ratios
+from lit_attn.bench.report import format_mebibytes
+from lit_attn.config.models import language
+from lit_attn.config.models.base import FFN
+from lit_attn.models import gpt
 
+WINDOWS = "/windows"
 BASELINE = "standard"
 
 HEADER = (
@@ -26,14 +35,118 @@ HEADER = (
 )
 SPREADS = ("prefill", "token", "ratio", "beside", "recomputed")
 
+# Limits of the parity check: several chunks of queries and several of the published windows of 256,
+# with little memory in float64.
+CHECKED_TOKENS, CHECKED_VOCABULARY = 1024, 64
+
+
+class Shape(NamedTuple):
+    """Batch of sequences to which `generate` tokens are added, and the size of the model.
+
+    `windows` are those of `GPTConfig`, for models called NAME/windows.
+    """
+
+    batch: int
+    generate: int
+    dim: int
+    depth: int
+    heads: int
+    vocabulary: int
+    windows: tuple[int | None, ...]
+
+
+def configure(name: str, shape: Shape) -> language.GPTConfig:
+    """Return the model called `name`, with LLaMA's FFN width: 8 d / 3, rounded up to 256."""
+    base = name.removesuffix(WINDOWS)
+    return language.GPTConfig(
+        dim=shape.dim,
+        depth=shape.depth,
+        heads=shape.heads,
+        ffn=FFN(width=-(-8 * shape.dim // (3 * 256)) * 256, activation="swiglu"),
+        positions="rotary",
+        norm="rmsnorm",
+        head="untied",
+        attention=PRESETS[base],
+        windows=(None,) if name == base else shape.windows,
+    )
+
+
+class Decoder:
+    """Model and a batch of sequences: `prefill` processes the prompt, then `decode` adds tokens."""
+
+    def __init__(self, name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.generate = shape.generate
+        self.network = build_network(name, shape, n + shape.generate, device, dtype)
+        self.prompt = draw_tokens(shape.batch, n, shape.vocabulary, device)
+        # The average length of the sequence while it grows.
+        length = n + (shape.generate + 1) // 2
+        self.sequence = draw_tokens(shape.batch, length, shape.vocabulary, device)
+        self.caches: list[Cache] = []
+        self.last = self.prompt[:, -1:]
+
+    def prefill(self) -> None:
+        self.caches = self.network.trunk.new_caches()
+        self.last = self._next(self.prompt, self.caches)
+
+    def decode(self) -> None:
+        for _ in range(self.generate):
+            self.last = self._next(self.last, self.caches)
+
+    def recompute(self) -> None:
+        self._next(self.sequence, None)
+
+    @torch.no_grad()
+    def _next(self, tokens: Tensor, caches: list[Cache] | None) -> Tensor:
+        """Return the likeliest next token, (B, n) -> (B, 1), without a wait for the device."""
+        hidden = self.network.trunk(tokens, caches=caches)
+        return self.network.logits(hidden[:, -1:]).argmax(-1)
+
+
+def build_network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> gpt.GPT:
+    """Return the model called `name` for up to `n` tokens."""
+    network = gpt.build(configure(name, shape), shape.vocabulary, n, device)
+    return network.to(dtype).eval()
+
+
+def draw_tokens(batch: int, n: int, vocabulary: int, device: str) -> Tensor:
+    """Return random tokens (B, n)."""
+    return torch.randint(vocabulary, (batch, n), device=device)
+
+
+def count_cache_bytes(caches: Sequence[Cache]) -> int:
+    """Return the bytes of the storages behind the tensors of the caches."""
+    storages = [part.untyped_storage() for cache in caches for part in cache.tensors()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@torch.no_grad()
+def agrees(name: str, shape: Shape, n: int, device: str) -> bool:
+    """Return True if decoding with the cache gives the logits of the complete sequence, in float64.
+
+    The model has its first layers only, with every window among them.
+    """
+    torch.manual_seed(0)
+    depth = min(shape.depth, max(2, len(shape.windows)))
+    small = shape._replace(
+        depth=depth, vocabulary=min(shape.vocabulary, CHECKED_VOCABULARY), generate=3
+    )
+    n = min(n, CHECKED_TOKENS)
+    network = build_network(name, small, n + small.generate, device, torch.double)
+    tokens = draw_tokens(min(shape.batch, 2), n + small.generate, small.vocabulary, device)
+    caches = network.trunk.new_caches()
+    cuts = itertools.pairwise([0, *range(n, n + small.generate + 1)])
+    logits = torch.cat([network(tokens[:, start:stop], caches) for start, stop in cuts], dim=1)
+    return torch.allclose(logits, network(tokens), rtol=1e-9, atol=1e-11)
+
 
 class Row(NamedTuple):
-    """Measurements of one model with one prompt; None if its cache is wrong.
+    """Measurements of one model after one prompt; they are None if its cache is wrong.
 
-    `prefill`: seconds of the prompt. `token`: seconds of a step that adds one token to each
-    sequence. `recomputed`: seconds of such a step that computes the whole sequences again. `rate`:
-    tokens/s of all sequences. `ratio` and `beside`: the rate divided by the standard model's in the
-    same round, without and with windows. `cache`: bytes per sequence after the last token.
+    Seconds of the prompt (`prefill`), of a step that adds a token to each sequence (`token`), and
+    of such a step without a cache (`recomputed`). `rate`: tokens/s of all sequences; `ratio` and
+    `beside`: the rate over the standard model's in the same round, without and with windows.
+    `cache`: bytes of each sequence after the last token.
     """
 
     name: str
@@ -57,13 +170,15 @@ def run(
     rounds: int,
     clock: str = "wall",
 ) -> list[Row]:
-    """Measure every model with every length of the prompt; the standard model comes first.
+    """Return a row for every model and length of the prompt, the standard model first.
 
-    If a model has windows, the standard model with the same windows comes second.
+    If models have windows, the standard model with the same windows is the second.
     """
-    windowed = [BASELINE + WINDOWS] if any(name.endswith(WINDOWS) for name in names) else []
-    every = list(dict.fromkeys([BASELINE, *windowed, *names]))
-    return [row for n in prompts for row in _measure(every, n, shape, device, dtype, rounds, clock)]
+    standards = [BASELINE + WINDOWS] if any(name.endswith(WINDOWS) for name in names) else []
+    models = list(dict.fromkeys([BASELINE, *standards, *names]))
+    return [
+        row for n in prompts for row in _measure(models, n, shape, device, dtype, rounds, clock)
+    ]
 
 
 def _measure(
@@ -80,40 +195,40 @@ def _measure(
     calls: dict[str, Callable[[], None]] = {}
     for name in agreeing:
         decoder = decoders[name]
-        # The order matters: `decode` continues after the prompt of the same round.
+        # The order matters: the tokens of a round follow its prompt.
         calls["prefill " + name] = decoder.prefill
         calls["decode " + name] = decoder.decode
         calls["recompute " + name] = decoder.recompute
-    seconds = interleaved(calls, rounds, device, clock)
+    seconds = measure_seconds(calls, rounds, device, clock)
     rows = []
     for name, decoder in decoders.items():
-        row = Row(name, parameters(decoder.network), n)
+        row = Row(name, count_parameters(decoder.network), n)
         if name in agreeing:
-            decode_seconds = seconds["decode " + name]
-            token = spread(value / shape.generate for value in decode_seconds)
-            same = BASELINE + WINDOWS
+            decoding = seconds["decode " + name]
+            token = summarize(total / shape.generate for total in decoding)
+            windowed = BASELINE + WINDOWS
             row = row._replace(
-                prefill=spread(seconds["prefill " + name]),
+                prefill=summarize(seconds["prefill " + name]),
                 token=token,
                 rate=shape.batch / token.median,
-                ratio=ratios(seconds["decode " + BASELINE], decode_seconds)
+                ratio=summarize_ratios(seconds["decode " + BASELINE], decoding)
                 if BASELINE in agreeing
                 else None,
-                beside=ratios(seconds["decode " + same], decode_seconds)
-                if name.endswith(WINDOWS) and same in agreeing
+                beside=summarize_ratios(seconds["decode " + windowed], decoding)
+                if name.endswith(WINDOWS) and windowed in agreeing
                 else None,
-                recomputed=spread(seconds["recompute " + name]),
-                cache=held(decoder.caches) // shape.batch,
+                recomputed=summarize(seconds["recompute " + name]),
+                cache=count_cache_bytes(decoder.caches) // shape.batch,
             )
         rows.append(row)
     return rows
 
 
-def title(shape: Shape, dtype: torch.dtype, rounds: int) -> str:
-    """Return a sentence that describes the measurement."""
+def format_title(shape: Shape, dtype: str, rounds: int) -> str:
+    """Return a description of the measurements."""
     windows = ", ".join("all" if keys is None else f"{keys} tokens" for keys in shape.windows)
     return (
-        f"Decoding with a key-value cache, uncompiled, {str(dtype).removeprefix('torch.')}: "
+        f"Decoding with a key-value cache, uncompiled, {dtype}: "
         f"{shape.depth} layers, width {shape.dim}, {shape.heads} heads, vocabulary of "
         f"{shape.vocabulary}, batch {shape.batch}; a prompt, then {shape.generate} tokens one by "
         f"one; {rounds} interleaved rounds. x: tokens/s over the standard model's. /windows: the "
@@ -121,7 +236,7 @@ def title(shape: Shape, dtype: torch.dtype, rounds: int) -> str:
     )
 
 
-def table(rows: list[Row]) -> str:
+def format_table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
     lines = [HEADER]
     for row in rows:
@@ -139,11 +254,11 @@ def table(rows: list[Row]) -> str:
                 _format_spread(row.beside),
                 _format_spread(row.recomputed, 1e3),
             ]
-            cells.append(mebibytes(row.cache))
+            cells.append(format_mebibytes(row.cache))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _format_spread(value: Spread | None, unit: float = 1) -> str:
-    """Return median and interquartile range, multiplied by `unit`."""
-    return "" if value is None else f"{unit * value.median:.2f} ± {unit * value.iqr:.2f}"
+def _format_spread(spread: Spread | None, unit: float = 1) -> str:
+    """Return the median and the interquartile range, times `unit`."""
+    return "" if spread is None else f"{unit * spread.median:.2f} ± {unit * spread.iqr:.2f}"

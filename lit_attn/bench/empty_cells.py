@@ -1,10 +1,11 @@
-"""Cells that train nothing, to measure the runner: `python -m lit_attn.bench.empty_cells`."""
+"""Cells that train nothing, and a command that runs them for `lit_attn.bench.runner`."""
 
 import argparse
 import io
 import json
 import resource
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from lit_attn.ablate.display import Lines
@@ -17,18 +18,18 @@ from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 
 
-def cell(folder: Path, *, smoke: bool) -> None:
+def run_cell(folder: Path, *, smoke: bool) -> None:
     """Write a result without training."""
-    result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
+    make_result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
 
 
-def result(of: Cell) -> Result:
+def make_result(cell: Cell) -> Result:
     """Return a result without numbers."""
     return Result(
-        study=of.study,
-        variant=of.variant,
-        seed=of.seed,
-        identity=of.fingerprint,
+        study=cell.study,
+        variant=cell.variant,
+        seed=cell.seed,
+        identity=cell.fingerprint,
         metrics={},
         selected_epoch=0,
         steps=0,
@@ -48,27 +49,29 @@ def result(of: Cell) -> Result:
     )
 
 
-def training_cell(folder: Path, *, smoke: bool) -> None:
-    """Import what training imports, then write a result without training."""
-
-    cell(folder, smoke=smoke)
+def run_importing_cell(folder: Path, *, smoke: bool) -> None:
+    """Import the modules of training and write a result."""
+    import_module("lit_attn.training.build")
+    run_cell(folder, smoke=smoke)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the first cells of a study as the ablate command does, without tables.
+    """Run the first cells of a study as the ablation command does, but write no tables.
 
-    Print the number of cells and the peak memory of the runner in bytes, as JSON.
+    Prints the number of cells that ran and the runner's greatest memory in bytes.
     """
     parser = argparse.ArgumentParser(
         prog="python -m lit_attn.bench.empty_cells", description=__doc__
     )
     parser.add_argument("study", type=Path, help="an ablations.yaml, or a cell's folder")
-    parser.add_argument("--out", type=Path, help="where the study's cells go; none: one cell alone")
-    parser.add_argument("--cells", type=int)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--imports", action="store_true")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the cells; without it STUDY is the folder of one cell"
+    )
+    parser.add_argument("--cells", type=int, help="number of cells; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at once")
+    parser.add_argument("--imports", action="store_true", help="import the modules of training")
     options = parser.parse_args(arguments)
-    target = training_cell if options.imports else cell
+    target = run_importing_cell if options.imports else run_cell
     if options.out is None:
         target(options.study, smoke=False)
         return 0
@@ -77,8 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     missing = [job for job in jobs if job.state() != "done"]
     launcher = Launcher(f"lit_attn.bench.empty_cells:{target.__name__}")
     summary = Runner(launcher, make_slots(options.jobs), Lines(io.StringIO())).run(missing)
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"ran": len(missing), "failed": len(summary.failed), "memory": held}))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"ran": len(missing), "failed": len(summary.failed), "memory": memory}))
     return 1 if summary.failed else 0
 
 

@@ -1,8 +1,8 @@
-"""Overhead of the runner, compared with Hydra's multirun (joblib launcher) and a shell loop.
+"""Cost of the runner itself, next to a shell loop and Hydra's multirun with its joblib launcher.
 
-The cells are trivial (they write an invented result), so the time is the runner's. Every row times
-a complete command, including the interpreter. The commands take turns, so a slow moment of the
-machine affects all of them. Hydra is optional: its rows need `hydra-joblib-launcher`.
+The cells are empty (lit_attn.bench.empty_cells), so all of the time is the runner's. Every row is a
+new command, with the start of its interpreter. The commands take turns, so that a slower machine
+slows all of them. Hydra is no dependency; its rows appear if `hydra-joblib-launcher` is installed.
 """
 
 import importlib.util
@@ -43,12 +43,12 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_attn.bench.empty_cells import cell, training_cell
+from lit_attn.bench.empty_cells import run_cell, run_importing_cell
 
 
 @hydra.main(version_base=None, config_path=None)
 def main(config: DictConfig) -> None:
-    (training_cell if config.imports else cell)(Path(config.folder), smoke=False)
+    (run_importing_cell if config.imports else run_cell)(Path(config.folder), smoke=False)
 
 
 main()
@@ -56,131 +56,139 @@ main()
 
 
 class Row(NamedTuple):
-    """Median, smallest and largest time over all rounds, in seconds."""
+    """Median, least and greatest seconds of all rounds."""
 
-    what: str
+    label: str
     median: float
     least: float
     most: float
 
 
 class Costs(NamedTuple):
-    """Rows of the table, and the peak memory of the runner over all cells, in bytes."""
+    """Rows of the table, and the runner's greatest memory in bytes."""
 
     rows: list[Row]
     memory: int
 
 
-def run(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> Costs:
-    """Time running `cells` cells, `at_once` at a time, and listing and resuming about `expanded`.
+def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> Costs:
+    """Time a run of `cells` cells, `at_once` at a time, and listing and resuming `expanded` cells.
 
-    With `imports`, cells import what training imports.
+    With `imports` every cell imports the modules of training.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         (folder / "experiment.yaml").write_text(EXPERIMENT)
-        whole, side = _study(folder, "all", expanded)
-        _study(folder, "some", cells, column=True)
-        ways = _ways(folder, cells, at_once, imports)
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        alone = _ways(folder, 1, 1, imports)
-        first: dict[str, list[float]] = {way: [] for way in ways}
+        large_study, side = _write_study(folder, "all", expanded)
+        _write_study(folder, "some", cells, column=True)
+        commands = _commands(folder, cells, at_once, imports)
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        single = _commands(folder, 1, 1, imports)
+        first: dict[str, list[float]] = {name: [] for name in commands}
         for number in range(rounds):
-            for place, way in enumerate(ways):
-                # The shell loop would split a name that contains a space.
-                first[way].append(_timed(alone[way], folder / f"first-{place}-{number}"))
-                times[way].append(_timed(ways[way], folder / f"all-{place}-{number}"))
+            for index, name in enumerate(commands):
+                # The shell loop would split a folder's name at a space.
+                first[name].append(_run(single[name](folder / f"first-{index}-{number}"))[0])
+                times[name].append(_run(commands[name](folder / f"all-{index}-{number}"))[0])
         rows = []
-        for way, totals in times.items():
+        for name, seconds in times.items():
             each = [
                 (many - one) / max(1, cells - 1)
-                for many, one in zip(totals, first[way], strict=True)
+                for many, one in zip(seconds, first[name], strict=True)
             ]
-            rows.append(_row(f"{way}: {cells} cells, {at_once} at once", totals))
-            rows.append(_row(f"{way}: each further cell", each))
+            rows.append(_make_row(f"{name}: {cells} cells, {at_once} at once", seconds))
+            rows.append(_make_row(f"{name}: each further cell", each))
 
-        listed = f"{side * side:,} cells"
-        dry = [sys.executable, "-m", "lit_attn.ablate", str(whole), "--dry-run"]
+        count = f"{side * side:,} cells"
+        dry = [sys.executable, "-m", "lit_attn.ablate", str(large_study), "--dry-run"]
         dry += ["--out", str(folder / "done")]
-        command = [sys.executable, "-m", "lit_attn.bench.empty_cells", str(whole)]
+        command = [sys.executable, "-m", "lit_attn.bench.empty_cells", str(large_study)]
         command += ["--out", str(folder / "done")]
-        new = _row(f"--dry-run of {listed}, none begun", [_seconds(dry)[0] for _ in range(rounds)])
-        for job in _jobs(whole, folder / "done"):
-            # Written without fsync, which would take minutes for all cells.
+        listing = [_run(dry)[0] for _ in range(rounds)]
+        rows.append(_make_row(f"--dry-run of {count}, none started", listing))
+        for job in _expand(large_study, folder / "done"):
+            # `Result.write` would take minutes, because of an fsync for each file.
             job.folder.mkdir(parents=True)
-            record = empty_cells.result(job.cell).model_dump_json(indent=2)
+            record = empty_cells.make_result(job.cell).model_dump_json(indent=2)
             (job.folder / "result.json").write_text(record)
-        resumed = [_seconds(command) for _ in range(rounds)]
+        resumed = [_run(command) for _ in range(rounds)]
         summaries = [json.loads(output) for _, output in resumed]
         assert {summary["ran"] for summary in summaries} == {0}
-        rows += [new, _row(f"resume with {listed} done", [seconds for seconds, _ in resumed])]
+        rows.append(_make_row(f"resume with {count} done", [seconds for seconds, _ in resumed]))
         return Costs(rows, max(summary["memory"] for summary in summaries))
 
 
-def table(costs: Costs) -> str:
-    """Return the costs as a Markdown table, in milliseconds."""
-    lines = ["| what | median (ms) | least | most |", "|---|---:|---:|---:|"]
+def format_table(costs: Costs) -> str:
+    """Return a Markdown table in milliseconds."""
+    lines = ["| command | median (ms) | least | most |", "|---|---:|---:|---:|"]
     lines += [
-        f"| {row.what} | {row.median * 1e3:,.1f} | {row.least * 1e3:,.1f} | {row.most * 1e3:,.1f} |"
+        f"| {row.label} | {1e3 * row.median:,.1f} | {1e3 * row.least:,.1f} |"
+        f" {1e3 * row.most:,.1f} |"
         for row in costs.rows
     ]
     return "\n".join([*lines, "", f"Memory of the runner: {costs.memory / 1e6:,.0f} MB."])
 
 
-def _ways(
+def _commands(
     folder: Path, cells: int, at_once: int, imports: bool
 ) -> dict[str, Callable[[Path], list[str]]]:
-    """Return the functions that prepare a folder and return the command that runs its cells."""
+    """Return functions from a folder to the command that runs the cells there, by name.
+
+    They write what the command needs, which is not timed.
+    """
     study = folder / "some.yaml"
-    also = ["--imports"] if imports else []
-    one = [sys.executable, "-m", "lit_attn.bench.empty_cells", *also]
+    options = ["--imports"] if imports else []
+    empty = [sys.executable, "-m", "lit_attn.bench.empty_cells", *options]
 
-    def ours(out: Path) -> list[str]:
-        return [*one, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]
+    def lit_attn(out: Path) -> list[str]:
+        return [*empty, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]
 
-    def prepared(out: Path) -> list[str]:
-        jobs = _jobs(study, out)[:cells]
+    def write_cells(out: Path) -> list[str]:
+        jobs = _expand(study, out)[:cells]
         for job in jobs:
-            _prepare(job)
+            job.cell.write(job.folder / "config.yaml")
         return [str(job.folder) for job in jobs]
 
     def shell(out: Path) -> list[str]:
-        folders = " ".join(shlex.quote(path) for path in prepared(out))
-        loop = f"printf '%s\\n' {folders} | xargs -n 1 -P {at_once} {shlex.join(one)}"
+        folders = " ".join(shlex.quote(path) for path in write_cells(out))
+        loop = f"printf '%s\\n' {folders} | xargs -n 1 -P {at_once} {shlex.join(empty)}"
         return ["sh", "-c", loop]
 
     def hydra(out: Path) -> list[str]:
         app = folder / "app.py"
         app.write_text(HYDRA)
-        quoted = ",".join(f"'{path}'" for path in prepared(out))
-        swept = [f"+folder={quoted}", f"+imports={str(imports).lower()}"]
+        quoted = ",".join(f"'{path}'" for path in write_cells(out))
+        cell_options = [f"+folder={quoted}", f"+imports={str(imports).lower()}"]
         settings = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={at_once}"]
-        return [sys.executable, str(app), "-m", *settings, f"hydra.sweep.dir={out}/hydra", *swept]
+        return [
+            sys.executable,
+            str(app),
+            "-m",
+            *settings,
+            f"hydra.sweep.dir={out}/hydra",
+            *cell_options,
+        ]
 
-    ways: dict[str, Callable[[Path], list[str]]] = {"lit_attn": ours, "shell loop": shell}
+    commands: dict[str, Callable[[Path], list[str]]] = {"lit_attn": lit_attn, "shell loop": shell}
     # `find_spec` of a submodule fails if its package is missing.
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"):
-        ways["Hydra, joblib"] = hydra
-    return ways
+        commands["Hydra, joblib"] = hydra
+    return commands
 
 
-def _timed(way: Callable[[Path], list[str]], out: Path) -> float:
-    return _seconds(way(out))[0]
+def _run(command: list[str]) -> tuple[float, str]:
+    """Return the seconds and the output of a command; raise RuntimeError if it fails."""
+    start = time.perf_counter()
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if finished.returncode:
+        raise RuntimeError(f"{shlex.join(command)[:200]} failed: {finished.stderr[-500:]}")
+    return seconds, finished.stdout
 
 
-def _seconds(command: list[str]) -> tuple[float, str]:
-    """Run a command; return its seconds and its output. Raises RuntimeError if it fails."""
-    begun = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)[:200]} failed: {done.stderr[-500:]}")
-    return seconds, done.stdout
-
-
-def _study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[Path, int]:
-    """Write a study of about `cells` cells: a square of two axes, or one `column`."""
+def _write_study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[Path, int]:
+    """Write a study of about `cells` cells, a square or one `column`; return its path and side."""
     side = round(cells**0.5)
     rates = list(range(1, (cells if column else side) + 1))
     path = folder / f"{name}.yaml"
@@ -188,13 +196,9 @@ def _study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[P
     return path, side
 
 
-def _jobs(study: Path, out: Path) -> list[Job]:
+def _expand(study: Path, out: Path) -> list[Job]:
     return expand(read_studies(study)["bench"], out).jobs
 
 
-def _prepare(job: Job) -> None:
-    job.cell.write(job.folder / "config.yaml")
-
-
-def _row(what: str, times: list[float]) -> Row:
-    return Row(what, statistics.median(times), min(times), max(times))
+def _make_row(label: str, times: list[float]) -> Row:
+    return Row(label, statistics.median(times), min(times), max(times))

@@ -17,7 +17,7 @@ from lit_attn.attention import chunked, fused, kernels
 from lit_attn.attention.parts import DotConfig, GaussianConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import blocks
-from lit_attn.bench.footprint import footprint
+from lit_attn.bench.measure import measure_memory
 
 SCALE = 0.3
 several_keys = pytest.mark.parametrize("m", [1, 2, 3])
@@ -204,14 +204,14 @@ def test_a_belief2_block_peaks_near_the_standard_one(mode: str) -> None:
     torch.compiler.reset()
     shape = blocks.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)
-    standard = blocks.block(blocks.BASELINE, shape, shape.ratio * shape.dim)
-    width = blocks.matched_width("belief2", shape, blocks.parameters(standard))
-    belief2 = blocks.block("belief2", shape, width)
+    standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
+    width = blocks.match_width("belief2", shape, blocks.count_parameters(standard))
+    belief2 = blocks.build_block("belief2", shape, width)
     peaks = []
     for block in (standard, belief2):
         step = blocks.Step(block, x, False, mode)
         step()
-        peaks.append(footprint(step, "cpu").peak)
+        peaks.append(measure_memory(step, "cpu").peak)
     assert peaks[1] <= 1.10 * peaks[0]
 
 
@@ -252,13 +252,13 @@ def test_what_is_kept_on_a_gpu() -> None:
     """A block's held and peak memory beside timm's, as on a CPU."""
     shape = blocks.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
-    standard = blocks.block(blocks.BASELINE, shape, shape.ratio * shape.dim)
-    width = blocks.matched_width("belief2", shape, blocks.parameters(standard))
+    standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
+    width = blocks.match_width("belief2", shape, blocks.count_parameters(standard))
     held = []
-    for block in (standard, blocks.block("belief2", shape, width)):
+    for block in (standard, blocks.build_block("belief2", shape, width)):
         step = blocks.Step(block.cuda(), x, False)
         step()
-        held.append(footprint(step, "cuda").held)
+        held.append(measure_memory(step, "cuda").held)
     assert held[1] <= 1.2 * held[0]
 
 

@@ -1,4 +1,4 @@
-"""The decoding benchmark: no number for a wrong cache, counted bytes, ratios of the same round."""
+"""The decoding benchmark: no number for a wrong cache, bytes of caches, ratios within a round."""
 
 import csv
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torch import Tensor
 from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.compose import Maps
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench import decoder, decoding
+from lit_attn.bench import decoding
 from lit_attn.bench.__main__ import main
 
 DIM, HEADS, DEPTH, PROMPT, GENERATED = 24, 3, 2, 7, 3
 WIDTH = DIM // HEADS
-SHAPE = decoder.Shape(
+SHAPE = decoding.Shape(
     batch=2,
     generate=GENERATED,
     dim=DIM,
@@ -31,11 +31,11 @@ SMALL = (
 ).split()
 
 
-def measured(*names: str) -> list[decoding.Row]:
+def measure(*names: str) -> list[decoding.Row]:
     return decoding.run(names, [PROMPT], SHAPE, "cpu", torch.float32, rounds=2)
 
 
-def in_csv(folder: Path, device: str = "cpu") -> list[dict[str, str]]:
+def read_csv(folder: Path, device: str = "cpu") -> list[dict[str, str]]:
     with (folder / f"decoding-{device}.csv").open() as file:
         return list(csv.DictReader(file))
 
@@ -45,45 +45,45 @@ def cells(printed: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def timed_one(name: str, shape: decoder.Shape = SHAPE) -> decoder.Decoder:
-    return decoder.Decoder(name, shape, PROMPT, "cpu", torch.double)
+def make_decoder(name: str, shape: decoding.Shape = SHAPE) -> decoding.Decoder:
+    return decoding.Decoder(name, shape, PROMPT, "cpu", torch.double)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "standard/windows", "mgk/windows", "dcmha/windows"])
-def test_every_preset_agrees(name: str) -> None:
-    assert decoder.agrees(name, SHAPE, PROMPT, "cpu")
+def test_every_preset_decodes_the_logits_of_the_complete_sequence(name: str) -> None:
+    assert decoding.agrees(name, SHAPE, PROMPT, "cpu")
 
 
 @pytest.mark.parametrize("name", ["standard", "mgk", "dcmha/windows"])
-def test_what_is_timed_is_greedy_decoding(name: str) -> None:
-    """With its caches the model says the tokens that it says without them."""
-    timed = timed_one(name)
-    found = []
+def test_the_timed_calls_decode_greedily(name: str) -> None:
+    """The model returns the same tokens with its caches as without them."""
+    timed = make_decoder(name)
+    decoded = []
     timed.prefill()
     for step in range(GENERATED):
-        found.append(timed.last)
+        decoded.append(timed.last)
         timed.generate = 1
         timed.decode()
         assert all(cache.seen == PROMPT + step + 1 for cache in timed.caches)
     sequence = timed.prompt
     with torch.no_grad():
-        for token in found:
+        for token in decoded:
             assert torch.equal(timed.network(sequence)[:, -1:].argmax(-1), token)
             sequence = torch.cat([sequence, token], dim=1)
 
 
-def test_decoding_goes_on_from_the_prompt_of_its_round() -> None:
-    timed = timed_one("standard")
+def test_decoding_continues_from_the_prompt_of_its_round() -> None:
+    timed = make_decoder("standard")
     for _ in range(2):
         timed.prefill()
         timed.decode()
         assert [cache.seen for cache in timed.caches] == [PROMPT + GENERATED] * DEPTH
 
 
-def test_without_a_cache_the_sequence_is_as_long_as_on_average(
+def test_without_a_cache_the_sequence_has_its_average_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    timed = timed_one("standard", SHAPE._replace(generate=4))
+    timed = make_decoder("standard", SHAPE._replace(generate=4))
     seen = []
 
     def forward(tokens: Tensor, caches: list[Cache] | None) -> Tensor:
@@ -96,9 +96,9 @@ def test_without_a_cache_the_sequence_is_as_long_as_on_average(
     assert seen == [((2, PROMPT + 2), None)]
 
 
-def test_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With made-up seconds, every column is what its name says."""
-    given = {
+def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column follows from fixed seconds."""
+    fixed_seconds = {
         "prefill": {
             "standard": [8.0, 9.0],
             "standard/windows": [7.0, 7.0],
@@ -121,10 +121,10 @@ def test_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, list[float]]:
         for call in calls.values():
             call()
-        return {name: given[name.split()[0]][name.split()[1]] for name in calls}
+        return {name: fixed_seconds[name.split()[0]][name.split()[1]] for name in calls}
 
-    monkeypatch.setattr(decoding, "interleaved", interleaved)
-    standard, same, xsa = measured("xsa/windows")
+    monkeypatch.setattr(decoding, "measure_seconds", interleaved)
+    standard, same, xsa = measure("xsa/windows")
     assert [row.name for row in (standard, same)] == ["standard", "standard/windows"]
     assert standard.ratio == (1, 0)
     assert standard.beside is None
@@ -153,18 +153,18 @@ def test_ratios_are_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_cache_bytes(name: str, kept: int) -> None:
-    """The table in docs/design.md, of every token; of one sequence, whatever the batch."""
-    assert measured(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * kept
+    """The bytes of a token equal the table in docs/design.md; they do not depend on the batch."""
+    assert measure(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * kept
 
 
 def test_cache_bytes_of_running_sums() -> None:
-    assert measured("mlk")[-1].cache == DEPTH * 4 * HEADS * (WIDTH * WIDTH + WIDTH)
+    assert measure("mlk")[-1].cache == DEPTH * 4 * HEADS * (WIDTH * WIDTH + WIDTH)
 
 
 @pytest.mark.parametrize("name", ["xsa", "dcmha"])
 def test_a_window_keeps_its_own_tokens(name: str) -> None:
-    """In the first layer the last 3, in the second all 10."""
-    whole, part = measured(name, name + "/windows")[-2:]
+    """The first layer keeps the last 3 tokens, the second all 10."""
+    whole, part = measure(name, name + "/windows")[-2:]
     assert whole.cache is not None
     assert part.cache == whole.cache * (3 + 10) // 20
 
@@ -172,12 +172,12 @@ def test_a_window_keeps_its_own_tokens(name: str) -> None:
 def test_the_models_are_those_of_table_6() -> None:
     """Widths of the FFN: LLaMA 7B, 13B and 33B, and Transformer++ of 2.8B and of 405M."""
     for dim, width in ((4096, 11008), (5120, 13824), (6656, 17920), (2560, 6912), (1024, 2816)):
-        model = decoder.configuration("dcmha/windows", SHAPE._replace(dim=dim, heads=dim // 64))
+        model = decoding.configure("dcmha/windows", SHAPE._replace(dim=dim, heads=dim // 64))
         assert model.ffn is not None
         assert (model.ffn.width, model.ffn.activation) == (width, "swiglu")
     assert (model.positions, model.norm, model.head) == ("rotary", "rmsnorm", "untied")
     assert model.windows == (4, None)
-    assert decoder.configuration("dcmha", SHAPE).windows == (None,)
+    assert decoding.configure("dcmha", SHAPE).windows == (None,)
 
 
 def test_no_number_for_a_wrong_cache(
@@ -195,7 +195,7 @@ def test_no_number_for_a_wrong_cache(
     assert "no number" in cells(printed, "dcmha")[3]
     assert not any(cells(printed, "dcmha")[4:])
     assert "no number" not in "".join(cells(printed, "mgk") + cells(printed, "standard"))
-    standard, dcmha, mgk = in_csv(tmp_path)
+    standard, dcmha, mgk = read_csv(tmp_path)
     assert dcmha["token"] == dcmha["ratio"] == dcmha["cache"] == ""
     assert int(dcmha["parameters"]) > int(standard["parameters"])
     assert float(mgk["ratio"]) > 0
@@ -223,15 +223,17 @@ def test_no_ratio_to_a_wrong_baseline(
 def test_wrong_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RunningSums.add
     monkeypatch.setattr(RunningSums, "add", lambda self, k, v: right(self, k, v * 1.0001))
-    assert not decoder.agrees("mlk", SHAPE, PROMPT, "cpu")
+    assert not decoding.agrees("mlk", SHAPE, PROMPT, "cpu")
 
 
-def test_a_table_with_its_conditions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table_states_its_conditions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     arguments = [*SMALL, "--presets", "belief2", "dcmha/windows", "--clock", "cpu"]
     assert main([*arguments, "--tokens", "5", "6", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "decoding-cpu.md").read_text()
     assert text in capsys.readouterr().out
-    for said in (
+    for text_part in (
         "load average",
         "CPU time",
         f"{DEPTH} layers, width {DIM}, {HEADS} heads, vocabulary of 11, batch 2",
@@ -239,10 +241,10 @@ def test_a_table_with_its_conditions(capsys: pytest.CaptureFixture[str], tmp_pat
         f"then {GENERATED} tokens",
         "2 interleaved rounds",
     ):
-        assert said in text
+        assert text_part in text
     header, rule = (line for line in text.splitlines() if line.startswith(("| model", "|---")))
     assert header.count("|") == rule.count("|") == len(cells(text.split("| 6 |")[0], "belief2")) + 1
-    rows = in_csv(tmp_path)
+    rows = read_csv(tmp_path)
     names = ["standard", "standard/windows", "belief2", "dcmha/windows"]
     assert [(row["tokens"], row["name"]) for row in rows] == [
         (tokens, name) for tokens in "56" for name in names
@@ -255,12 +257,12 @@ def test_a_table_with_its_conditions(capsys: pytest.CaptureFixture[str], tmp_pat
     assert int(rows[4]["cache"]) - int(rows[0]["cache"]) == DEPTH * 4 * 2 * DIM
 
 
-def test_without_windows_no_model_has_them() -> None:
-    assert [row.name for row in measured("xsa")] == ["standard", "xsa"]
+def test_without_windows_there_is_no_baseline_with_windows() -> None:
+    assert [row.name for row in measure("xsa")] == ["standard", "xsa"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_half_precision(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_decode_in_half_precision(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["belief2", "mgk-hard", "mlk", "talking-heads", "dcmha/windows"]
     assert main([*SMALL, "--presets", *names, "--dtype", dtype]) == 0
     printed = capsys.readouterr().out
@@ -282,25 +284,28 @@ def test_in_half_precision(dtype: str, capsys: pytest.CaptureFixture[str]) -> No
         ("--heads 0", "'0' is not a number from 1 on"),
         ("--tokens 8 -1", "'-1' is not a number from 1 on"),
         ("--generate 0", "'0' is not a number from 1 on"),
-        ("--rounds 1", "a spread needs at least 2"),
+        ("--rounds 1", "an interquartile range needs at least 2"),
     ],
 )
 def test_bad_arguments_are_refused(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["decoding", *arguments.split()])
+    try:
+        code = main(["decoding", *arguments.split()])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(tmp_path: Path) -> None:
+def test_models_are_measured_on_a_gpu(tmp_path: Path) -> None:
     arguments = (
         "decoding --device cuda --tokens 300 --generate 8 --dim 128 --depth 2 --heads 4 "
         "--vocabulary 100 --rounds 2"
     )
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
-    for row in in_csv(tmp_path, "cuda"):
+    for row in read_csv(tmp_path, "cuda"):
         assert float(row["token"]) > 0
         assert float(row["ratio"]) > 0
         assert int(row["cache"]) > 0

@@ -1,4 +1,4 @@
-"""What attention layers keep and take as tokens grow: counted bytes, no clock."""
+"""Growth of an attention layer's memory with the number of tokens, in counted bytes."""
 
 import csv
 from pathlib import Path
@@ -11,7 +11,7 @@ from lit_attn.attention.parts import LinearConfig, MixtureConfig, NoComposeConfi
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import blocks, memory
 from lit_attn.bench.__main__ import main
-from lit_attn.bench.footprint import Footprint, footprint
+from lit_attn.bench.measure import Footprint, measure_memory
 
 DIM, HEADS = 24, 3
 
@@ -26,13 +26,13 @@ LINEAR = [name for name, spec in PRESETS.items() if isinstance(spec.similarity, 
 OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
 
 
-def taken(name: str, tokens: int, causal: bool = False) -> Footprint:
+def measure(name: str, tokens: int, causal: bool = False) -> Footprint:
     torch.manual_seed(0)
-    layer = blocks.layer(name, blocks.Shape(1, tokens, DIM, HEADS))
-    return footprint(blocks.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
+    layer = blocks.build_layer(name, blocks.Shape(1, tokens, DIM, HEADS))
+    return measure_memory(blocks.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
 
 
-def logits(tokens: int) -> int:
+def logits_bytes(tokens: int) -> int:
     """Bytes of one n x n x H tensor."""
     return 4 * HEADS * tokens**2
 
@@ -40,7 +40,7 @@ def logits(tokens: int) -> int:
 def saved_bytes(name: str, tokens: int, causal: bool) -> int:
     """Bytes of the tensors that autograd saves for the backward pass, each storage once."""
     shape = blocks.Shape(1, tokens, DIM, HEADS, causal=causal)
-    layer, x = blocks.layer(name, shape), torch.randn(1, tokens, DIM)
+    layer, x = blocks.build_layer(name, shape), torch.randn(1, tokens, DIM)
     storages = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,66 +55,68 @@ def saved_bytes(name: str, tokens: int, causal: bool) -> int:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", CHUNKED)
-def test_chunks_leave_nothing_of_n_by_n_by_heads(name: str, causal: bool) -> None:
-    """What is saved is a small part of one such tensor, and at twice the tokens twice as much."""
+def test_chunks_save_no_tensor_of_n_by_n_by_heads(name: str, causal: bool) -> None:
+    """The saved bytes are a small part of one such tensor and grow with n."""
     n = 1024
     assert n > 2 * WHOLE_UP_TO
     saved = saved_bytes(name, n, causal)
-    assert saved < 0.2 * logits(n)
+    assert saved < 0.2 * logits_bytes(n)
     assert saved < 2.05 * saved_bytes(name, n // 2, causal)
 
 
 @pytest.mark.parametrize("name", ["smgk-hard", "talking-heads", "dcmha-gate"])
 def test_the_peak_of_chunks_grows_with_n(name: str) -> None:
-    half, whole = taken(name, 512), taken(name, 1024)
-    assert whole.peak < 2.1 * half.peak
-    assert whole.held < 2.1 * half.held
-    assert whole.held < 0.2 * logits(1024)
+    half, full = measure(name, 512), measure(name, 1024)
+    assert full.peak < 2.1 * half.peak
+    assert full.held < 2.1 * half.held
+    assert full.held < 0.2 * logits_bytes(1024)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_keys_grow_with_n(name: str, causal: bool) -> None:
-    half, whole = taken(name, 1024, causal), taken(name, 2048, causal)
-    assert 1.8 * half.peak < whole.peak < 2.1 * half.peak
-    assert whole.peak < 0.3 * logits(2048)
+    half, full = measure(name, 1024, causal), measure(name, 2048, causal)
+    assert 1.8 * half.peak < full.peak < 2.1 * half.peak
+    assert full.peak < 0.3 * logits_bytes(2048)
     assert saved_bytes(name, 2048, causal) < 2.05 * saved_bytes(name, 1024, causal)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_one_call_holds_no_logits(name: str) -> None:
-    half, whole = taken(name, 512), taken(name, 1024)
-    assert whole.held < 2.1 * half.held
-    assert whole.peak < logits(1024)
+def test_a_single_kernel_keeps_no_logits_bytes(name: str) -> None:
+    half, full = measure(name, 512), measure(name, 1024)
+    assert full.held < 2.1 * half.held
+    assert full.peak < logits_bytes(1024)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["belief2", "mgk", "smgk"])
 def test_joined_keys_grow_with_n(name: str, causal: bool) -> None:
-    half, whole = taken(name, 1024, causal), taken(name, 2048, causal)
-    assert whole.held < 2.05 * half.held
-    assert whole.peak < 2.05 * half.peak
+    half, full = measure(name, 1024, causal), measure(name, 2048, causal)
+    assert full.held < 2.05 * half.held
+    assert full.peak < 2.05 * half.peak
 
 
-def test_the_check_sees_kept_logits() -> None:
-    """The materialised form fails what the fast one passes."""
+def test_the_materialised_form_keeps_logits_bytes() -> None:
+    """The checks above would detect a layer that keeps its logits."""
     kept = "talking-heads/materialised"
-    assert saved_bytes(kept, 1024, False) > logits(1024)
-    assert taken(kept, 1024).held > logits(1024)
+    assert saved_bytes(kept, 1024, False) > logits_bytes(1024)
+    assert measure(kept, 1024).held > logits_bytes(1024)
 
 
 @pytest.mark.parametrize("name", ["mgk", "mgk-hard", "talking-heads", "dcmha", "linear"])
-def test_from_512_tokens_on_less_memory_than_materialised(name: str) -> None:
+def test_a_block_of_512_tokens_needs_less_memory_than_materialised(name: str) -> None:
     shape = blocks.Shape(2, 512, 48, 3)
     x = torch.randn(2, 512, 48)
     fast, plain = (
-        footprint(blocks.Step(blocks.block(which, shape, 96), x, False), "cpu").peak
+        measure_memory(blocks.Step(blocks.build_block(which, shape, 96), x, False), "cpu").peak
         for which in (name, name + "/materialised")
     )
     assert fast < plain
 
 
-def test_growth_is_told_as_a_power(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table_contains_growth_as_a_power(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     arguments = "memory --presets linear --tokens 256 512 1024 --dim 24 --heads 3 --rounds 2"
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "memory-cpu.md").read_text()
@@ -133,6 +135,6 @@ def test_growth_is_told_as_a_power(capsys: pytest.CaptureFixture[str], tmp_path:
 @pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
 def test_memory_on_a_gpu(name: str) -> None:
     shapes = [blocks.Shape(1, n, 384, 6) for n in (4096, 8192)]
-    half, whole = (memory.measure(name, s, "cuda", torch.bfloat16, rounds=2) for s in shapes)
-    assert whole.peak < 2.2 * half.peak
-    assert whole.peak < whole.whole
+    half, full = (memory.measure(name, s, "cuda", torch.bfloat16, rounds=2) for s in shapes)
+    assert full.peak < 2.2 * half.peak
+    assert full.peak < full.whole

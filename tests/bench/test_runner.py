@@ -1,24 +1,34 @@
-"""The runner's benchmark measures what it says."""
+"""The benchmark of the runner measures every command."""
 
 import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from helpers import studies
+from helpers.paths import ROOT
 
+from lit_attn.ablate.plan import expand
 from lit_attn.bench import runner
 from lit_attn.bench.__main__ import main
 
 
-def test_bench_runner(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runner", "--cells", "3", "--jobs", "2", "--expand", "9", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    ways = ["lit_attn", "shell loop"]
+    commands = ["lit_attn", "shell loop"]
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"):
-        ways.append("Hydra, joblib")
-    whats = [line.split("|")[1].strip() for line in lines[2:-2]]
-    assert whats == [
-        *(f"{way}: {what}" for way in ways for what in ("3 cells, 2 at once", "each further cell")),
-        "--dry-run of 9 cells, none begun",
+        commands.append("Hydra, joblib")
+    labels = [line.split("|")[1].strip() for line in lines[2:-2]]
+    assert labels == [
+        *(
+            f"{command}: {text}"
+            for command in commands
+            for text in ("3 cells, 2 at once", "each further cell")
+        ),
+        "--dry-run of 9 cells, none started",
         "resume with 9 cells done",
     ]
     for line in lines[2:-2]:
@@ -27,6 +37,22 @@ def test_bench_runner(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("Memory of the runner: ")
 
 
-def test_a_command_that_fails_is_no_time() -> None:
+def test_a_command_that_fails_raises_an_error() -> None:
     with pytest.raises(RuntimeError, match="false failed"):
-        runner._seconds(["false"])
+        runner._run(["false"])
+
+
+def test_an_importing_cell_imports_training(tmp_path: Path) -> None:
+    """A benchmark with --imports measures cells that load torch and Lightning."""
+    cell = write_empty_cell(tmp_path)
+    command = [sys.executable, "-v", "-m", "lit_attn.bench.empty_cells", "--imports", str(cell)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "import 'lit_attn.training.build'" in finished.stderr
+    assert (cell / "result.json").exists()
+
+
+def write_empty_cell(folder: Path) -> Path:
+    source = studies.study(folder, "baseline: a\ncells: {a: {}}")
+    job = expand(source, folder / "runs").jobs[0]
+    job.cell.write(job.folder / "config.yaml")
+    return job.folder

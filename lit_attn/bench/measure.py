@@ -1,0 +1,128 @@
+"""Measurements of time and memory.
+
+Time is measured for all candidates in turn (interleaved), so that a change of the clock rate or
+another program affects all of them. Memory is counted by torch's own allocator: on a CPU the
+allocations that torch's profiler records, on a GPU those of the caching allocator. Both count the
+bytes of tensors, which are the same in every run. They do not count what a library allocates
+itself, for example the packed matrices of a BLAS.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+"""Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
+
+
+class Spread(NamedTuple):
+    """Median and interquartile range of several measurements."""
+
+    median: float
+    iqr: float
+
+
+def measure_seconds(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: str = "wall"
+) -> dict[str, list[float]]:
+    """Return the seconds of each candidate in each round; a round calls every candidate once.
+
+    Two further rounds of warm-up are not counted. On a GPU the seconds are between two events of
+    its stream, whatever `clock` is.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for round_ in range(rounds + 2):
+        for name, call in candidates.items():
+            elapsed = time_call(call, device, clock)
+            if round_ >= 2:
+                seconds[name].append(elapsed)
+    return seconds
+
+
+def summarize(values: Iterable[float]) -> Spread:
+    """Return the median and the interquartile range of at least two values."""
+    numbers = list(values)
+    low, _, high = statistics.quantiles(numbers, n=4)
+    return Spread(statistics.median(numbers), high - low)
+
+
+def summarize_ratios(values: Iterable[float], references: Iterable[float]) -> Spread:
+    """Return the ratios within each round, which a slower round does not change."""
+    return summarize(a / b for a, b in zip(values, references, strict=True))
+
+
+def time_call(call: Callable[[], object], device: str, clock: str = "wall") -> float:
+    """Return the seconds of one call."""
+    if device == "cuda":
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start_event.record()
+        call()
+        end_event.record()
+        torch.cuda.synchronize()
+        return start_event.elapsed_time(end_event) / 1e3
+    now = CLOCKS[clock]
+    start = now()
+    call()
+    return now() - start
+
+
+# Name of the event in the profile at which the backward pass begins.
+BACKWARD = "lit_attn.bench: backward"
+
+
+class Footprint(NamedTuple):
+    """Bytes allocated by a training step: `held` from forward to backward, and the `peak`."""
+
+    held: int
+    peak: int
+
+
+class Pass(Protocol):
+    """Training step with separate forward and backward passes."""
+
+    def forward(self) -> Tensor: ...
+
+    def backward(self, out: Tensor) -> None: ...
+
+
+def measure_memory(step: Pass, device: str) -> Footprint:
+    """Return the memory of `step`; its output counts as held."""
+    return _measure_gpu(step) if device == "cuda" else _measure_cpu(step)
+
+
+def _measure_gpu(step: Pass) -> Footprint:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = step.forward()
+    held = torch.cuda.memory_allocated() - before
+    step.backward(out)
+    torch.cuda.synchronize()
+    return Footprint(held, torch.cuda.max_memory_allocated() - before)
+
+
+def _measure_cpu(step: Pass) -> Footprint:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        out = step.forward()
+        with torch.profiler.record_function(BACKWARD):
+            step.backward(out)
+    assert profile.profiler is not None
+    results = profile.profiler.kineto_results
+    assert results is not None
+    events = results.events()
+    (backward_start,) = (event.start_ns() for event in events if event.name() == BACKWARD)
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    allocated = peak = held = 0
+    for time_ns, change in sorted(changes):
+        allocated += change
+        peak = max(peak, allocated)
+        if time_ns <= backward_start:
+            held = allocated
+    return Footprint(held, peak)
