@@ -62,7 +62,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     data = cell.experiment.data
     if not isinstance(data, Tokens):
         raise ConfigError(
-            f"{options.run}: its task is {cell.experiment.task}. Choose a run of the task "
+            f"{options.run}: its task is {cell.experiment.task.kind}. Choose a run of the task "
             "language-modelling."
         )
 
@@ -94,13 +94,13 @@ def load_network(run: Path, cell: Cell) -> "GPT":
 
     import torch
 
-    from lit_attn.models import budget
+    from lit_attn.models import budget, factory
     from lit_attn.models.gpt import GPT
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     experiment = cell.experiment
     model = budget.resolve(experiment.model, cell.match_to, experiment.data)
-    network = budget.build(model, experiment.data, device)
+    network = factory.build(model, experiment.data, device)
     assert isinstance(network, GPT)
     try:
         network.load_state_dict(torch.load(path, map_location=device, weights_only=True))

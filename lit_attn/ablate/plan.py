@@ -14,6 +14,8 @@ from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells.folder import State, read_state
 from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
 from lit_attn.config.cell import LARGEST_SEED, Cell
+from lit_attn.config.data.base import Data
+from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, Where, format_value, locate
 from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError
@@ -91,7 +93,7 @@ class Matrix:
             title=self.title,
             source=study.source,
             baseline=study.baseline,
-            metric=study.metric,
+            metric=next(v.metric for v in self.variants if v.name == study.baseline),
             variants=[
                 PlannedVariant(name=variant.name, published=study.published.get(variant.name))
                 for variant in self.variants
@@ -155,26 +157,29 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
 
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
-    # Imported here because it loads numpy, which would double the time of a dry run.
-    from lit_attn.data import checks
-
     names = {(job.cell.study, job.cell.variant) for job in jobs}
-    checked = set()
+    checked: set[str] = set()
     for matrix in matrices:
         for variant in matrix.variants:
-            experiment = variant.experiment
-            checkpoint = getattr(experiment.model, "checkpoint", None)
-            inputs = experiment.data.model_dump_json(), checkpoint
-            if (matrix.name, variant.name) not in names or inputs in checked:
-                continue
-            checked.add(inputs)
-            try:
-                checks.require(experiment)
-            except ConfigError as error:
-                keys = str(error).partition(": ")[0].split(".")
-                place = locate(variant.tree, keys) or Where(str(matrix.source.experiment_path))
-                context = f"{place}: {matrix.source.name}: variant '{variant.name}'"
-                raise ConfigError(f"{context}: {error}") from error
+            if (matrix.name, variant.name) in names:
+                _check_files(matrix.source, variant, checked)
+
+
+def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> None:
+    """Check the files of a variant's data and model, except configurations in `checked`."""
+    for section in ("data", "model"):
+        part: Data | Model = getattr(variant.experiment, section)
+        if (text := part.model_dump_json()) in checked:
+            continue
+        checked.add(text)
+        try:
+            part.check_files()
+        except ConfigError as error:
+            message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
+            keys = message.partition(": ")[0].split(".")
+            place = locate(variant.tree, keys) or Where(str(source.experiment_path))
+            context = f"{place}: {source.name}: variant '{variant.name}'"
+            raise ConfigError(f"{context}: {message}") from error
 
 
 def _effective_settings(

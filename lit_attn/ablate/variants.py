@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from lit_attn.ablate.axes import NAME, Override, VariantSource, expand_axes, require_names
 from lit_attn.cells.records import Metric
-from lit_attn.config import metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
@@ -85,9 +84,10 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     require_names(source, written)
 
     baseline = experiments[study.baseline].model
-    variants = []
+    variants: list[Variant] = []
     for variant in written:
-        model = experiments[variant.name].model
+        experiment = experiments[variant.name]
+        model = experiment.model
         match_to = None
         if matches[variant.name] == "parameters" and model != baseline:
             _require_width(
@@ -99,14 +99,13 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
                 variant.name,
                 variant.where,
                 trees[variant.name],
-                experiments[variant.name],
+                experiment,
                 match_to,
-                study.metric,
+                _resolve_metric(source, experiment, "" if not variants else variant.name),
                 source.parts,
             )
         )
     _require_differences(source, variants)
-    _require_metric(source, variants)
     return variants
 
 
@@ -172,14 +171,13 @@ def _require_width(context: str, model: Model, baseline: Model) -> None:
         )
 
 
-def _require_metric(source: StudySource, variants: Iterable[Variant]) -> None:
-    """Raise ConfigError if a variant does not measure the study's metric."""
-    for number, variant in enumerate(variants):
-        try:
-            metrics.check(source.study.metric, variant.experiment)
-        except ValueError as error:
-            context = f"variant '{variant.name}': " if number else ""
-            raise source.error(("metric", "name"), f"{context}{error}") from error
+def _resolve_metric(source: StudySource, experiment: Experiment, variant: str) -> Metric:
+    """Return the study's metric; raise ConfigError if cells of `experiment` do not measure it."""
+    try:
+        return source.study.metric.resolve(experiment)
+    except ValueError as error:
+        context = f"variant '{variant}': " if variant else ""
+        raise source.error(("metric", "name"), f"{context}{error}") from error
 
 
 def _require_differences(source: StudySource, variants: Iterable[Variant]) -> None:

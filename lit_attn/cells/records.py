@@ -40,21 +40,19 @@ class Record(BaseModel):
 
 
 class Metric(Record):
-    """The metric that a study compares, as the YAML file of the study defines it.
+    """The metric that a study compares.
 
-    `name` is the logged name, and `scale` converts the logged value to the printed one (100 for an
-    accuracy in percent). `selection` chooses the epoch: the last one, or the one with the best
-    value of `name` on the validation split. Test results never choose an epoch. `margin` is the
-    largest difference in printed units that does not matter: with it the report tests which
-    variants are equivalent to the baseline.
+    `name` is the logged name, `label` heads its column, and `scale` converts the logged value to
+    the printed one (100 for an accuracy in percent). `selection` chooses the epoch: the last one,
+    or the one with the best value of `name` on the validation split. Test results never choose an
+    epoch. `margin` is the largest difference in printed units that does not matter: with it the
+    report tests which variants are equivalent to the baseline.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = "test/accuracy"
-    label: str = "accuracy (%)"
-    goal: Literal["max", "min"] = "max"
-    scale: FiniteFloat = 100.0
+    name: str
+    label: str
+    goal: Literal["max", "min"]
+    scale: FiniteFloat
     selection: Literal["last", "best-validation"] = "last"
     margin: FiniteFloat | None = Field(None, gt=0)
 

@@ -1,16 +1,17 @@
-"""A cell: one variant of one study with one seed, resolved to all that is needed to run it."""
+"""Cell: one variant of a study with one seed, and everything that is needed to run it."""
 
 import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.cells.records import Metric
 from lit_attn.config.experiment import Experiment
+from lit_attn.config.metrics import DEFAULT_METRIC, MetricChoice
 from lit_attn.config.models.base import Model
 from lit_attn.files import write_atomic
 from lit_attn.schema.base import Config, outside_identity
@@ -18,14 +19,14 @@ from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.plugins import load_parts
 
 LARGEST_SEED = 2**32 - 1
-"""NumPy's and Lightning's."""
+"""Largest seed that NumPy and Lightning accept."""
 
 
 class Cell(Config):
-    """`config.yaml` of a cell's folder.
+    """A cell; `config.yaml` in its folder holds it.
 
-    `match_to` is the model whose parameter count the FFN width is solved for; null where the width
-    stands as written. It holds the whole model, so that a cell can be run again alone.
+    The FFN width is solved so that the parameter count is that of `match_to`, or stays as written
+    if that is null. `match_to` is a complete model, so that a cell can be run again alone.
     """
 
     study: str = Field(description="name of the study")
@@ -39,14 +40,24 @@ class Cell(Config):
         description="model whose parameter count the FFN width is solved for; null: the "
         "width as written",
     )
-    metric: Metric = Field(Metric(), description="value that the study compares")
+    metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _complete_metric(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take label, goal and scale that are not written from the metric itself."""
+        experiment: Experiment | None = info.data.get("experiment")
+        if isinstance(value, dict) and experiment is not None:
+            written = {"label", "goal", "scale"} <= value.keys()
+            return value if written else MetricChoice.model_validate(value).resolve(experiment)
+        return value
 
     @cached_property
     def fingerprint(self) -> str:
-        """Ten hexadecimal digits of what the cell computes.
+        """Hash of what the cell computes, ten hexadecimal digits.
 
-        The study's and the variant's names, paths, devices and spelled-out defaults leave it alone.
+        The names of study and variant, paths, devices and written-out defaults do not change it.
         """
         match_to = None if self.match_to is None else self.match_to.identity()
         computed = [self.experiment.identity(), match_to, self.metric.selection, self.seed]
@@ -55,29 +66,29 @@ class Cell(Config):
 
     @cached_property
     def kind(self) -> str:
-        """What cells have in common that need the same time and memory: everything but the seed."""
+        """Configuration without the seed; cells with equal values need equal time and memory."""
         match_to = None if self.match_to is None else self.match_to.model_dump(mode="json")
         text = json.dumps([self.experiment.model_dump(mode="json"), match_to], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def folder(self) -> str:
-        """The cell's folder below its study's."""
+        """Folder of the cell, relative to that of its study."""
         return f"{self.variant}/{self.seed}-{self.fingerprint}"
 
     def write(self, path: Path) -> None:
-        """Write as YAML: temp, fsync, rename."""
+        """Write the cell as YAML, atomically."""
         write_atomic(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The cell, after its `parts` have been imported.
+        """Import the `parts` of the cell at `path`, then return the cell.
 
-        Raises ConfigError where the file is missing, not YAML or not a cell, or a part's is.
+        Raises ConfigError if the file or a part is missing, is not YAML, or is not a cell.
         """
         try:
             written = yaml.safe_load(path.read_text(encoding="utf-8"))
-            # What is no list of files is an error of the whole.
+            # Anything but a list of files is an error that validation reports below.
             if isinstance(written, dict) and isinstance(written.get("parts"), list):
                 _load(path, written["parts"])
             return cls.model_validate(written)
@@ -90,7 +101,7 @@ class Cell(Config):
 
 
 def _load(path: Path, parts: list[object]) -> None:
-    """The files with parts that a cell's file names."""
+    """Import the plug-in files that the cell at `path` names."""
     try:
         load_parts(Path(str(part)) for part in parts)
     except ConfigError as error:

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from lit_attn.config.experiment import TASKS, Experiment
+from lit_attn.config.data.base import Data
+from lit_attn.config.experiment import Experiment, fits
+from lit_attn.config.models.base import Model
+from lit_attn.config.tasks import Task
 from lit_attn.schema.base import Config, Kind
 
 HEAD = """\
@@ -48,12 +51,10 @@ def iterate_fields() -> Iterator[tuple[str, FieldInfo]]:
 
 def _task_table() -> str:
     rows = ["| task | data | model |", "|---|---|---|"]
-    for task, needs in TASKS.items():
-        row = [f"`{task}`"]
-        for field, classes in zip(("data", "model"), needs, strict=True):
-            family: Any = Experiment.model_fields[field].annotation
-            kinds = [k for k, member in family.family.items() if issubclass(member, classes)]
-            row.append(", ".join(f"`{kind}`" for kind in kinds))
+    for task, member in Task.family.items():
+        data = {kind: d for kind, d in Data.family.items() if fits(d, member)}
+        models = [k for k, m in Model.family.items() if any(fits(d, m) for d in data.values())]
+        row = [f"`{task}`", *(", ".join(f"`{kind}`" for kind in kinds) for kinds in (data, models))]
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(rows)
 

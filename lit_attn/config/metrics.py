@@ -1,84 +1,99 @@
-"""What a cell measures, by name, known from its experiment alone: nothing is read or built.
+"""Metrics of an experiment, known without reading data or building a network.
 
-A name is `<split>/<name>`, of averaged weights `<split>/ema-<name>`.
+A metric's name is `<split>/<name>`, and `<split>/ema-<name>` for averaged weights.
 """
 
+from typing import Literal
+
+from pydantic import Field, FiniteFloat
+
 from lit_attn.cells.records import Metric
-from lit_attn.config.data.base import Data
-from lit_attn.config.data.class_folders import ClassFolders
-from lit_attn.config.data.composition import TASK_NAMES
-from lit_attn.config.data.images import Digits, Given, Images
-from lit_attn.config.data.segmentation import SCENE_CLASSES, Ade20k, Scenery
-from lit_attn.config.data.text import TextFiles
 from lit_attn.config.experiment import Experiment
+from lit_attn.config.tasks import MetricInfo, percent
+from lit_attn.schema.base import Config
 from lit_attn.schema.errors import suggest
 
-# Of every split, by task. What depends on names of classes or tasks comes after these.
-CLASSIFICATION = ("accuracy", "top5", "calibration", "loss")
-NAMES = {
-    "image-classification": CLASSIFICATION,
-    "sequence-classification": CLASSIFICATION,
-    "language-modelling": ("loss", "perplexity", "bits_per_byte", "word_perplexity"),
-    "segmentation": ("mIoU", "mAcc", "aAcc", "loss"),
-    "head-composition": ("accuracy", "trained", "held-out", "loss"),
-}
+TRAINING = (
+    MetricInfo("train/loss", "training loss"),
+    MetricInfo("train/lr", "learning rate", goal="max"),
+    percent("train/mfu", "MFU"),
+)
+TOKENS = MetricInfo("train/tokens_per_second", "tokens per second", goal="max")
+EVALUATION = MetricInfo("evaluation/seconds", "time of an evaluation (s)")
 
-OVERLAPS = tuple(f"IoU:{name}" for name in SCENE_CLASSES)
-
-# Of the run as a whole.
-OF_TRAINING = ("train/loss", "train/lr", "train/mfu")
-OF_TOKENS = "train/tokens_per_second"
-OF_EVALUATION = "evaluation/seconds"
+DEFAULT_METRIC = Metric(name="test/accuracy", label="accuracy (%)", goal="max", scale=100.0)
+"""Metric of a study or cell that names none."""
 
 
-def check(metric: Metric, experiment: Experiment) -> None:
-    """Raise ValueError where no cell of `experiment` measures `metric`, naming the nearest.
+class MetricChoice(Config):
+    """The metric that a study compares, as YAML names it.
 
-    What only the data can say is left to those who read it: whether a folder has a validation
-    split, and the names of ADE20K's classes.
+    `label`, `goal` and `scale` are those of the metric unless they are given.
     """
-    known = measured(experiment)
-    split, _, name = metric.name.partition("/")
-    bare = name.removeprefix("ema-")
-    evaluated = split in _splits(experiment.data)
-    if metric.averaged and evaluated and experiment.training.ema is None:
-        raise ValueError(f"'{metric.name}' is of averaged weights; set training.ema")
-    if metric.name not in known and not (
-        evaluated and isinstance(experiment.data, Ade20k) and bare.startswith("IoU:")
-    ):
-        raise ValueError(f"'{metric.name}' is not measured{_hint(metric.name, known)}")
-    if metric.selection == "best-validation" and not evaluated:
-        raise ValueError(f"'{metric.name}' has no best validation: give it `selection: last`")
-    if metric.selection == "best-validation" and "val" not in _splits(experiment.data):
-        raise ValueError("best-validation needs images held out: set data.validation")
+
+    name: str = DEFAULT_METRIC.name
+    label: str | None = None
+    goal: Literal["max", "min"] | None = None
+    scale: FiniteFloat | None = None
+    selection: Literal["last", "best-validation"] = "last"
+    margin: FiniteFloat | None = Field(None, gt=0)
+
+    def resolve(self, experiment: Experiment) -> Metric:
+        """Return the metric with its label, goal and scale.
+
+        Raises ValueError, which names the nearest metric, if no cell of `experiment` measures it.
+        Two facts are known only to the cells: whether a folder has a validation split, and class
+        names that are in no configuration.
+        """
+        metrics = available(experiment)
+        splits = experiment.data.splits
+        info = next((match for info in metrics if (match := info.match(self.name))), None)
+        split, _, name = self.name.partition("/")
+        is_evaluated = split in splits
+        if is_evaluated and name.startswith("ema-") and experiment.training.ema is None:
+            raise ValueError(f"'{self.name}' is of averaged weights; set training.ema")
+        if info is None:
+            raise ValueError(f"'{self.name}' is not measured{_hint(self.name, metrics)}")
+        if self.selection == "best-validation" and not is_evaluated:
+            raise ValueError(f"'{self.name}' has no best validation: give it `selection: last`")
+        if self.selection == "best-validation" and "val" not in splits:
+            raise ValueError("best-validation needs a validation split: set data.validation")
+        return Metric(
+            name=self.name,
+            label=info.label if self.label is None else self.label,
+            goal=self.goal or info.goal,
+            scale=info.scale if self.scale is None else self.scale,
+            selection=self.selection,
+            margin=self.margin,
+        )
 
 
-def measured(experiment: Experiment) -> list[str]:
-    """Every name that a cell may record, the plain ones first."""
-    names: tuple[str, ...] = NAMES[experiment.task]
-    if experiment.task == "head-composition":
-        names += TASK_NAMES
-    if isinstance(experiment.data, Scenery) and not isinstance(experiment.data, Ade20k):
-        names += OVERLAPS
-    kinds = ["", "ema-"] if experiment.training.ema is not None else [""]
-    splits = _splits(experiment.data)
-    found = [f"{split}/{kind}{name}" for split in splits for kind in kinds for name in names]
-    tokens = experiment.task not in ("image-classification", "segmentation")
-    return [*found, *OF_TRAINING, *([OF_TOKENS] if tokens else []), OF_EVALUATION]
+def available(experiment: Experiment) -> list[MetricInfo]:
+    """Return every metric that a cell of `experiment` may record, with its full name.
+
+    The metrics of evaluated splits come first, those of averaged weights after the others.
+    """
+    signature = experiment.data.signature()
+    metrics = experiment.task.metrics(signature)
+    suffixes = {"": "", "ema-": ", averaged weights"}
+    if experiment.training.ema is None:
+        del suffixes["ema-"]
+    evaluated = [
+        info._replace(name=f"{split}/{prefix}{info.name}", label=_label(split, info) + suffix)
+        for split in experiment.data.splits
+        for prefix, suffix in suffixes.items()
+        for info in metrics
+    ]
+    tokens = [] if signature.tokens is None else [TOKENS]
+    return [*evaluated, *TRAINING, *tokens, EVALUATION]
 
 
-def _splits(data: Data) -> tuple[str, ...]:
-    """What is evaluated, or may be where only the files can tell."""
-    if isinstance(data, Images) and not isinstance(data, Digits | Given) and not data.validation:
-        return ("test",)
-    if isinstance(data, ClassFolders | Scenery) and not data.validation:
-        return ("test",)
-    if isinstance(data, TextFiles) and data.test is None:
-        return ("val",)
-    return ("test", "val")
+def _label(split: str, info: MetricInfo) -> str:
+    return f"validation {info.label}" if split == "val" else info.label
 
 
-def _hint(given: str, known: list[str]) -> str:
-    """The nearest of all; where none is near, the choices without those of one class or task."""
-    close = suggest(given, known)
-    return close if "did you mean" in close else suggest("", [n for n in known if ":" not in n])
+def _hint(name: str, metrics: list[MetricInfo]) -> str:
+    """Return the nearest name; if none is near, the names without those of one class or task."""
+    names = [info.name for info in metrics if "*" not in info.name]
+    hint = suggest(name, names)
+    return hint if "did you mean" in hint else suggest("", [n for n in names if ":" not in n])

@@ -33,12 +33,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from lit_attn.cells.records import Metric
 from lit_attn.config.cell import LARGEST_SEED
+from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, find_problem, suggest, unknown_key
+from lit_attn.schema.errors import ConfigError, find_problem, suggest
 
 
 def _is_mapping(value: Any) -> Any:
@@ -103,7 +103,7 @@ class Study(Config):
     published: dict[str, tuple[float, float | None]] = Field(
         {}, description="published mean and standard deviation of variants, in printed units"
     )
-    metric: Metric = Field(Metric(), description="value that the table compares")
+    metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 
     @field_validator("seeds", mode="before")
@@ -142,14 +142,6 @@ class Study(Config):
             for name, item in value.items()
             for means in [item if isinstance(item, list) else [item]]
         }
-
-    @field_validator("metric", mode="before")
-    @classmethod
-    def _metric_keys(cls, value: Any) -> Any:
-        for key in value if isinstance(value, dict) else ():
-            if key not in Metric.model_fields:
-                raise unknown_key(key, Metric.model_fields)
-        return value
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from lit_attn.config.data.segmentation import (
     SCENE_CLASSES,
     Scenery,
     Scenes,
+    require_scenery,
 )
 from lit_attn.data import scenes
-from lit_attn.data.checks import require_scenery
 from lit_attn.data.loading import loader
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import SPLIT_SEED

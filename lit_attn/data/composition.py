@@ -40,12 +40,6 @@ TASKS = len(TASK_NAMES)
 FIXED = 0
 
 
-def held_out(data: HeadCompositionConfig) -> Ids:
-    """Return the tasks that are evaluated and not trained."""
-    diagonal = np.arange(len(PATTERNS)) * (len(TRANSFORMATIONS) + 1)
-    return diagonal if data.held_out == "diagonal" else diagonal[:0]
-
-
 class Lexicon:
     """Result of each transformation of every entity, and the ids of all tokens."""
 
@@ -114,12 +108,12 @@ class CompositionData(TokenDataModule):
     """Data module with batches of tokens, answers and tasks; the splits are "val" and "test"."""
 
     def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
-        super().__init__(data, seed, device, data.accumulate, data.context)
+        super().__init__(data, seed, device)
         self.data = data
         self.lexicon = Lexicon(data)
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
-        self.trained = np.setdiff1d(np.arange(TASKS), held_out(data))
+        self.trained = np.setdiff1d(np.arange(TASKS), np.array(data.held_out_tasks, dtype=np.int64))
         # Tasks take turns, so that a few batches contain all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
         self.questions = {

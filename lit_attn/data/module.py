@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -29,17 +29,13 @@ class DataModule(L.LightningDataModule, ABC):
     splits: list[str]
     steps_per_epoch: int
 
-    accumulate = 1
-    """Micro-batches of a training step."""
-
-    tokens_per_sample: int | None = None
-    """Tokens of a sample; None for data that are not made of tokens."""
-
     inseparable = 1
     """Samples that one process must have together: 2 if a batch is mixed in pairs."""
 
     def __init__(self, data: Data, seed: int, device: torch.device) -> None:
         super().__init__()
+        self.signature: Any = data.signature()
+        self.accumulate = data.micro_batches
         self.batch_size = data.batch_size
         self.eval_batch_size = data.eval_batch_size
         self.seed = seed
@@ -52,6 +48,10 @@ class DataModule(L.LightningDataModule, ABC):
     @abstractmethod
     def train_batches(self, start: int, stop: int) -> Iterator[Any]:
         """Yield this process's micro-batches of the training steps from `start` up to `stop`."""
+
+    def text_measure(self, split: str) -> "TextMeasure":
+        """Return the amount of text per evaluated token of `split`, as far as it is known."""
+        return TextMeasure()
 
     @abstractmethod
     def evaluation_loader(self, split: str) -> "EvaluationLoader":
@@ -104,6 +104,16 @@ class DataModule(L.LightningDataModule, ABC):
         return EvaluationLoader(ranges, lambda ranges: map(load, ranges))
 
 
+class TextMeasure(NamedTuple):
+    """Bytes and words of text per predicted token.
+
+    None is an unknown number; words are None also if they are the tokens.
+    """
+
+    bytes_per_token: float | None = None
+    words_per_token: float | None = None
+
+
 class TrainLoader:
     """Micro-batches from the trainer's current step to the end of its epoch.
 
@@ -146,13 +156,6 @@ class EvaluationLoader:
 
 class TokenDataModule(DataModule):
     """Data module whose batches are tensors of token ids, cut into `accumulate` micro-batches."""
-
-    def __init__(
-        self, data: Data, seed: int, device: torch.device, accumulate: int, tokens_per_sample: int
-    ) -> None:
-        super().__init__(data, seed, device)
-        self.accumulate = accumulate
-        self.tokens_per_sample = tokens_per_sample
 
     @abstractmethod
     def batch(self, step: int) -> tuple[torch.Tensor, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data.images import Cifar, Digits, Folder, Given, Images, Npz
+from lit_attn.config.data.images import Cifar, Digits, Folder, Images, Npz, OwnImages
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -58,7 +58,7 @@ def load(data: Images) -> dict[str, Split]:
     return splits
 
 
-def check_files(data: Given) -> None:
+def check_files(data: OwnImages) -> None:
     """Raise the ConfigErrors of `load` that headers, labels and file names can reveal."""
     if isinstance(data, Npz):
         splits = _npz(data, headers=True)
@@ -255,7 +255,7 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
 
 def _check(name: str, split: Split, data: Images) -> None:
     images, labels = split
-    source = data.path if isinstance(data, Given) else data.kind
+    source = data.path if isinstance(data, OwnImages) else data.kind
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:

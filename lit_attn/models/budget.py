@@ -1,6 +1,6 @@
 """Parameters and FLOPs of a model, and the FFN width that matches one model's count to another's.
 
-Everything is measured on the meta device: nothing is allocated, nothing is computed.
+All counts are taken on the meta device, which allocates and computes nothing.
 """
 
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
-from lit_attn.models.factory import _named, build, sample
+from lit_attn.models.factory import build, model_errors
 from lit_attn.schema.errors import ConfigError
 
 
 class Budget(NamedTuple):
-    """What one model costs; `flops` is one forward pass of one sample, multiply-add = 2.
+    """Cost of a model; `flops` are of the forward pass of one sample, multiply-add = 2.
 
-    They are those of matrix products, attention's among them, and of convolutions, as torch counts
-    them: softmax, norms, epilogues and other element-wise work are left out.
+    FLOPs are those of convolutions and matrix products, attention included, as PyTorch counts them.
+    Softmax, norms and other element-wise operations are left out.
     """
 
     parameters: int
@@ -30,47 +30,41 @@ class Budget(NamedTuple):
 def describe(model: Model, data: Data) -> Budget:
     """Count the parameters and FLOPs of `model` on one sample of `data`.
 
-    Raises ConfigError where the model's parts do not go together.
+    Raises ConfigError if the parts of the model do not go together.
     """
-    network = build(model, data, device="meta").eval()
+    network = build(model, data, "meta").eval()
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, _named():
-        network(*sample(data))
+    with torch.no_grad(), counter, model_errors():
+        network(*model.sample(data.signature()))
     width = None if model.ffn is None else model.ffn.width
     return Budget(count(network), counter.get_total_flops(), width)
 
 
 def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
-    """`model` with the FFN width that brings its parameter count nearest `match_to`'s.
+    """Return `model` with the FFN width whose parameter count is nearest to that of `match_to`.
 
-    The count is affine in the width, so two builds say where the target lies. Raises ConfigError
-    where there is no FFN to widen, or where even a width of 1 is too much.
+    The count is an affine function of the width, so two builds determine the width. Raises
+    ConfigError if there is no FFN, or if the count is too large even with a width of 1.
     """
     if match_to is None:
         return model
     if model.ffn is None:
         raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
-
-    def parameters(candidate: Model) -> int:
-        return count(build(candidate, data, device="meta"))
-
-    target = parameters(match_to)
-    at_one, at_two = (parameters(with_width(model, width)) for width in (1, 2))
+    target = count(build(match_to, data, "meta"))
+    at_one, at_two = (count(build(model.with_width(width), data, "meta")) for width in (1, 2))
+    if at_two == at_one:
+        raise ConfigError(
+            f"match: parameters: the parameter count of '{model.kind}' does not depend on ffn.width"
+        )
     width = 1 + round((target - at_one) / (at_two - at_one))
     if width < 1:
         raise ConfigError(
             f"match: parameters: {at_one:,} parameters with the narrowest FFN already exceed the "
             f"{target:,} to match"
         )
-    return with_width(model, width)
-
-
-def with_width(model: Model, width: int) -> Model:
-    """`model` with an FFN of `width` hidden units."""
-    assert model.ffn is not None
-    return model.model_copy(update={"ffn": model.ffn.model_copy(update={"width": width})})
+    return model.with_width(width)
 
 
 def count(network: nn.Module) -> int:
-    """Trainable scalars."""
+    """Return the number of trainable scalars."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)

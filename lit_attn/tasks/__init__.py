@@ -1,1 +1,1 @@
-"""What is optimised: LightningModules, optimisers, schedules."""
+"""Tasks: the LightningModules that compute losses and metrics."""

@@ -1,4 +1,4 @@
-"""What every task's LightningModule shares: when it stops, what it records, how it goes on."""
+"""Base class of the tasks: training and evaluation steps, recording, and resuming."""
 
 import contextlib
 import math
@@ -18,75 +18,83 @@ from lit_attn.cells.failure import Diverged
 from lit_attn.cells.records import Legend
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
+from lit_attn.data.module import DataModule
 
 
 class Pictures(NamedTuple):
-    """Pictures (h, w, 3) uint8, and how to read them."""
+    """Pictures (h, w, 3) uint8 and their legend."""
 
     drawn: list[NDArray[np.uint8]]
     legend: Legend
 
 
-class Task(L.LightningModule, ABC):
-    """Trains `network`; evaluates the splits that `splits` names in the order of their loaders.
+class TaskModule(L.LightningModule, ABC):
+    """Module that trains `network` and evaluates it on the splits of `data`.
 
-    Metrics are recorded as `<split>/<name>`, for example `test/loss`, and with the average of the
-    weights as `<split>/ema-<name>`. Evaluation is in float32 at every precision.
+    A subclass defines `build_metrics`, `loss` and `evaluate`. It sets attributes that these methods
+    read before it calls `__init__` of this class, which builds the metrics. Metrics are recorded as
+    `<split>/<name>`, for example `test/loss`, and for averaged weights as `<split>/ema-<name>`.
+    Evaluation is in float32 at every precision.
     """
 
     momentum: Rate | None = None
     """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
 
     evaluated_at = -1
-    """The step after which the splits were last evaluated."""
+    """Step after which the splits were last evaluated."""
 
     def __init__(
-        self, network: nn.Module, splits: list[str], optimizer: Optimizer, rate: Rate
+        self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
     ) -> None:
         super().__init__()
         self.network = network
-        self.splits = splits
+        self.splits = data.splits
         self.optimizer = optimizer
         self.rate = rate
-        self.metrics = nn.ModuleList(self.metrics_of(split) for split in splits)
-        # Whether it is finite was asked already, and a GPU makes every asking wait.
+        self.metrics = nn.ModuleList(self.build_metrics(split) for split in self.splits)
+        # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
         self.train_loss = MeanMetric(nan_strategy="disable")
         self.average: ModelEmaV3 | None = None
 
     @abstractmethod
-    def metrics_of(self, split: str) -> Metric | MetricCollection:
-        """What is measured on a split; `compute` gives a scalar for each name, one of them loss."""
-
-    @abstractmethod
-    def names_of(self, split: str) -> list[str]:
-        """Every name that `metrics_of` of this split may give."""
+    def build_metrics(self, split: str) -> Metric | MetricCollection:
+        """Return the metrics of a split; `compute` returns scalars by name, one of them `loss`."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
-        """What is minimised, of one batch: a scalar."""
+        """Return the training loss of one batch, a scalar."""
 
     @abstractmethod
-    def measured(self, batch: Any) -> tuple[Tensor, ...]:
-        """What one evaluation batch means to the metrics' `update`."""
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return the arguments of the metrics' `update` for one evaluation batch."""
+
+    def metric_names(self, split: str) -> list[str]:
+        """Return every name that the metrics of `split` may compute.
+
+        A subclass whose `build_metrics` returns no MetricCollection has to override this.
+        """
+        metrics = self.metrics[self.splits.index(split)]
+        assert isinstance(metrics, MetricCollection)
+        return [str(name) for name in metrics]
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """What the network takes of an evaluation batch."""
+        """Return the network's inputs of an evaluation batch."""
         *inputs, _ = batch
         return tuple(inputs)
 
     def pictures(self, data: Any, device: torch.device, averaged: bool) -> Pictures | None:
-        """A few pictures of what the network, of trained or averaged weights, makes of `data`."""
+        """Return pictures of predictions on `data` by the trained or the averaged weights."""
         return None
 
     def average_weights(self, decay: float) -> None:
-        """Keep an exponential moving average of the weights, one update a step; evaluate it too."""
-        # Lightning puts all modules into evaluation and back, and warns of those already there.
+        """Keep and evaluate an exponential moving average of the weights, updated every step."""
+        # Lightning switches all modules to evaluation and back, and warns of those in that mode.
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
-        self.metrics.extend(self.metrics_of(split) for split in self.splits)
+        self.metrics.extend(self.build_metrics(split) for split in self.splits)
 
     @contextlib.contextmanager
     def with_average(self) -> Iterator[None]:
-        """Let `network` be the average of the weights for a while."""
+        """Use the averaged weights as `network` inside the context."""
         assert self.average is not None
         trained, self.network = self.network, self.average.module
         try:
@@ -95,11 +103,11 @@ class Task(L.LightningModule, ABC):
             self.network = trained
 
     def compile_network(self) -> None:
-        """torch.compile what `loss` and `measured` call."""
+        """Compile the network with torch.compile."""
         self.network.compile()
 
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
-        """The loss; Diverged, before any update, where it is not finite."""
+        """Return the loss; raise Diverged before the update if it is not finite."""
         loss = self.loss(batch)
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()} at step {self.global_step}")
@@ -107,27 +115,27 @@ class Task(L.LightningModule, ABC):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
-        """Average the weights after a step."""
+        """Update the average of the weights after a step."""
         if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
             self.average.update(self.network)
 
     def on_train_epoch_end(self) -> None:
-        """Record the epoch's mean loss; at every step it would cost more than a small step."""
+        """Record the mean loss of the epoch; to record each step would cost more than a step."""
         rate = self.rate(self.global_step - 1)
         self._record({"train/loss": self.train_loss.compute().item(), "train/lr": rate})
         self.train_loss.reset()
 
     def validation_step(self, batch: Any, batch_index: int, dataloader_idx: int = 0) -> None:
-        """Count one batch of split `splits[dataloader_idx]`."""
+        """Update the metrics of split `splits[dataloader_idx]` with one batch."""
         with torch.autocast(self.device.type, enabled=False):
-            self._metrics(dataloader_idx).update(*self.measured(batch))
+            self._metrics(dataloader_idx).update(*self.evaluate(batch))
             if self.average is not None:
                 with self.with_average():
-                    averaged = self.measured(batch)
+                    averaged = self.evaluate(batch)
                 self._metrics(len(self.splits) + dataloader_idx).update(*averaged)
 
     def on_validation_epoch_end(self) -> None:
-        """Record every split's metrics; Diverged where a loss is not finite."""
+        """Record the metrics of all splits; raise Diverged if a loss is not finite."""
         averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
             metrics = self._metrics(index)
@@ -139,8 +147,8 @@ class Task(L.LightningModule, ABC):
         self.evaluated_at = self.global_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimiser; its rate is set at every step from a pure function of the step."""
-        # A fused optimiser takes the loss scale out by itself, after gradients would be clipped.
+        """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
+        # A fused optimiser removes the loss scale itself, which is too late for clipping.
         scaled = self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val is not None
         return self.optimizer.build(self.network, fused=not scaled)
 
@@ -150,15 +158,16 @@ class Task(L.LightningModule, ABC):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Scale the gradients to a norm of at most the value, over all parameters as one vector.
+        """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`.
 
-        Lightning's own refuses every fused optimiser in mixed precision, in bf16 for nothing.
+        Lightning's own method rejects fused optimisers in mixed precision, also in bf16, where
+        there is no loss scale.
         """
         if gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set this step's learning rate and, if the schedule cycles it, the momentum."""
+        """Set the learning rate of this step, and the momentum if the schedule cycles it."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.global_step)
             if self.momentum is not None:
@@ -169,9 +178,9 @@ class Task(L.LightningModule, ABC):
                     group["momentum"] = momentum
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the running mean of the training loss: a metric is not in the state by itself.
+        """Add the running mean of the training loss over all devices to the checkpoint.
 
-        It is the mean over all devices, whichever writes it.
+        Lightning does not save the state of metrics.
         """
         with self.train_loss.sync_context():
             checkpoint["train_loss"] = {
@@ -179,16 +188,15 @@ class Task(L.LightningModule, ABC):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the running mean up again: the first device all of it, the others nothing."""
+        """Restore the running mean on the first device and start at zero on the others."""
         for name, value in checkpoint["train_loss"].items():
             mine = value if self.trainer.is_global_zero else torch.zeros_like(value)
             setattr(self.train_loss, name, mine.to(self.device))
         self.train_loss._update_count = 1
 
     def _record(self, values: dict[str, float]) -> None:
-        # Not through `self.log`: that writes after the hooks in which a checkpoint is saved, so a
-        # cell stopped there would lose the row.
-        # Not `current_epoch` either: after the last step that is one more.
+        # `self.log` writes after the hooks that save a checkpoint, so a cell stopped there would
+        # lose the row. `current_epoch` is one too large after the last step.
         steps = int(self.trainer.num_training_batches) // self.trainer.accumulate_grad_batches
         epoch = (self.global_step - 1) // steps
         for logger in self.loggers:

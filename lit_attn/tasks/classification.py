@@ -1,7 +1,7 @@
 """Classification of images and of sequences.
 
-Shapes: images (B, C, H, W) float; tokens and present (B, n), or (B, 2, n) for pairs of documents;
-targets (B,) class indices or (B, classes) probabilities; logits (B, classes).
+Shapes: images (B, C, H, W) float; tokens and their mask (B, n), or (B, 2, n) for pairs; logits
+(B, classes); targets (B,) class indices or (B, classes) probabilities.
 """
 
 from collections.abc import Callable
@@ -14,32 +14,31 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.metrics import CLASSIFICATION
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.tasks.base import Task
+from lit_attn.data.module import DataModule
+from lit_attn.tasks.base import TaskModule
 
 
-class Classification(Task):
-    """Cross-entropy of images; top-1, top-5, calibration error and loss of every split.
+class Classification(TaskModule):
+    """Classification of images: accuracy, top-5 accuracy, calibration error and loss.
 
-    All but the loss are fractions.
+    Batches are images and targets. All metrics but the loss are fractions.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        splits: list[str],
+        data: DataModule,
+        loss: Callable[[Tensor, Tensor], Tensor],
         optimizer: Optimizer,
         rate: Rate,
-        num_classes: int,
-        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     ) -> None:
-        self.num_classes = num_classes
+        self.num_classes = data.signature.classes
         self.loss_function = loss
-        super().__init__(network, splits, optimizer, rate)
+        super().__init__(network, data, optimizer, rate)
 
-    def metrics_of(self, split: str) -> MetricCollection:
+    def build_metrics(self, split: str) -> MetricCollection:
         top5 = min(5, self.num_classes)
         return MetricCollection(
             {
@@ -51,24 +50,21 @@ class Classification(Task):
             compute_groups=False,
         )
 
-    def names_of(self, split: str) -> list[str]:
-        return list(CLASSIFICATION)
-
     def loss(self, batch: Any) -> Tensor:
         *inputs, targets = batch
         return self.loss_function(self.network(*inputs), targets)
 
-    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Logits and labels."""
+    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return logits and labels."""
         *inputs, targets = batch
         return self.network(*inputs).float(), targets
 
 
 class SequenceClassification(Classification):
-    """The same of sequences: batches are tokens, present, labels; rows may have no label."""
+    """Classification of sequences: batches are tokens, mask and labels; rows may have no label."""
 
-    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
-        logits, labels = super().measured(batch)
+    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        logits, labels = super().evaluate(batch)
         labelled = labels != IGNORED
         return logits[labelled], labels[labelled]
 
@@ -76,7 +72,7 @@ class SequenceClassification(Classification):
 class Calibration(MulticlassCalibrationError):
     """Expected calibration error, from logits (B, classes) and class indices (B,).
 
-    Torchmetrics takes a batch of logits that all lie in 0..1 for probabilities.
+    The softmax is taken here because torchmetrics takes logits between 0 and 1 for probabilities.
     """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:

@@ -1,57 +1,48 @@
-"""Head composition: the answer to a question, and how often it is right in each task of the grid.
+"""Head composition: loss and accuracy of answers to questions, also by task of the grid.
 
-Shapes: tokens (B, n) int64, answers and tasks (B,); answers are IGNORED where a row is no question.
+Shapes: tokens (B, n) int64, answers and tasks (B,); answers are IGNORED in rows that are padding.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from lit_attn.config.data.composition import TASK_NAMES
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.metrics import NAMES
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.data import composition
-from lit_attn.models.gpt import GPT
-from lit_attn.tasks.base import Task
+from lit_attn.data.module import DataModule
+from lit_attn.tasks.base import TaskModule
 
 
-class HeadComposition(Task):
-    """Cross-entropy of the token after the question; `held_out` are the tasks not trained."""
-
-    network: GPT
+class HeadComposition(TaskModule):
+    """Cross-entropy of the token after a question."""
 
     def __init__(
-        self,
-        network: GPT,
-        splits: list[str],
-        optimizer: Optimizer,
-        rate: Rate,
-        held_out: list[int],
+        self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
     ) -> None:
-        self.held_out = held_out
-        super().__init__(network, splits, optimizer, rate)
+        self.tasks: tuple[str, ...] = data.signature.tasks
+        self.held_out: tuple[int, ...] = data.signature.held_out
+        super().__init__(network, data, optimizer, rate)
 
-    def metrics_of(self, split: str) -> "Grid":
-        return Grid(self.held_out)
+    def build_metrics(self, split: str) -> "Grid":
+        return Grid(self.tasks, self.held_out)
 
-    def names_of(self, split: str) -> list[str]:
-        return [*NAMES["head-composition"], *TASK_NAMES]
+    def metric_names(self, split: str) -> list[str]:
+        return ["accuracy", "trained", "held-out", "loss", *self.tasks]
 
     def loss(self, batch: Any) -> Tensor:
         tokens, answers, _ = batch
         return F.cross_entropy(self._logits(tokens), answers)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """The questions."""
+        """Return the questions."""
         return (batch[0],)
 
-    def measured(self, batch: Any) -> tuple[Tensor, ...]:
-        """Logits of the answer, the answers and the tasks."""
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return logits of the answer, the answers and the tasks."""
         tokens, answers, tasks = batch
         return self._logits(tokens), answers, tasks
 
@@ -61,42 +52,44 @@ class HeadComposition(Task):
 
 
 class Grid(Metric):
-    """Loss and accuracy of all questions; accuracy of the trained tasks, of the held-out ones, and
-    of each task by its name. What has no question is left out.
+    """Loss and accuracy of all questions, and accuracies of trained, held-out and single tasks.
+
+    A group of tasks without a question has no accuracy.
     """
 
     total: Tensor
-    right: Tensor
-    asked: Tensor
+    correct: Tensor
+    questions: Tensor
 
-    def __init__(self, held_out: list[int]) -> None:
+    def __init__(self, tasks: tuple[str, ...], held_out: tuple[int, ...]) -> None:
         super().__init__()
+        self.tasks = tasks
         self.held_out = torch.tensor(held_out, dtype=torch.long)
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        zeros = torch.zeros(composition.TASKS, dtype=torch.float64)
-        self.add_state("right", zeros, dist_reduce_fx="sum")
-        self.add_state("asked", zeros.clone(), dist_reduce_fx="sum")
+        zeros = torch.zeros(len(tasks), dtype=torch.float64)
+        self.add_state("correct", zeros, dist_reduce_fx="sum")
+        self.add_state("questions", zeros.clone(), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, answers: Tensor, tasks: Tensor) -> None:
-        """Add logits (B, V), answers (B,), IGNORED where there is no question, and tasks (B,)."""
+        """Add logits (B, V), answers (B,), IGNORED in padding rows, and tasks (B,)."""
         self.total += F.cross_entropy(
             logits, answers, ignore_index=IGNORED, reduction="sum"
         ).double()
-        asked = (answers != IGNORED).double()
-        right = (logits.argmax(-1) == answers).double()
-        self.asked.index_add_(0, tasks, asked)
-        self.right.index_add_(0, tasks, right)
+        self.questions.index_add_(0, tasks, (answers != IGNORED).double())
+        self.correct.index_add_(0, tasks, (logits.argmax(-1) == answers).double())
 
     def compute(self) -> dict[str, Tensor]:
-        held_out = torch.zeros_like(self.asked, dtype=torch.bool)
+        held_out = torch.zeros_like(self.questions, dtype=torch.bool)
         held_out[self.held_out] = True
-        everything = torch.ones_like(held_out)
-        groups = {"accuracy": everything, "trained": ~held_out, "held-out": held_out}
-        for task, name in enumerate(TASK_NAMES):
-            groups[name] = torch.arange(len(held_out)) == task
-        found = {"loss": self.total / self.asked.sum()}
-        for name, chosen in groups.items():
-            chosen = chosen.to(self.asked.device)
-            if self.asked[chosen].sum() > 0:
-                found[name] = self.right[chosen].sum() / self.asked[chosen].sum()
-        return found
+        groups = {
+            "accuracy": torch.ones_like(held_out),
+            "trained": ~held_out,
+            "held-out": held_out,
+        }
+        for number, name in enumerate(self.tasks):
+            groups[name] = torch.arange(len(held_out), device=held_out.device) == number
+        values = {"loss": self.total / self.questions.sum()}
+        for name, group in groups.items():
+            if self.questions[group].sum() > 0:
+                values[name] = self.correct[group].sum() / self.questions[group].sum()
+        return values

@@ -1,72 +1,78 @@
 """Language modelling.
 
-Shapes: inputs and targets (B, n) int64, targets IGNORED where nothing is to be predicted.
+Shapes: inputs and targets (B, n) int64; targets that are not to be predicted are IGNORED.
 """
 
 import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.data.text.batches import TextMeasure
-from lit_attn.models.gpt import GPT
-from lit_attn.tasks.base import Task
+from lit_attn.data.module import DataModule, TextMeasure
+from lit_attn.tasks.base import TaskModule
 
 UNKNOWN = TextMeasure()
 
 
-class LanguageModelling(Task):
-    """Cross-entropy a token; loss, perplexities and bits per byte over all tokens of every split.
-
-    `text` says of every split how much text its tokens stand for.
-    """
-
-    network: GPT
+class LanguageModelling(TaskModule):
+    """Cross-entropy per token; loss, perplexities and bits per byte over all tokens of a split."""
 
     def __init__(
-        self,
-        network: GPT,
-        splits: list[str],
-        optimizer: Optimizer,
-        rate: Rate,
-        text: dict[str, TextMeasure],
+        self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
     ) -> None:
-        self.text = text
-        super().__init__(network, splits, optimizer, rate)
+        self.text = {split: data.text_measure(split) for split in data.splits}
+        super().__init__(network, data, optimizer, rate)
 
-    def metrics_of(self, split: str) -> "TokenLoss":
+    def build_metrics(self, split: str) -> "TokenLoss":
         return TokenLoss(self.text[split])
 
-    def names_of(self, split: str) -> list[str]:
-        measure = self.text[split]
-        known = ["bits_per_byte"] * (measure.bytes_per_token is not None)
-        known += ["word_perplexity"] * (measure.words_per_token is not None)
-        return ["loss", "perplexity", *known]
+    def metric_names(self, split: str) -> list[str]:
+        names = ["loss", "perplexity"]
+        if self.text[split].bytes_per_token is not None:
+            names.append("bits_per_byte")
+        if self.text[split].words_per_token is not None:
+            names.append("word_perplexity")
+        return names
 
     def compile_network(self) -> None:
-        """All but the head, whose adaptive kind chooses its work by the targets."""
-        self.network.trunk.compile()
+        """Compile the trunk of a GPT or another network as a whole.
+
+        The adaptive head of a GPT selects its computation by the targets, which does not compile.
+        """
+        getattr(self.network, "trunk", self.network).compile()
 
     def loss(self, batch: Any) -> Tensor:
         inputs, targets = batch
-        return self.network.nll(inputs, targets).mean()
+        return self.nll(inputs, targets).mean()
 
-    def measured(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """-log p of every target, and the targets."""
+    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return -log p of every target, and the targets."""
         inputs, targets = batch
-        return self.network.nll(inputs, targets), targets
+        return self.nll(inputs, targets), targets
+
+    def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p(target) in nats, (B, n) in float32, and 0 where a target is IGNORED.
+
+        A network that has a method `nll` computes it itself.
+        """
+        if (method := getattr(self.network, "nll", None)) is not None:
+            nll: Tensor = method(inputs, targets)
+            return nll
+        logits = self.network(inputs).float().transpose(1, 2)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
 
 class TokenLoss(Metric):
-    """Nats a token and perplexity; of the text that the tokens stand for, where that is known, bits
-    per byte and the perplexity of its words, which do not depend on the tokenizer.
+    """Loss in nats per token and perplexity, also in units that do not depend on the tokenizer.
 
-    Words are those of `count_words`, the end of a line being one.
+    These are bits per byte and perplexity per word, if the amount of text is known. Words are those
+    of `count_words`, which counts the end of a line as a word.
     """
 
     total: Tensor
@@ -79,18 +85,18 @@ class TokenLoss(Metric):
         self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, targets: Tensor) -> None:
-        """Add -log p (B, n), 0 where the target (B, n) is IGNORED."""
+        """Add -log p (B, n), which is 0 where the target (B, n) is IGNORED."""
         self.total += nll.sum(dtype=torch.float64)
         self.tokens += (targets != IGNORED).sum()
 
     def compute(self) -> dict[str, Tensor]:
         loss = self.total / self.tokens
-        found = {"loss": loss, "perplexity": loss.exp()}
+        values = {"loss": loss, "perplexity": loss.exp()}
         if self.text.bytes_per_token is not None:
-            found["bits_per_byte"] = loss / math.log(2) / self.text.bytes_per_token
+            values["bits_per_byte"] = loss / math.log(2) / self.text.bytes_per_token
         if self.text.words_per_token is not None:
-            of_words = (loss / self.text.words_per_token).exp()
-            # Text without white space is one word, whose perplexity no float holds.
-            if of_words.isfinite():
-                found["word_perplexity"] = of_words
-        return found
+            word_perplexity = (loss / self.text.words_per_token).exp()
+            # Text without white space is one word, whose perplexity can exceed the largest float.
+            if word_perplexity.isfinite():
+                values["word_perplexity"] = word_perplexity
+        return values

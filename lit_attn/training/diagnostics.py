@@ -21,7 +21,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.diagnostics import OF_SAMPLES, Diagnostics
 from lit_attn.files import append, write_atomic
-from lit_attn.tasks.base import Task
+from lit_attn.tasks.base import TaskModule
 from lit_attn.training.layer_inputs import LayerCall, record_calls, split_calls
 
 MAP_TOKENS = 256
@@ -82,13 +82,13 @@ class DiagnosticsCallback(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and self._is_due(trainer):
-            assert isinstance(module, Task)
+            assert isinstance(module, TaskModule)
             self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if self.inputs is None:
             return
-        assert isinstance(module, Task)
+        assert isinstance(module, TaskModule)
         started, step = time.perf_counter(), trainer.global_step
         rows, arrays = diagnose(module.network, self.inputs, self.settings, step)
         self.inputs = None

@@ -5,7 +5,6 @@ import statistics
 
 from lit_attn.cells.records import Timing
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.training.fit import FinishedRun, Limits
 
 SAMPLE = Limits(steps=15, evaluation_batches=2)
@@ -16,10 +15,8 @@ def at_final_image_size(cell: Cell) -> Cell:
 
     Most steps of a cell whose images grow have the final size.
     """
-    data = cell.experiment.data
-    if not isinstance(data, ClassFolders):
-        return cell
-    experiment = cell.experiment.model_copy(update={"data": data.model_copy(update={"sizes": ()})})
+    data = cell.experiment.data.at_final_size()
+    experiment = cell.experiment.model_copy(update={"data": data})
     return cell.model_copy(update={"experiment": experiment})
 
 

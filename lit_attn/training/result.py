@@ -6,7 +6,6 @@ from pathlib import Path
 
 from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.class_folders import ClassFolders
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training import measurement
 from lit_attn.training.build import Parts
@@ -73,11 +72,13 @@ def _measure_speed(
     peak = measurement.peak_flops(measurement.device_name(group.device), training.precision)
     if peak is not None:
         peak *= group.world_size
-    if isinstance(data, ClassFolders) and data.sizes:
+    if data != data.at_final_size():
         # The FLOPs are counted at the final image size, and the images grew.
         peak = None
     step_time = measurement.step_time(progress.step_times)
-    speed = measurement.speed(step_time, data.batch_size, parts.tokens, parts.costs.flops, peak)
+    speed = measurement.speed(
+        step_time, data.batch_size, parts.data.signature.tokens, parts.costs.flops, peak
+    )
     evaluation = measurement.evaluation_time(progress.evaluation_times)
     if evaluation is not None:
         speed["evaluation/seconds"] = evaluation.median

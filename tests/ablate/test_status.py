@@ -19,7 +19,8 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import Exit, FailureClass, Metric, Plan, PlannedCell
+from lit_attn.cells.records import Exit, FailureClass, Plan, PlannedCell
+from lit_attn.config.metrics import DEFAULT_METRIC
 
 
 def cell(state: State, variant: str = "v", progress: Progress | None = None) -> status.StudyCell:
@@ -95,7 +96,7 @@ def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
 
 def plan_of(cells: list[status.StudyCell]) -> Plan:
     return Plan(
-        study="x", title="t", baseline="v", metric=Metric(), variants=[], seeds=[0],
+        study="x", title="t", baseline="v", metric=DEFAULT_METRIC, variants=[], seeds=[0],
         cells=[cell.planned for cell in cells],
     )  # fmt: skip
 

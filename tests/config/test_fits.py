@@ -13,7 +13,7 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.variants import resolve
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, load
-from lit_attn.models import budget
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor
 
 # A change to one variant, and what is said of it.
@@ -123,7 +123,7 @@ def test_what_a_part_refuses_is_a_configuration_error() -> None:
     spec = experiment.model.attention.model_copy(update={"kv_heads": 7})
     model = experiment.model.model_copy(update={"attention": spec})
     with pytest.raises(ConfigError, match="model: kv_heads: 7 key heads do not divide"):
-        budget.build(model, experiment.data, device=str(torch.device("meta")))
+        factory.build(model, experiment.data, device=str(torch.device("meta")))
 
 
 def test_the_nearest_divisor() -> None:

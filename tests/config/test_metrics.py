@@ -1,4 +1,4 @@
-"""What may be compared is known from an experiment alone, and is what its cells measure."""
+"""Metrics of an experiment are known from its configuration and agree with what cells measure."""
 
 import re
 from pathlib import Path
@@ -13,21 +13,23 @@ from lit_attn.ablate.variants import resolve
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.metrics import NAMES, check, measured
+from lit_attn.config.metrics import MetricChoice, available
+from lit_attn.config.source import load
+from lit_attn.config.tasks import Task
 from lit_attn.report.__main__ import main as report
 from lit_attn.schema.errors import ConfigError
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {training.ema: 0.5}}\n"
 
 
-def of_cell(cell: Cell) -> list[str]:
-    """What the task built for a cell measures."""
+def names_of_task(cell: Cell) -> list[str]:
+    """Return the metrics that the task module of a cell computes."""
     import torch
 
     from lit_attn.training.build import build
 
     task = build(cell, torch.device("cpu")).task
-    return [f"{split}/{name}" for split in task.splits for name in task.names_of(split)]
+    return [f"{split}/{name}" for split in task.splits for name in task.metric_names(split)]
 
 
 def composition_cell() -> Cell:
@@ -39,26 +41,87 @@ def composition_cell() -> Cell:
 
 
 @pytest.mark.parametrize("make", [digits_cell, text_cell, composition_cell, scenes_cell])
-def test_what_is_known_is_what_is_measured(make: Any, tmp_path: Path) -> None:
+def test_available_metrics_are_those_of_the_task_module(make: Any, tmp_path: Path) -> None:
     cell = make(tmp_path) if make is scenes_cell else make()
-    found, known = of_cell(cell), measured(cell.experiment)
-    of_splits = [name for name in known if not name.startswith(("train/", "evaluation/"))]
-    # A text of which nobody has counted the words.
-    unknown = {"val/word_perplexity", "test/word_perplexity"} & (set(of_splits) - set(found))
-    assert set(found) == set(of_splits) - unknown
-    for name in found:
-        check(Metric(name=name), cell.experiment)
+    computed, infos = set(names_of_task(cell)), available(cell.experiment)
+    names = {info.name for info in infos if not info.name.startswith(("train/", "evaluation/"))}
+    # The words of this text are not counted.
+    assert computed == names - ({"val/word_perplexity", "test/word_perplexity"} - computed)
+    for name in computed:
+        assert MetricChoice(name=name).resolve(cell.experiment).name == name
 
 
-def test_the_page_tables_every_name() -> None:
+EXPERIMENTS = {
+    "image-classification": "digits_vit",
+    "sequence-classification": "lra_listops",
+    "language-modelling": "python_text_gpt",
+    "head-composition": "head_composition",
+    "segmentation": "scenes_segmenter",
+}
+
+
+def shipped(name: str) -> Experiment:
+    return Experiment.model_validate(load(ROOT / "experiments" / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("task", EXPERIMENTS)
+def test_the_page_lists_the_metrics_of_every_task(task: str) -> None:
     text = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
-    for task, names in NAMES.items():
-        row = re.search(rf"\| {task.replace('-', ' ')} \|(.*)\|", text)
-        assert row is not None
-        same = task == "sequence-classification"
-        assert (
-            row[1].strip() == "the same" if same else all(f"`{name}`" in row[1] for name in names)
-        )
+    experiment = shipped(EXPERIMENTS[task])
+    assert experiment.task.kind == task
+    row = re.search(rf"\| {task.replace('-', ' ')} \|(.*)\|", text)
+    assert row is not None
+    names = [info.name for info in experiment.task.metrics(experiment.data.signature())]
+    names = [name for name in names if ":" not in name]
+    is_listed = all(f"`{name}`" in row[1] for name in names)
+    assert is_listed or (task == "sequence-classification" and "same" in row[1])
+
+
+def test_every_task_has_an_experiment() -> None:
+    assert EXPERIMENTS.keys() <= Task.family.keys()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name", "label", "scale", "goal"),
+    [
+        ("digits_vit", "test/accuracy", "accuracy (%)", 100, "max"),
+        ("digits_vit", "test/loss", "loss (nats)", 1, "min"),
+        ("digits_vit", "test/calibration", "expected calibration error (%)", 100, "min"),
+        ("python_text_gpt", "val/bits_per_byte", "validation bits per byte", 1, "min"),
+        ("python_text_gpt", "train/tokens_per_second", "tokens per second", 1, "max"),
+        ("scenes_segmenter", "test/IoU:digit 0", "IoU of digit 0 (%)", 100, "max"),
+        ("ade20k_segmenter", "test/IoU:wall", "IoU of wall (%)", 100, "max"),
+        ("head_composition", "test/held-out", "accuracy on held-out tasks (%)", 100, "max"),
+        ("digits_vit", "evaluation/seconds", "time of an evaluation (s)", 1, "min"),
+    ],
+)
+def test_label_scale_and_direction_come_from_the_metric(
+    experiment: str, name: str, label: str, scale: float, goal: str
+) -> None:
+    metric = MetricChoice(name=name).resolve(shipped(experiment))
+    assert (metric.label, metric.scale, metric.goal) == (label, scale, goal)
+
+
+def test_a_study_may_override_label_scale_and_direction() -> None:
+    choice = MetricChoice(name="test/loss", label="bits", scale=1.4427, goal="max")
+    metric = choice.resolve(shipped("digits_vit"))
+    assert (metric.label, metric.scale, metric.goal) == ("bits", 1.4427, "max")
+
+
+def test_averaged_weights_are_in_the_label() -> None:
+    experiment = shipped("digits_vit")
+    training = experiment.training.model_copy(update={"ema": 0.9})
+    experiment = experiment.model_copy(update={"training": training})
+    assert MetricChoice(name="val/ema-loss").resolve(experiment).label == (
+        "validation loss (nats), averaged weights"
+    )
+
+
+def test_a_cell_completes_its_metric() -> None:
+    written = text_cell().model_dump(mode="json") | {"metric": {"name": "test/perplexity"}}
+    assert Cell.model_validate(written).metric == Metric(
+        name="test/perplexity", label="perplexity", goal="min", scale=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,15 +178,12 @@ def test_a_variant_that_does_not_measure_what_the_baseline_does(tmp_path: Path) 
     ],
 )
 def test_every_task(experiment: str, metric: dict[str, str], message: str | None) -> None:
-    from lit_attn.config.source import load
-
-    path = ROOT / "experiments" / f"{experiment}.yaml"
-    given = Experiment.model_validate(load(path))
+    choice = MetricChoice.model_validate(metric)
     if message is None:
-        check(Metric(**metric), given)
+        assert choice.resolve(shipped(experiment)).name == choice.name
         return
     with pytest.raises(ValueError, match=re.escape(message)):
-        check(Metric(**metric), given)
+        choice.resolve(shipped(experiment))
 
 
 def test_a_report_of_cells_without_the_metric(

@@ -17,7 +17,7 @@ from lit_attn.config.data.composition import (
     HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
-from lit_attn.data.composition import TASKS, CompositionData, Lexicon, held_out
+from lit_attn.data.composition import TASKS, CompositionData, Lexicon
 from lit_attn.tasks.composition import Grid
 from lit_attn.train import run_cell
 
@@ -92,7 +92,7 @@ def test_what_entities_become() -> None:
 
 def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
     module = data()
-    assert [TASK_NAMES[task] for task in held_out(module.data)] == [
+    assert [TASK_NAMES[task] for task in module.data.held_out_tasks] == [
         f"{pattern}:{transformation}"
         for pattern, transformation in zip(PATTERNS, TRANSFORMATIONS, strict=True)
     ]
@@ -127,7 +127,7 @@ def test_ranks_share_questions(world: int) -> None:
 
 
 def test_the_grid_counts_every_task_by_itself() -> None:
-    grid = Grid(held_out=[0])
+    grid = Grid(TASK_NAMES, held_out=(0,))
     answers = torch.tensor([3, 3, 4, 4, IGNORED])
     logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 4, 0]), 5) * 50.0
     grid.update(logits, answers, torch.tensor([0, 0, 1, 7, 0]))
@@ -146,9 +146,9 @@ def test_the_grid_counts_every_task_by_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"entities": 15}, "entities: 15 cannot all have an opposite"),
-        ({"entities": 18}, "entities: 18 are not 4 classes of the same size"),
-        ({"entities": 4, "classes": 2}, "entities: 6 stand in a question"),
+        ({"entities": 15}, "entities: 15 is odd, and opposites are pairs"),
+        ({"entities": 18}, "entities: 18 cannot be divided into 4 classes of the same"),
+        ({"entities": 4, "classes": 2}, "entities: a question needs 6 different"),
         ({"accumulate": 5}, "accumulate: 5 does not divide the batch of 64"),
     ],
 )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_attn.cells.records import Exit, Metric, Plan, PlannedCell, PlannedVariant, Result, Spread
+from lit_attn.cells.records import Exit, Plan, PlannedCell, PlannedVariant, Result, Spread
+from lit_attn.config.metrics import DEFAULT_METRIC
 from lit_attn.report.read import StudyRecord, read_studies
 
 EFFECTS = {"standard": 0.0, "belief": 0.004, "belief2": 0.02}
@@ -34,7 +35,7 @@ def write_study(
         "study": name,
         "title": title,
         "baseline": names[0],
-        "metric": Metric(),
+        "metric": DEFAULT_METRIC,
         "variants": [PlannedVariant(name=v, published=(published or {}).get(v)) for v in names],
         "seeds": list(range(seeds)),
         "cells": cells,

@@ -68,7 +68,7 @@ def text_cell(**changes: Any) -> Cell:
     }
     for section, values in changes.items():
         experiment[section] = {**experiment[section], **values}
-    metric = {"name": "test/loss", "goal": "min", "scale": 1}
+    metric = {"name": "test/loss", "label": "loss", "goal": "min", "scale": 1}
     return Cell.model_validate(
         {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
     )

@@ -12,9 +12,10 @@ from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.images import Cifar10, Folder
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
+from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import imagenet_vit, jit, local_vit
 from lit_attn.models.budget import count, describe, resolve
-from lit_attn.models.factory import OF_IMAGES, build
+from lit_attn.models.factory import build
 from lit_attn.schema.errors import ConfigError
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
@@ -148,7 +149,7 @@ def test_positions_go_on_learning_at_every_image_size(
     model: ImageViTConfig | LocalViTConfig, size: int
 ) -> None:
     torch.manual_seed(0)
-    network = OF_IMAGES[type(model)](model, (3, 16, 16), 3)
+    network = model.build(ImageLabels((3, 16, 16), 3))
     network(torch.randn(2, 3, size, size)).sum().backward()
     assert network.pos_embed.shape == (1, 17, 32)
     assert network.pos_embed.grad.abs().min() > 0
@@ -226,6 +227,6 @@ def test_jit_normalises_and_turns_queries_and_keys() -> None:
 def test_patches_must_tile_the_image() -> None:
     for model in (ImageViTConfig(), LocalViTConfig(), JiTConfig()):
         with pytest.raises(ConfigError, match="patches of 16 do not tile images of 32 x 40"):
-            OF_IMAGES[type(model)](model, (3, 32, 40), 10, "meta")
+            model.build(ImageLabels((3, 32, 40), 10), "meta")
     with pytest.raises(ConfigError, match="is 6; axial positions need a multiple of 4"):
         jit.axial(2, 2, 6)

@@ -13,8 +13,8 @@ from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTC
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.config.models.vit import ViTConfig
+from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import gpt, sequence
-from lit_attn.models.factory import OF_IMAGES
 from lit_attn.models.seeded_draws import by_name
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=16)}
@@ -24,7 +24,7 @@ TORCH = Init(matrices="torch", embedding="torch")
 
 
 def images(model: Model) -> nn.Module:
-    return OF_IMAGES[type(model)](model, (3, 16, 16), 5)
+    return model.build(ImageLabels((3, 16, 16), 5))
 
 
 def classifier(model: SequenceClassifierConfig) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_attn.attention.choose import attention_spec
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
-from lit_attn.tasks.base import Task
+from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell
 from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws
 
@@ -89,9 +89,9 @@ def run(replay: Replay, folder: Path) -> Arrays:
     """Train the cell in `folder` and return its record under released names."""
     recorder = Recorder(replay.micro_batches)
     seed = replay.cell.seed
-    configure = Task.configure_optimizers
+    configure = TaskModule.configure_optimizers
 
-    def start(task: Task) -> torch.optim.Optimizer:
+    def start(task: TaskModule) -> torch.optim.Optimizer:
         task.double()
         task.network.register_forward_pre_hook(to_double)
         start_from_record(task.network, replay.view, seed)
@@ -100,7 +100,7 @@ def run(replay: Replay, folder: Path) -> Arrays:
 
     replay.cell.write(folder / "config.yaml")
     draws = shared_draws(seed) if replay.draws else contextlib.nullcontext()
-    started = patch.object(Task, "configure_optimizers", start)
+    started = patch.object(TaskModule, "configure_optimizers", start)
     with recorder, double_precision(), recorded_batches(replay), draws, started:
         run_cell(folder)
     return recorder.arrays()

@@ -32,7 +32,7 @@ def write(
         variants={"a": 0.0, second: 0.1},
         seeds=2,
         skip=((second, 1),),
-        metric=Metric(name=metric, label="mIoU (%)"),
+        metric=Metric(name=metric, label="mIoU (%)", goal="max", scale=100),
     )
     plan = Plan.model_validate_json((written / "plan.json").read_bytes())
     for cell in plan.cells:

@@ -22,9 +22,10 @@ from torch import nn
 
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
-from lit_attn.models import budget
-from lit_attn.tasks.base import Task
+from lit_attn.cells.records import MetricRow, Result, read_metrics
+from lit_attn.config.metrics import DEFAULT_METRIC
+from lit_attn.models import factory
+from lit_attn.tasks.base import TaskModule
 from lit_attn.train import main, run_cell
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
@@ -47,13 +48,13 @@ def test_one_cycle_sets_the_momentum_of_every_step(
 ) -> None:
     steps = []
 
-    def record(self: Task, optimizer: torch.optim.Optimizer) -> None:
+    def record(self: TaskModule, optimizer: torch.optim.Optimizer) -> None:
         set_rate(self, optimizer)
         (group, *_) = optimizer.param_groups
         steps.append(group["betas"][0] if "betas" in group else group["momentum"])
 
-    set_rate = Task.on_before_optimizer_step
-    monkeypatch.setattr(Task, "on_before_optimizer_step", record)
+    set_rate = TaskModule.on_before_optimizer_step
+    monkeypatch.setattr(TaskModule, "on_before_optimizer_step", record)
     schedule = {"kind": "one-cycle", "warmup": 1.25}
     changes = {"optimizer": {"kind": optimizer}, "schedule": schedule, "training": {"epochs": 3}}
     run_cell(folder_of(digits_cell(**changes), tmp_path))
@@ -318,7 +319,7 @@ def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     run_cell(second)
     torch.manual_seed(3)
     model, data = cells[0].experiment.model, cells[0].experiment.data
-    start = budget.build(model, data).state_dict()
+    start = factory.build(model, data).state_dict()
     moved = {name: not torch.equal(start[name], value) for name, value in weights(second).items()}
     assert all(torch.equal(start[name], value) for name, value in weights(first).items())
     assert all(moved.values())
@@ -352,8 +353,9 @@ def test_the_last_epoch_or_the_best_on_validation_counts() -> None:
         MetricRow(2, 1, "val/accuracy", 0.8),
         MetricRow(2, 1, "test/accuracy", 0.99),
     ]
-    assert {row.epoch for row in select_epoch(rows, Metric())} == {1}
-    assert {row.epoch for row in select_epoch(rows, Metric(selection="best-validation"))} == {0}
+    best = DEFAULT_METRIC.model_copy(update={"selection": "best-validation"})
+    assert {row.epoch for row in select_epoch(rows, DEFAULT_METRIC)} == {1}
+    assert {row.epoch for row in select_epoch(rows, best)} == {0}
 
 
 def test_exit_codes(

@@ -29,7 +29,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.data import loading
 from lit_attn.models import local_vit
 from lit_attn.models.local_vit import LocalFFN
-from lit_attn.tasks.base import Task
+from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import measurement
 from lit_attn.training.recording import Progress
@@ -105,25 +105,25 @@ def test_resume_is_exact(
 def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
     """Against the recurrence over the weights after every step."""
     seen: list[dict[str, torch.Tensor]] = []
-    kept: list[Task] = []
+    kept: list[TaskModule] = []
 
-    original = Task.on_train_batch_end
+    original = TaskModule.on_train_batch_end
 
-    def watching(self: Task, *rest: Any) -> None:
+    def watching(self: TaskModule, *rest: Any) -> None:
         original(self, *rest)
         seen.append(copy.deepcopy(self.network.state_dict()))
         kept[:] = [self]
 
     start: list[dict[str, torch.Tensor]] = []
 
-    def starting(self: Task, decay: float) -> None:
+    def starting(self: TaskModule, decay: float) -> None:
         start.append(copy.deepcopy(self.network.state_dict()))
         averaging(self, decay)
 
-    averaging = Task.average_weights
+    averaging = TaskModule.average_weights
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Task, "on_train_batch_end", watching)
-        patch.setattr(Task, "average_weights", starting)
+        patch.setattr(TaskModule, "on_train_batch_end", watching)
+        patch.setattr(TaskModule, "average_weights", starting)
         run_cell(folder_of(cell(folders, training={"ema": 0.5, "epochs": 1}), tmp_path))
     assert len(seen) == 4
     average = kept[0].average

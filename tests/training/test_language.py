@@ -20,7 +20,7 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.batches import TextMeasure
-from lit_attn.models import budget
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.language import TokenLoss
 from lit_attn.train import main, run_cell
@@ -67,7 +67,7 @@ def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
 
 def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> None:
     cell = text_cell()
-    network = budget.build(cell.experiment.model, cell.experiment.data).eval()
+    network = factory.build(cell.experiment.model, cell.experiment.data).eval()
     network.load_state_dict(weights(uninterrupted))
     text = (DOCUMENTS / "test.txt").read_bytes()
     ids = torch.tensor(list(text))
@@ -100,7 +100,7 @@ def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
     total = 0.0
     with torch.no_grad():
         for batch in loader:
-            metric.update(*task.measured(batch))
+            metric.update(*task.evaluate(batch))
         for place in range(1, 61):
             # The window that first reaches this token.
             first = max(0, -(-(place - 16) // stride) * stride)

@@ -22,7 +22,7 @@ from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.ade20k import SceneryData
 from lit_attn.extras import require_mmseg
-from lit_attn.models import budget
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.segmentation import PICTURES, Overlap
 from lit_attn.train import run_cell, time_cell
@@ -110,7 +110,7 @@ def test_a_cells_record_is_mmsegmentations_evaluation(
     """Its own evaluator, over its own inference in sliding windows, with the weights kept."""
     cell = scenes_cell(root)
     data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
-    network = budget.build(cell.experiment.model, cell.experiment.data).eval()
+    network = factory.build(cell.experiment.model, cell.experiment.data).eval()
     network.load_state_dict(weights(trained, file))
     areas = []
     for batch in data.val_dataloader()[0]:

@@ -8,7 +8,7 @@ from helpers.training_cells import text_cell
 from torch import nn
 
 from lit_attn.cells.records import Spread
-from lit_attn.tasks.base import Task
+from lit_attn.tasks.base import TaskModule
 from lit_attn.training import build
 from lit_attn.training.measurement import peak_flops, speed
 
@@ -42,7 +42,7 @@ def test_peaks(device: str, precision: str, teraflops: float | None) -> None:
     assert found is None if teraflops is None else found == pytest.approx(teraflops * 1e12)
 
 
-def task(precision: str, clip: float | None) -> Task:
+def task(precision: str, clip: float | None) -> TaskModule:
     made = build.build(text_cell(), torch.device("cpu")).task
     made.trainer = SimpleNamespace(precision=precision, gradient_clip_val=clip)
     return made

@@ -1,20 +1,112 @@
-"""Base class of the data configurations."""
+"""Base classes of the data configurations, and the checks of files that they share."""
 
-from pydantic import PositiveInt
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
-from lit_attn.schema.base import Kind
+from pydantic import Field, PositiveInt, model_validator
+
+from lit_attn.config.signatures import Signature
+from lit_attn.schema.base import Kind, outside_identity
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Data(Kind):
-    """What a cell trains and evaluates on; batch sizes are over all devices."""
+    """Family of the data sets: what a cell trains and evaluates on.
+
+    A member defines `kind`, its own keys, `signature` and `build`. The return annotation of
+    `signature` says, before any value is known, with which models and tasks the member goes.
+    Batch sizes are totals over all devices.
+    """
 
     batch_size: PositiveInt = 128
     eval_batch_size: PositiveInt = 512
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        super().__pydantic_init_subclass__(**keywords)
+        if isinstance(kind := cls.model_fields["kind"].default, str):
+            annotation = get_type_hints(cls.signature).get("return")
+            if not (isinstance(annotation, type) and issubclass(annotation, Signature)):
+                raise ConfigError(
+                    f"class {cls.__name__} (kind '{kind}'): the return annotation of `signature` "
+                    "has to be a signature class, as in `def signature(self) -> ImageLabels`"
+                )
+
+    @abstractmethod
+    def signature(self) -> Signature:
+        """Return what one sample is, known without reading a file."""
+
+    @abstractmethod
+    def build(self, seed: int, device: "torch.device") -> Any:
+        """Return the `lit_attn.data.module.DataModule` of a cell with this seed.
+
+        Code that needs PyTorch is imported here and not at the top of the file. Raises ConfigError
+        if the data cannot be had.
+        """
+
+    def check_files(self) -> None:
+        """Raise ConfigError if files are missing or wrong; called before the first cell starts.
+
+        The message begins with the key, as in `data.path: no file x.csv`. The check imports no
+        PyTorch and reads headers and names only.
+        """
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Evaluated splits, including those that may exist depending on the files."""
+        return ("test", "val")
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches that make up a training step."""
+        return 1
+
+    def at_final_size(self) -> Self:
+        """Return the configuration of the last epochs; itself if samples never change in size."""
+        return self
+
+    @classmethod
+    def signature_type(cls) -> type[Signature]:
+        """Return the type of the signatures of this member, from the annotation."""
+        annotation: type[Signature] = get_type_hints(cls.signature)["return"]
+        return annotation
+
     def require_a_batch(self, samples: int) -> None:
-        """ValueError where an epoch of so many samples is no whole batch."""
+        """Raise ValueError if an epoch of `samples` samples has no complete batch."""
         if self.batch_size > samples:
             raise ValueError(
                 f"batch_size: {self.batch_size} is more than the {samples} samples of an epoch; "
                 f"{samples} at most"
             )
+
+
+class TokenData(Data):
+    """Data made of tokens, whose steps may be cut into micro-batches."""
+
+    batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
+    eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
+    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
+
+    @property
+    def micro_batches(self) -> int:
+        return self.accumulate
+
+    @model_validator(mode="after")
+    def _accumulate_divides(self) -> Self:
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
+            )
+        return self
+
+
+def require_files(key: str, paths: Iterable[Path]) -> None:
+    """Raise ConfigError, which begins with `key`, for the first of `paths` that is not a file."""
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{key}: no file {path}")

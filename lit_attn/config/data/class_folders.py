@@ -1,19 +1,24 @@
-"""ImageNet, and every other data set of class folders, read from the disk through timm."""
+"""ImageNet, and any other data set of class folders, read from the disk through timm."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.config.data.base import Data
-from lit_attn.schema.base import Config, outside_identity
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.schema.base import Config, load, outside_identity
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Range = tuple[PositiveFloat, PositiveFloat]
 Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class TimmAugmentation(Config):
-    """What timm does to a training image, in timm's order, which is the order of the fields."""
+    """timm's augmentation of a training image; timm applies the fields in their order."""
 
     crop: Literal["resized", "centre"] = Field(
         "resized", description="centre: the short side to `size`, the middle; nothing is drawn"
@@ -34,7 +39,7 @@ class TimmAugmentation(Config):
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
 
     @model_validator(mode="after")
-    def _what_timm_would_do(self) -> "TimmAugmentation":
+    def _agrees_with_timm(self) -> "TimmAugmentation":
         if self.policy and not self.policy.startswith("3a") and self.jitter:
             raise ValueError("jitter: timm leaves it out with any policy but 3a; drop one of them")
         for name in ("area", "aspect"):
@@ -45,17 +50,17 @@ class TimmAugmentation(Config):
 
     @property
     def mixes(self) -> bool:
-        """Whether targets are probabilities."""
+        """True if MixUp or CutMix makes targets probabilities."""
         return self.mix > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 
 class ClassFolders(Data):
     """path/train/CLASS/* trains, path/val/CLASS/* evaluates (split "test", as papers use it).
 
-    Progressive image sizes: the first `epochs_per_size` epochs see images of `sizes[0]` pixels, and
-    so on; all epochs after those, and every evaluation, see `size`. With repeated augmentation
-    (Hoffer et al. 2020) an epoch has as many images as without, and each `repeats` times. Its last
-    partial batch is dropped.
+    Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
+    pixels, and so on; all later epochs and every evaluation have `size`. With repeated augmentation
+    (Hoffer et al. 2020) an epoch keeps its number of images, and each is used `repeats` times. The
+    last partial batch of an epoch is dropped.
     """
 
     name: str
@@ -78,31 +83,48 @@ class ClassFolders(Data):
     )
     workers: NonNegativeInt = outside_identity(8, "processes that read; 0: the trainer's own")
 
+    def signature(self) -> ImageLabels:
+        return ImageLabels((3, self.size, self.size), self.classes, self.sizes)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.image_folder:ImageFolderData")(self, seed, device)
+
+    def check_files(self) -> None:
+        load("lit_attn.data.sets:find_split_folders")(self.path)
+        train = self.path / "train"
+        classes = sum(folder.is_dir() and any(folder.iterdir()) for folder in train.iterdir())
+        if classes != self.classes:
+            raise ConfigError(
+                f"data.classes: {self.classes}, but {train} has {classes} folders that hold files"
+            )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.validation else ("test",)
+
+    def at_final_size(self) -> Self:
+        return self.model_copy(update={"sizes": ()})
+
     @model_validator(mode="after")
-    def _pairs_to_mix(self) -> "ClassFolders":
+    def _mixes_pairs(self) -> Self:
         if self.augment.mixes and self.batch_size % 2:
             raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
         return self
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of an evaluated image."""
-        return (3, self.size, self.size)
-
-    @property
-    def num_classes(self) -> int:
-        return self.classes
-
     def size_in(self, epoch: int) -> int:
-        """Pixels along a side of the images of training epoch 0, 1, ..."""
+        """Return the side length, in pixels, of the images of training epoch 0, 1, ..."""
         stage = epoch // self.epochs_per_size
         return self.sizes[stage] if stage < len(self.sizes) else self.size
 
 
 class ImageFolder(ClassFolders):
-    """A data set of the user's; `name` stands for it in identities and tables."""
+    """Class folders of the user; `name` stands for them in identities and tables."""
 
     kind: Literal["image-folder"] = "image-folder"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val")
 
 
 class ImageNet(ClassFolders):

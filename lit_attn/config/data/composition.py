@@ -1,35 +1,39 @@
-"""Data for head composition: what to look up times what to do with it (DCMHA section 4.3)."""
+"""Data for head composition: patterns times transformations (DCMHA section 4.3)."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.data.base import Data
-from lit_attn.schema.base import outside_identity
+from lit_attn.config.data.base import TokenData
+from lit_attn.config.signatures import Questions
+from lit_attn.schema.base import load
 
-# How the query finds its source, which is a head's QK circuit.
+if TYPE_CHECKING:
+    import torch
+
+# Patterns: how the query finds its source (the QK circuit of a head).
 PATTERNS = ("same-key", "other-key", "same-value", "different", "other-class")
 
-# What the source becomes, which is a head's OV circuit.
+# Transformations: how the answer follows from the source (the OV circuit of a head).
 TRANSFORMATIONS = ("copy", "class", "capability", "opposite", "previous")
 
-# The grid: task t is pattern t // 5 and transformation t % 5.
+# Names of the tasks; task t has pattern t // 5 and transformation t % 5.
 TASK_NAMES = tuple(f"{pattern}:{change}" for pattern in PATTERNS for change in TRANSFORMATIONS)
 
-# Three facts of a key and a value each; then the query's item, pattern and transformation.
+# A question has three facts (key and value), then the query: item, pattern, transformation.
 FACTS = 3
 CONTEXT = 2 * FACTS + 3
 
 
-class HeadCompositionConfig(Data):
-    """Questions on three facts, one kind for each pattern and transformation of a grid.
+class HeadCompositionConfig(TokenData):
+    """Questions on three facts; each pattern with each transformation is one task.
 
     DCMHA asks trained language models 74 such tasks in words ("John has an apple. Mary has a dog.
-    So John has a kind of ..."). Here entities are symbols, pattern and transformation are named by
-    tokens, and the model is trained on the questions: on all of the grid, or, `held_out: diagonal`,
-    without the five tasks on its diagonal, each of whose two parts it has then met apart alone.
+    So John has a kind of ..."). Here entities are symbols, tokens name pattern and transformation,
+    and the model is trained on the questions. With `held_out: diagonal` the five tasks on the
+    diagonal of the grid are not trained, so the model meets their two halves only in other tasks.
 
-    An epoch is `epoch_steps` steps of new questions; the evaluated ones are the same for all seeds.
+    An epoch is `epoch_steps` steps of new questions. Evaluated questions are equal for all seeds.
     """
 
     kind: Literal["head-composition"] = "head-composition"
@@ -39,33 +43,43 @@ class HeadCompositionConfig(Data):
     capabilities: int = Field(4, ge=2)
     held_out: Literal["none", "diagonal"] = "diagonal"
     epoch_steps: PositiveInt = 100
+    eval_batch_size: PositiveInt = 512
     eval_questions: PositiveInt = Field(80, description="of each task, in each split")
-    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
+
+    def signature(self) -> Questions:
+        return Questions(self.vocabulary, CONTEXT, TASK_NAMES, self.held_out_tasks)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.composition:CompositionData")(self, seed, device)
 
     @property
     def context(self) -> int:
-        """Tokens of a question."""
+        """Number of tokens of a question."""
         return CONTEXT
 
     @property
+    def held_out_tasks(self) -> tuple[int, ...]:
+        """Numbers of the tasks that are evaluated and not trained."""
+        step = len(TRANSFORMATIONS) + 1
+        return tuple(range(0, len(TASK_NAMES), step)) if self.held_out == "diagonal" else ()
+
+    @property
     def vocabulary(self) -> int:
-        """Entities, classes, capabilities, patterns, transformations, and one that says nothing."""
+        """Number of ids: entities, classes, capabilities, patterns, transformations, a blank."""
         names = len(PATTERNS) + len(TRANSFORMATIONS)
         return self.entities + self.classes + self.capabilities + names + 1
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _questions_exist(self) -> Self:
         if self.entities % 2:
-            raise ValueError(f"entities: {self.entities} cannot all have an opposite")
+            raise ValueError(
+                f"entities: {self.entities} is odd, and opposites are pairs; choose an even number"
+            )
         if self.entities % self.classes or self.entities < 2 * self.classes:
             raise ValueError(
-                f"entities: {self.entities} are not {self.classes} classes of the same size, two "
-                "or more"
+                f"entities: {self.entities} cannot be divided into {self.classes} classes of the "
+                "same size, 2 or more"
             )
         if self.entities < 2 * FACTS:
-            raise ValueError(f"entities: {2 * FACTS} stand in a question, at least")
-        if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
-            )
+            raise ValueError(f"entities: a question needs {2 * FACTS} different ones")
         return self

@@ -1,17 +1,23 @@
-"""Data sets, and what happens to a training batch of images, in the order it happens."""
+"""Data sets of images that fit into memory, each image with one label."""
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.augment import Augmentation, NormalizeConfig, check_order
 from lit_attn.config.data.base import Data
-from lit_attn.schema.base import outside_identity
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.schema.base import load, outside_identity
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Images(Data):
-    """Images with one label each."""
+    """Images with one label each, held in memory and augmented on the device."""
 
     epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
     drop_last: bool = True
@@ -26,11 +32,11 @@ class Images(Data):
 
     @property
     def training_images(self) -> int | None:
-        """How many there are before any are held out; None where only the files can tell."""
+        """Number of training images before any are held out; None if only the files tell."""
         return None
 
     @model_validator(mode="after")
-    def _a_batch_at_least(self) -> Self:
+    def _has_a_batch(self) -> Self:
         if self.training_images is not None:
             samples = self.training_images - self.validation
             if samples < 1:
@@ -41,21 +47,36 @@ class Images(Data):
                 self.require_a_batch(self.epoch_length * samples)
         return self
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        raise NotImplementedError
+    def signature(self) -> ImageLabels:
+        return ImageLabels(self.image_shape, self.num_classes)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.images:ImageData")(self, seed, device)
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.validation else ("test",)
+
+    @property
+    @abstractmethod
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+
+    @property
+    @abstractmethod
     def num_classes(self) -> int:
-        raise NotImplementedError
+        """Number of classes."""
 
 
 class Digits(Images):
-    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; fixed stratified split."""
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
 
     kind: Literal["digits"] = "digits"
     validation: Literal[0] = Field(0, description="it has a validation split of its own")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val")
 
     @property
     def training_images(self) -> int:
@@ -71,7 +92,7 @@ class Digits(Images):
 
 
 class Cifar(Images):
-    """Torchvision's copy of CIFAR under `root`, downloaded where absent."""
+    """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
 
     kind: Literal["cifar10", "cifar100"]
     root: Path = outside_identity(Path("data"), "folder of torchvision's files")
@@ -90,15 +111,19 @@ class Cifar(Images):
 
 
 class Cifar10(Cifar):
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels in 10 classes."""
+
     kind: Literal["cifar10"] = "cifar10"
 
 
 class Cifar100(Cifar):
+    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 classes."""
+
     kind: Literal["cifar100"] = "cifar100"
 
 
-class Given(Images):
-    """Images of the user's: `name` stands for them in identities and tables, `path` finds them."""
+class OwnImages(Images):
+    """Images from the user's files; `name` stands for them in identities and tables."""
 
     kind: Literal["folder", "npz"]
     name: str
@@ -106,6 +131,18 @@ class Given(Images):
     size: PositiveInt
     channels: Literal[1, 3] = 3
     classes: PositiveInt
+
+    def check_files(self) -> None:
+        try:
+            load("lit_attn.data.sets:check_files")(self)
+        except ConfigError as error:
+            if str(error).startswith("data."):
+                raise
+            raise ConfigError(f"data.path: {error}") from error
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -116,13 +153,13 @@ class Given(Images):
         return self.classes
 
 
-class Folder(Given):
+class Folder(OwnImages):
     """Class folders: path/train/CLASS/*.png and path/test/CLASS/*.png, resized to `size`."""
 
     kind: Literal["folder"] = "folder"
 
 
-class Npz(Given):
+class Npz(OwnImages):
     """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
 
     kind: Literal["npz"] = "npz"

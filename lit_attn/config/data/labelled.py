@@ -1,52 +1,58 @@
-"""Data for sequence classification: token sequences, or pairs of them, with a label each."""
+"""Data for sequence classification: token sequences, or pairs of them, with one label."""
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.data.base import Data
-from lit_attn.schema.base import outside_identity
+from lit_attn.config.data.base import TokenData, require_files
+from lit_attn.config.signatures import LabelledTokens
+from lit_attn.schema.base import load, outside_identity
+
+if TYPE_CHECKING:
+    import torch
 
 
-class Labelled(Data):
-    """Sequences are cut off at `max_tokens` tokens and padded to `context`; id 0 is padding.
+class Labelled(TokenData):
+    """Labelled sequences, cut off at `max_tokens` tokens and padded to `context` with id 0.
 
-    `vocabulary` is how many embeddings a model gets: the published ones have more than they use.
+    `vocabulary` is the number of embeddings of a model. The published models have more of them
+    than the data use.
     """
 
-    batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
-    eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
     context: PositiveInt = Field(description="positions of the model, padding included")
     max_tokens: PositiveInt | None = Field(
         None, description="tokens of a sequence that are read; null: as many as `context`"
     )
     vocabulary: PositiveInt
-    epoch_steps: PositiveInt | None = Field(None, description="one pass over train where null")
-    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
+    epoch_steps: PositiveInt | None = Field(None, description="one pass over train if null")
     pairs: bool = False
 
+    def signature(self) -> LabelledTokens:
+        return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.text.labelled:LabelledData")(self, seed, device)
+
     @property
+    @abstractmethod
     def num_classes(self) -> int:
-        raise NotImplementedError
+        """Number of classes."""
 
     @model_validator(mode="after")
-    def _accumulate_divides(self) -> Self:
+    def _tokens_have_positions(self) -> Self:
         if self.max_tokens is not None and self.max_tokens > self.context:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
-            )
-        if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
             )
         return self
 
 
 class ListOps(Labelled):
-    """Nested operations on digits, in ten classes, made to the Long Range Arena's measure.
+    """ListOps: nested operations on digits in ten classes, as in the Long Range Arena.
 
-    They are generated, the same for every seed of a cell, unless `folder` holds the arena's
+    The samples are generated and equal for all seeds. With `folder` they are read from the arena's
     basic_train.tsv, basic_val.tsv and basic_test.tsv, which `lit_attn.data.prepare listops` writes.
     """
 
@@ -55,40 +61,46 @@ class ListOps(Labelled):
     vocabulary: PositiveInt = Field(32, ge=16)
     pairs: Literal[False] = False
     lengths: tuple[PositiveInt, PositiveInt] = (500, 2000)
-    depth: PositiveInt = Field(10, ge=2, description="levels of a tree, digits being the last")
-    arguments: PositiveInt = Field(10, ge=2, description="of an operation, at most")
+    depth: PositiveInt = Field(10, ge=2, description="levels of a tree, the last of digits")
+    arguments: PositiveInt = Field(10, ge=2, description="most arguments of an operation")
     train: PositiveInt = 96_000
     val: PositiveInt = 2000
     test: PositiveInt = 2000
-    folder: Path | None = outside_identity(None, "of basic_*.tsv; generated where null")
+    folder: Path | None = outside_identity(None, "of basic_*.tsv; generated if null")
+
+    def check_files(self) -> None:
+        if self.folder is not None:
+            names = [f"basic_{split}.tsv" for split in ("train", "val", "test")]
+            require_files("data.folder", [self.folder / name for name in names])
 
     @property
     def num_classes(self) -> int:
         return 10
 
     @model_validator(mode="after")
-    def _a_batch_at_least(self) -> Self:
+    def _has_a_batch(self) -> Self:
         if self.folder is None:
             self.require_a_batch(self.train)
         return self
 
     @model_validator(mode="after")
-    def _lengths_can_be(self) -> Self:
+    def _lengths_are_likely(self) -> Self:
         shortest, longest = self.lengths
         if shortest > longest:
             raise ValueError(f"lengths: {shortest} is more than {longest}")
-        # A full tree has arguments^(depth - 1) digits; a fifth of it is rare enough to wait for.
+        # A full tree has arguments^(depth - 1) digits. Trees of a fifth of that are rare, but they
+        # are found in reasonable time.
         largest = self.arguments ** (self.depth - 1)
         if shortest > largest // 5:
             raise ValueError(
-                f"lengths: {shortest} tokens are next to never reached with depth {self.depth} and "
-                f"{self.arguments} arguments"
+                f"lengths: trees of depth {self.depth} with {self.arguments} arguments almost "
+                f"never reach {shortest} tokens"
             )
         return self
 
 
 class LabelledText(Labelled):
-    """Bytes of text: `folder` has train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
+    """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
 
     With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...
     """
@@ -99,6 +111,10 @@ class LabelledText(Labelled):
     context: PositiveInt = 4000
     vocabulary: PositiveInt = Field(512, ge=257)
     classes: PositiveInt = 2
+
+    def check_files(self) -> None:
+        splits = ("train", "val", "test")
+        require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
 
     @property
     def num_classes(self) -> int:

@@ -1,10 +1,11 @@
-"""Semantic segmentation: the Segmenter, ADE20K, and scenes that need no download.
+"""Data for semantic segmentation: ADE20K, and scenes that need no download.
 
 The order of `augment` is the order of mmsegmentation's pipeline.
 """
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -16,21 +17,27 @@ from lit_attn.config.augment import (
     SceneFlip,
 )
 from lit_attn.config.data.base import Data
-from lit_attn.schema.base import outside_identity
+from lit_attn.config.signatures import ImageMasks
+from lit_attn.schema.base import load, outside_identity
+from lit_attn.schema.errors import ConfigError
 
-# The label of pixels that have none.
+if TYPE_CHECKING:
+    import torch
+
+# Label of the pixels that have no class.
 IGNORED = 255
 
-# Of `kind: scenes`: three grounds and ten digits.
+# Classes of `kind: scenes`: three grounds and ten digits.
 SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
 
 
 class Scenery(Data):
     """Images with a label for every pixel, in ADE20K's layout below `root`.
 
-    `images/training/*.jpg` train, `images/validation/*.jpg` evaluate (split "test"), each with its
-    `annotations/*/*.png`, where 0 is no class. An image is resized so that its short side has
-    `short_side` pixels, its long side at most `long_side`; training sees windows of `crop`.
+    `images/training/*.jpg` train and `images/validation/*.jpg` evaluate (split "test"); each image
+    has labels in `annotations/*/*.png`, where 0 is no class. Images are resized to a short side of
+    `short_side` pixels and a long side of at most `long_side`. Training takes windows of `crop`
+    pixels along each side.
     """
 
     root: Path
@@ -51,14 +58,25 @@ class Scenery(Data):
             raise ValueError("needs 'category-crop': all windows of a batch have one size")
         return steps
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of a training window."""
-        return (3, self.crop, self.crop)
+    def signature(self) -> ImageMasks:
+        return ImageMasks((3, self.crop, self.crop), self.num_classes, IGNORED, self.class_names)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.ade20k:SceneryData")(self, seed, device)
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.validation else ("test",)
+
+    @property
+    @abstractmethod
     def num_classes(self) -> int:
-        raise NotImplementedError
+        """Number of classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; empty if they are known only to mmsegmentation."""
+        return ()
 
 
 class Ade20k(Scenery):
@@ -70,18 +88,21 @@ class Ade20k(Scenery):
     short_side: PositiveInt = 512
     long_side: PositiveInt = 2048
 
+    def check_files(self) -> None:
+        require_scenery(self.root)
+
     @property
     def num_classes(self) -> int:
         return 150
 
 
 class Scenes(Scenery):
-    """Scikit-learn's real handwritten digits on textured ground: ten digits and three grounds.
+    """scikit-learn's handwritten digits on textured ground: ten digits and three grounds.
 
-    Written on first use to a folder below `root`; the same images for every seed. Training images
-    are 32 pixels square, evaluation images half as wide again, so that a window of 32 slides. By
-    default nothing is flipped, since a mirrored digit is another or none, nor rescaled or
-    recoloured: a small model does not learn to read through that in minutes.
+    The images are written on first use to a folder below `root` and are equal for all seeds.
+    Training images have 32 x 32 pixels; evaluation images are half as wide again, so that a window
+    of 32 pixels slides. By default no image is flipped, because a mirrored digit is another one or
+    none, and no image is rescaled or recoloured, because a small model would need longer.
     """
 
     kind: Literal["scenes"] = "scenes"
@@ -95,7 +116,7 @@ class Scenes(Scenery):
     workers: int = outside_identity(0, "processes that read and augment; 0: the trainer's own")
 
     @model_validator(mode="after")
-    def _a_batch_at_least(self) -> "Scenes":
+    def _has_a_batch(self) -> Self:
         samples = self.training_images - self.validation
         if samples < 1:
             raise ValueError(
@@ -108,3 +129,20 @@ class Scenes(Scenery):
     @property
     def num_classes(self) -> int:
         return len(SCENE_CLASSES)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return SCENE_CLASSES
+
+
+def require_scenery(root: Path) -> None:
+    """Raise ConfigError if `root` does not have the layout of ADE20K's own folder."""
+    for kind in ("images", "annotations"):
+        for split in ("training", "validation"):
+            if not (folder := root / kind / split).is_dir():
+                inside = root / "ADEChallengeData2016"
+                hint = f"; did you mean {inside}?" if inside.is_dir() else ""
+                raise ConfigError(
+                    f"data.root: {folder} is not a folder; root is ADE20K's ADEChallengeData2016 "
+                    f"(`kind: scenes` needs no download){hint}"
+                )

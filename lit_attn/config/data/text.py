@@ -1,28 +1,37 @@
-"""Token data: what is read, how it becomes tokens, how batches and evaluations are cut from it."""
+"""Data for language modelling: texts, tokenizers, and how batches are cut from the tokens."""
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.data.base import Data
-from lit_attn.schema.base import Kind, outside_identity
+from lit_attn.config.data.base import TokenData, require_files
+from lit_attn.config.signatures import TokenStream
+from lit_attn.schema.base import Kind, load, outside_identity
+from lit_attn.schema.errors import ConfigError
 
-# A target that is not to be predicted: padding, or a token that an earlier window predicts.
+if TYPE_CHECKING:
+    import torch
+
+# Target that is not to be predicted: padding, or a token that an earlier window predicts.
 IGNORED = -100
 
 
 class Tokenizer(Kind):
-    """How text becomes token ids."""
+    """Family of the tokenizers: how text becomes token ids."""
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
-        """Ids go from 0 to this, which is none."""
-        raise NotImplementedError
+        """Number of token ids (exclusive upper bound)."""
+
+    def check_files(self) -> None:
+        """Raise ConfigError if a file is missing."""
 
 
 class Bytes(Tokenizer):
-    """The bytes of UTF-8; a document ends with byte 0."""
+    """UTF-8 bytes; a document ends with byte 0."""
 
     kind: Literal["bytes"] = "bytes"
 
@@ -34,11 +43,16 @@ class Bytes(Tokenizer):
 class Gpt2(Tokenizer):
     """GPT-2's byte-pair encoding; a document ends with <|endoftext|>.
 
-    `folder` holds encoder.json and vocab.bpe; where null, tiktoken fetches and keeps them.
+    `folder` holds encoder.json and vocab.bpe. Without it tiktoken downloads them once.
     """
 
     kind: Literal["gpt2"] = "gpt2"
     folder: Path | None = outside_identity(None, "of encoder.json and vocab.bpe")
+
+    def check_files(self) -> None:
+        if self.folder is not None:
+            files = [self.folder / name for name in ("encoder.json", "vocab.bpe")]
+            require_files("data.tokenizer.folder", files)
 
     @property
     def vocabulary(self) -> int:
@@ -48,8 +62,8 @@ class Gpt2(Tokenizer):
 class Words(Tokenizer):
     """Words between white space, as in WikiText and the Penn Treebank; a line ends with <eos>.
 
-    The vocabulary is every word of the training text, in order of falling frequency; `size` is
-    their number, <eos> included (267,735 for WikiText-103, 10,000 for the Penn Treebank).
+    The vocabulary is all words of the training text in order of decreasing frequency; `size` is
+    their number with <eos> (267,735 for WikiText-103, 10,000 for the Penn Treebank).
     """
 
     kind: Literal["words"] = "words"
@@ -60,51 +74,53 @@ class Words(Tokenizer):
         return self.size
 
 
-class Tokens(Data):
-    """Streams of tokens, cut into sequences of `context`, each predicting the token that follows.
+class Tokens(TokenData):
+    """Streams of tokens, cut into sequences of `context` tokens; each predicts the next token.
 
-    An epoch is `epoch_steps` steps; where null, as many as there are whole batches in the tokens.
+    An epoch is `epoch_steps` steps; if null, the number of complete batches in the tokens.
     """
 
     tokenizer: Tokenizer
     context: PositiveInt = 1024
-    batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
-    eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
     order: Literal["random", "shuffled", "sequential", "columns"] = Field(
         "random",
         description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
-        "a pass, in an order and from a first offset of the pass's own; sequential: as they stand; "
+        "in a pass, whose order and first offset are drawn; sequential: in the order of the text; "
         "columns: `batch_size` equal parts of the text side by side, each in order",
     )
     epoch_steps: PositiveInt | None = None
     eval_stride: PositiveInt | None = Field(
         None,
-        description="tokens by which evaluation windows advance, each scoring those alone; context "
-        "where null, 1 for the sliding window of MGK",
+        description="tokens by which evaluation windows advance, and that each window scores; "
+        "context if null, 1 for the sliding window of MGK",
     )
     eval_tokens: PositiveInt | None = Field(
-        None, description="evaluate on that many tokens at the start of each split; all where null"
+        None, description="evaluate on that many tokens at the start of each split; all if null"
     )
-    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
+
+    def signature(self) -> TokenStream:
+        return TokenStream(self.tokenizer.vocabulary, self.context)
+
+    def build(self, seed: int, device: "torch.device") -> Any:
+        return load("lit_attn.data.text.batches:TextData")(self, seed, device)
+
+    def check_files(self) -> None:
+        self.tokenizer.check_files()
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _scores_all_tokens(self) -> Self:
         if self.eval_stride is not None and self.eval_stride > self.context:
             raise ValueError(
                 f"eval_stride: {self.eval_stride} would leave tokens out; at most {self.context}"
-            )
-        if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
             )
         return self
 
 
 class PythonText(Tokens):
-    """The text of Python's documentation topics and of its standard library, as bytes.
+    """Text of Python's documentation topics and of its standard library, as bytes.
 
-    It comes with the interpreter, so nothing is fetched, and it differs between Python versions:
-    the data's fingerprint in a result says so. Files go to train, val and test by their names.
+    It comes with the interpreter, so it needs no download. It differs between Python versions,
+    which the fingerprint of the data in a result shows. Names decide on the split of each file.
     """
 
     kind: Literal["python-text"] = "python-text"
@@ -113,20 +129,20 @@ class PythonText(Tokens):
     parts: tuple[Literal["topics", "library"], ...] = Field(("topics", "library"), min_length=1)
 
     @model_validator(mode="after")
-    def _bytes_alone(self) -> Self:
+    def _reads_bytes(self) -> Self:
         if self.tokenizer.kind != "bytes":
             raise ValueError("tokenizer: this text is read as bytes")
         return self
 
 
 class NamedTokens(Tokens):
-    """Data of the user's: `name` stands for it in identities and tables."""
+    """Text of the user; `name` stands for it in identities and tables."""
 
     name: str
 
 
 class TextFiles(NamedTokens):
-    """Plain text, UTF-8. Without `val`, the last `holdout` of the training text is that split."""
+    """UTF-8 text files; without `val`, the last `holdout` share of `train` is that split."""
 
     kind: Literal["text"] = "text"
     tokenizer: Tokenizer = Bytes()
@@ -135,14 +151,31 @@ class TextFiles(NamedTokens):
     test: Path | None = outside_identity(None, "a text file")
     holdout: float = Field(0.1, gt=0, lt=1)
 
+    def check_files(self) -> None:
+        super().check_files()
+        for key in ("train", "val", "test"):
+            if (path := getattr(self, key)) is not None:
+                require_files(f"data.{key}", [path])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("val",) if self.test is None else ("test", "val")
+
 
 class Shards(NamedTokens):
-    """Files of token ids in `folder`: train*.bin, val*.bin and, where there is one, test*.bin.
+    """Files of token ids in `folder`: train*.bin, val*.bin and, optionally, test*.bin.
 
-    As nanoGPT writes them (uint16 and nothing else), as modded-nanogpt does (the same behind a
-    header), or as `python -m lit_attn.data.prepare` does (which may say another type in meta.json).
+    The formats are nanoGPT's (plain uint16), modded-nanogpt's (the same with a header) and that of
+    `python -m lit_attn.data.prepare`, whose meta.json may name another integer type.
     """
 
     kind: Literal["shards"] = "shards"
     tokenizer: Tokenizer = Gpt2()
     folder: Path = outside_identity(..., "of train*.bin and val*.bin")
+
+    def check_files(self) -> None:
+        super().check_files()
+        try:
+            load("lit_attn.data.text.shards:streams")(self.folder, self.tokenizer.vocabulary)
+        except ConfigError as error:
+            raise ConfigError(f"data.folder: {error}") from error

@@ -1,18 +1,26 @@
-"""Base class of the model configurations, and what they share."""
+"""Base class of the model configurations, and the checks that they share."""
 
-from typing import Any, ClassVar, Literal
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.signatures import ImageSignature, Signature
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import find_nearest_divisor, suggest
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
 
 class FFN(Config):
-    """The feed-forward network of a block: Linear, activation, Linear.
+    """Feed-forward network of a block: Linear, activation, Linear.
 
-    `gelu-tanh` is GELU by its tanh approximation; `swiglu` gates: down(silu(gate(x)) * up(x)).
+    `gelu-tanh` is the tanh approximation of GELU; `swiglu` is down(silu(gate(x)) * up(x)).
     """
 
     width: PositiveInt = Field(description="hidden units; what `match: parameters` solves for")
@@ -20,16 +28,53 @@ class FFN(Config):
 
 
 class Model(Kind):
-    """A network with attention layers. `ffn: none` drops the FFN together with its norm."""
+    """Family of the models: networks with attention layers.
+
+    A member defines `kind`, `takes`, its own keys and `build`. `ffn: none` drops the FFN together
+    with its norm. A member without an FFN redefines the key as `ffn: FFN | None = None`.
+    """
+
+    takes: ClassVar[tuple[type[Signature], ...]]
+    """Signature types of the data that the model can be trained on."""
 
     activations: ClassVar[tuple[str, ...]] = ("gelu",)
+    """Activations that the FFN can have."""
 
     attention: AttentionSpec = AttentionSpec()
     ffn: FFN | None
 
+    @abstractmethod
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        """Return the network for data with `signature`, which is of a type in `takes`.
+
+        Its parameters are on `device` and initialised, except on "meta", where nothing is
+        allocated. Code that needs PyTorch is imported here and not at the top of the file. Raises
+        ValueError if parts of the model do not go together.
+        """
+
+    def check(self, signature: Any) -> None:
+        """Raise ValueError, which begins with the key, if the model cannot have such data.
+
+        This is the place for conditions on both, for example that patches tile the images. It
+        imports no PyTorch, so that a dry run finds the mistake at once.
+        """
+
+    def check_files(self) -> None:
+        """Raise ConfigError, which begins with `model.` and the key, if a file is missing."""
+
+    def sample(self, signature: Any) -> "tuple[Tensor, ...]":
+        """Return the network's inputs for one sample on the meta device, to count FLOPs."""
+        inputs: tuple[Tensor, ...] = signature.sample()
+        return inputs
+
+    def with_width(self, width: int) -> Self:
+        """Return the model with an FFN of `width` hidden units; the model must have an FFN."""
+        assert self.ffn is not None
+        return self.model_copy(update={"ffn": self.ffn.model_copy(update={"width": width})})
+
     @field_validator("ffn")
     @classmethod
-    def _activation_it_has(cls, ffn: FFN | None) -> FFN | None:
+    def _has_activation(cls, ffn: FFN | None) -> FFN | None:
         if ffn and ffn.activation not in cls.activations:
             hint = suggest(ffn.activation, cls.activations)
             raise ValueError(f"this model has no '{ffn.activation}' activation{hint}")
@@ -37,22 +82,41 @@ class Model(Kind):
 
     @field_validator("ffn", mode="before")
     @classmethod
-    def _none(cls, value: Any) -> Any:
+    def _read_none(cls, value: Any) -> Any:
         return None if value == "none" else value
 
 
-def require_division(key: str, what: str, number: int, whole: int, of: str) -> None:
-    """ValueError, naming the nearest that does, where `number` does not divide `whole`."""
-    if whole % number:
+def require_division(key: str, noun: str, number: int, total: int, of: str) -> None:
+    """Raise ValueError, which names the nearest divisor, if `number` does not divide `total`."""
+    if total % number:
         raise ValueError(
-            f"{key}: {number} {what} do not divide {of}; the nearest that do are "
-            f"{find_nearest_divisor(number, whole)}"
+            f"{key}: {number} {noun} do not divide {of}; the nearest that do are "
+            f"{find_nearest_divisor(number, total)}"
         )
 
 
-def require_parts_for(attention: AttentionSpec, heads: int) -> None:
+def require_heads(attention: AttentionSpec, heads: int) -> None:
     """Raise ValueError if a layer of `heads` heads cannot have the parts of `attention`."""
     try:
         attention.check_heads(heads)
     except ValueError as error:
         raise ValueError(f"attention.{error}") from error
+
+
+def require_tiling(
+    patch: int, sizes: Iterable[tuple[int, int]], noun: str = "images", source: str = ""
+) -> None:
+    """Raise ValueError if patches of `patch` pixels do not tile images of all `sizes` (H, W)."""
+    for height, width in sizes:
+        if height % patch or width % patch:
+            nearest = find_nearest_divisor(patch, math.gcd(height, width))
+            raise ValueError(
+                f"patch: patches of {patch} do not tile {noun} of {height} x {width}{source}; "
+                f"the nearest that do are of {nearest}"
+            )
+
+
+def require_one_size(kind: str, signature: ImageSignature) -> None:
+    """Raise ValueError if training images change in size."""
+    if getattr(signature, "training_sizes", ()):
+        raise ValueError(f"'{kind}' has positions for images of one size, not `data.sizes`")

@@ -1,14 +1,27 @@
-"""Networks for images of ImageNet's size, as the published set-ups have them (docs/setups.md)."""
+"""Models for images of ImageNet's size, after the published set-ups (docs/setups.md)."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lit_attn.config.models.base import FFN, Model, require_division, require_parts_for
+from lit_attn.config.models.base import (
+    FFN,
+    Model,
+    require_division,
+    require_heads,
+    require_one_size,
+    require_tiling,
+)
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.schema.base import load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Transformer(Model):
-    """What the networks of this file share; the defaults are ViT-S/16's."""
+    """Base of the models of images; the defaults are those of ViT-S/16."""
 
     dim: PositiveInt = 384
     depth: PositiveInt = 12
@@ -18,33 +31,47 @@ class Transformer(Model):
     drop_path: float = Field(0.0, ge=0, lt=1, description="of the last layer; linear from 0")
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "Transformer":
+    def _heads_divide(self) -> Self:
         require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        require_parts_for(self.attention, self.heads)
+        require_heads(self.attention, self.heads)
         return self
 
 
 class ImageViTConfig(Transformer):
-    """timm's VisionTransformer for images of any size: the positions are resampled to each.
+    """timm's VisionTransformer for images of any size, with positions resampled to each size.
 
-    As it stands, DeiT-S/16 (Touvron et al. 2021). With `pool: average` (which leaves the class
-    token out) and `positions: sincos` (fixed) it is the ViT-S/16 of Beyer et al. 2022.
+    The defaults are DeiT-S/16 (Touvron et al. 2021). With `pool: average`, which drops the class
+    token, and `positions: sincos` (fixed) it is the ViT-S/16 of Beyer et al. 2022.
     """
+
+    takes = (ImageLabels,)
 
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = "token"
     positions: Literal["learned", "sincos"] = "learned"
     norm_eps: PositiveFloat = 1e-6
 
+    def check(self, signature: ImageLabels) -> None:
+        require_tiling(self.patch, image_sizes(signature))
+
+    def build(
+        self, signature: ImageLabels, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        build = load("lit_attn.models.imagenet_vit:build")
+        network: nn.Module = build(self, signature.shape, signature.classes, device)
+        return network
+
 
 class LocalViTConfig(Transformer):
-    """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token goes around.
+    """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token skips.
 
     The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
-    code also builds, and counts, 3,924 parameters a layer that nothing uses; they are left out.
-    `positions: fixed` is what it does where images grow: every change of size makes new positions
-    that its optimiser, built before, never sees.
+    code also builds and counts 3,924 parameters in each layer that nothing uses; they are left out.
+    `positions: fixed` is the effect of that code on growing images: each change of size makes new
+    positions, which the optimiser, built earlier, does not train.
     """
+
+    takes = (ImageLabels,)
 
     activations = ("hard-swish",)
 
@@ -53,13 +80,26 @@ class LocalViTConfig(Transformer):
     ffn: FFN | None = FFN(width=1536, activation="hard-swish")
     drop_path: float = Field(0.1, ge=0, lt=1)
 
+    def check(self, signature: ImageLabels) -> None:
+        require_tiling(self.patch, image_sizes(signature))
+
+    def build(
+        self, signature: ImageLabels, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        build = load("lit_attn.models.local_vit:build")
+        network: nn.Module = build(self, signature.shape, signature.classes, device)
+        return network
+
 
 class JiTConfig(Transformer):
     """JiT-B/16 (Li & He 2025) as a classifier: SwiGLU, RMSNorm, QK-norm, 2-D RoPE, adaLN-zero.
 
-    Belief2 (section 4.2) says neither what conditions the adaLN nor how it pools; here both are the
-    mean over patches, of the embedded image and of the last layer. `ffn.width` is SwiGLU's.
+    Belief2 (section 4.2) states neither the condition of the adaLN nor the pooling. Here the
+    condition is the mean of the embedded patches, and the last layer is averaged over patches.
+    `ffn.width` is the hidden width of SwiGLU.
     """
+
+    takes = (ImageLabels,)
 
     activations = ("swiglu",)
 
@@ -70,15 +110,30 @@ class JiTConfig(Transformer):
     bottleneck: PositiveInt = Field(128, description="width between the patch embedding's maps")
 
     @model_validator(mode="after")
-    def _heads_turn_by_row_and_column(self) -> "JiTConfig":
+    def _heads_rotate_by_row_and_column(self) -> Self:
         if self.dim % 4:
-            raise ValueError(f"dim: heads have to be a multiple of 4 wide, and {self.dim} is none")
-        whole = self.dim // 4
+            raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
         require_division(
             "heads",
             "heads of a width that is a multiple of 4",
             self.heads,
-            whole,
+            self.dim // 4,
             f"dim {self.dim}",
         )
         return self
+
+    def check(self, signature: ImageLabels) -> None:
+        require_one_size(self.kind, signature)
+        require_tiling(self.patch, [signature.shape[1:]])
+
+    def build(
+        self, signature: ImageLabels, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        build = load("lit_attn.models.jit:build")
+        network: nn.Module = build(self, signature.shape, signature.classes, device)
+        return network
+
+
+def image_sizes(signature: ImageLabels) -> list[tuple[int, int]]:
+    """Return (height, width) of every size of training and evaluation images."""
+    return [signature.shape[1:], *((size, size) for size in signature.training_sizes)]

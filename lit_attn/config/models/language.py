@@ -1,20 +1,25 @@
-"""Language models and sequence classifiers: the few choices in which the published ones differ."""
+"""Language models and sequence classifiers: the choices in which the published ones differ."""
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.models.base import Model, require_division, require_parts_for
-from lit_attn.schema.base import Config
+from lit_attn.config.models.base import Model, require_division, require_heads
+from lit_attn.config.signatures import LabelledTokens, Questions, TokenSignature, TokenStream
+from lit_attn.schema.base import Config, load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Init(Config):
-    """How parameters start: standard deviations of normal distributions around zero.
+    """Initialisation: standard deviations of normal distributions around zero.
 
-    Biases start at zero and norm weights at one. `torch` is PyTorch's own default for the kind of
-    layer: uniform within 1 / sqrt(fan in), biases too; a tied embedding counts as a Linear.
-    Compositions across heads keep the initialisation of their own paper.
+    Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
+    layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
+    Compositions across heads keep the initialisation of their paper.
     """
 
     matrices: PositiveFloat | Literal["torch"] = 0.02
@@ -26,9 +31,9 @@ class Init(Config):
 
 
 class TokenTransformer(Model):
-    """Transformer over tokens; the defaults are those of GPT-2 as nanoGPT trains it.
+    """Transformer over tokens; the defaults are those of GPT-2 in nanoGPT.
 
-    The vocabulary and the sequence length are the data's.
+    Vocabulary and sequence length come from the data.
     """
 
     activations: ClassVar[tuple[str, ...]] = ("gelu", "gelu-tanh", "relu", "swiglu")
@@ -36,7 +41,7 @@ class TokenTransformer(Model):
     dim: PositiveInt
     depth: PositiveInt
     heads: PositiveInt
-    head_dim: PositiveInt | None = Field(None, description="dim / heads where null")
+    head_dim: PositiveInt | None = Field(None, description="dim / heads if null")
     positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
         "learned",
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
@@ -49,18 +54,20 @@ class TokenTransformer(Model):
     norm_eps: PositiveFloat = 1e-5
     norm_order: Literal["pre", "post"] = "pre"
     qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
-    bias: Literal["none", "ffn", "all"] = Field("none", description="the blocks' Linears with one")
+    bias: Literal["none", "ffn", "all"] = Field(
+        "none", description="Linears of the blocks with a bias"
+    )
     attention_branch: Literal["as-is", "depth-scaled"] = Field(
-        "as-is", description="depth-scaled: what attention adds is divided by sqrt(2 depth)"
+        "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
     )
     embedding_scale: Literal["one", "sqrt-dim"] = "one"
     windows: tuple[PositiveInt | None, ...] = Field(
         (None,),
         min_length=1,
-        description="of the layers in turn, over and over; null leaves `attention` as it is",
+        description="windows of the layers in turn, repeated; null keeps that of `attention`",
     )
     weights: Literal["exact", "e5m2"] = Field(
-        "exact", description="e5m2: the blocks' matrices are rounded to 8 bits in the forward pass"
+        "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="embedding, after W, and in the FFN")
     attention_dropout: float = Field(0.0, ge=0, lt=1)
@@ -68,20 +75,28 @@ class TokenTransformer(Model):
 
     @property
     def width_of_heads(self) -> int:
-        """D."""
+        """Width D of a head."""
         return self.head_dim or self.dim // self.heads
 
     def attention_of(self, layer: int) -> AttentionSpec:
-        """What layer `layer` computes: `attention`, through the window that is its turn."""
+        """Return the attention of layer `layer`, with the window of that layer."""
         window = self.windows[layer % len(self.windows)]
         return self.attention.model_copy(update={"window": window}) if window else self.attention
 
+    def check(self, signature: TokenSignature) -> None:
+        limit = self.attention.similarity.max_tokens
+        if limit is not None and limit < signature.context:
+            raise ValueError(
+                f"attention.similarity.positions: {limit} are fewer than the "
+                f"{signature.context} tokens of data.context"
+            )
+
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def _heads_divide(self) -> Self:
         if self.head_dim is None:
             of = f"dim {self.dim}, and there is no head_dim"
             require_division("heads", "heads", self.heads, self.dim, of)
-        require_parts_for(self.attention, self.heads)
+        require_heads(self.attention, self.heads)
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: linear attention has none")
         if self.positions == "rotary" and self.width_of_heads % 2:
@@ -94,9 +109,12 @@ class TokenTransformer(Model):
 class GPTConfig(TokenTransformer):
     """Causal language model.
 
-    `head: tied` and `adaptive` use the embedding's weights; `adaptive` is the softmax by frequency
-    classes of Grave et al. 2017 with divisor 1: `cutoffs` are the first ids of the rarer classes.
+    `head: tied` and `adaptive` use the weights of the embedding. `adaptive` is the softmax by
+    frequency classes of Grave et al. 2017 with divisor 1; `cutoffs` are the first ids of the rarer
+    classes.
     """
+
+    takes = (TokenStream, Questions)
 
     kind: Literal["gpt"] = "gpt"
     head: Literal["tied", "untied", "adaptive"] = "tied"
@@ -106,21 +124,38 @@ class GPTConfig(TokenTransformer):
     )
 
     @model_validator(mode="after")
-    def _cutoffs_where_adaptive(self) -> Self:
+    def _cutoffs_are_for_adaptive(self) -> Self:
         if (self.head == "adaptive") != bool(self.cutoffs):
-            raise ValueError("cutoffs: go with `head: adaptive`, and it with them")
+            raise ValueError("cutoffs: `head: adaptive` needs cutoffs, and no other head has them")
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise ValueError("cutoffs: have to increase")
+            raise ValueError("cutoffs: must increase")
         if self.head == "adaptive" and self.vocabulary_multiple > 1:
             raise ValueError("vocabulary_multiple: has no meaning for `head: adaptive`")
         return self
 
+    def check(self, signature: TokenSignature) -> None:
+        super().check(signature)
+        if self.cutoffs and self.cutoffs[-1] >= signature.vocabulary:
+            raise ValueError(
+                f"cutoffs: {self.cutoffs[-1]} is beyond the vocabulary of {signature.vocabulary}; "
+                f"{signature.vocabulary - 1} at most"
+            )
+
+    def build(
+        self, signature: TokenSignature, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        build = load("lit_attn.models.gpt:build")
+        network: nn.Module = build(self, signature.vocabulary, signature.context, device)
+        return network
+
 
 class SequenceClassifierConfig(TokenTransformer):
-    """Bidirectional encoder, mean pooling, and a classifier Linear, ReLU, Linear.
+    """Bidirectional encoder, mean pooling, and a classifier of Linear, ReLU and Linear.
 
-    The model of the Long Range Arena as MGK trains it, whose code has `pool: zero-padded`.
+    The model of MGK's experiments on the Long Range Arena, whose code has `pool: zero-padded`.
     """
+
+    takes = (LabelledTokens,)
 
     kind: Literal["sequence-classifier"] = "sequence-classifier"
     pool: Literal["tokens", "zero-padded"] = Field(
@@ -129,3 +164,16 @@ class SequenceClassifierConfig(TokenTransformer):
         "context, so that padding counts as zero vectors",
     )
     classifier_width: PositiveInt = 128
+
+    def build(
+        self, signature: LabelledTokens, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        network: nn.Module = load("lit_attn.models.sequence:build")(
+            self,
+            signature.vocabulary,
+            signature.context,
+            signature.classes,
+            signature.pairs,
+            device,
+        )
+        return network

@@ -1,21 +1,29 @@
 """The Segmenter (Strudel et al. 2021)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.models.base import FFN
+from lit_attn.config.models.base import FFN, require_tiling
 from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
-from lit_attn.schema.base import outside_identity
+from lit_attn.config.signatures import ImageMasks
+from lit_attn.schema.base import load, outside_identity
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class SegmenterConfig(Transformer):
-    """Segmenter with a mask transformer (Strudel et al. 2021); as it stands, Seg-T-Mask/16.
+    """Segmenter with a mask transformer (Strudel et al. 2021); the defaults are Seg-T-Mask/16.
 
-    `ffn` is the FFN of encoder and decoder; `stride` is the step of the evaluation window, whose
-    size is the training crop's.
+    `ffn` is the FFN of encoder and decoder. `stride` is the step of the evaluation window, which
+    has the size of the training windows.
     """
+
+    takes = (ImageMasks,)
 
     kind: Literal["segmenter"] = "segmenter"
     dim: PositiveInt = 192
@@ -27,23 +35,43 @@ class SegmenterConfig(Transformer):
         "same", description="same: the decoder has the attention of the encoder"
     )
     decoder_dropout: float = Field(0.1, ge=0, lt=1)
-    stride: PositiveInt | None = Field(None, description="pixels; null: the window's own size")
+    stride: PositiveInt | None = Field(None, description="pixels; the size of the window if null")
     pretrained: str | None = Field(
-        None, description="timm's name of the encoder's weights; null: trained from scratch"
+        None, description="timm's name of the encoder's weights; no weights if null"
     )
     checkpoint: Path | None = outside_identity(
-        None, "file that holds those weights; null: timm's hub, which caches them"
+        None, "file of those weights; downloaded through timm if null"
     )
 
     @model_validator(mode="after")
-    def _checkpoint_has_a_name(self) -> "SegmenterConfig":
+    def _checkpoint_has_a_name(self) -> Self:
         if self.checkpoint is not None and self.pretrained is None:
             raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
         return self
 
+    def check(self, signature: ImageMasks) -> None:
+        crop = signature.shape[1]
+        require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
+        if self.stride is not None and self.stride > crop:
+            raise ValueError(
+                f"stride: {self.stride} leaves gaps between windows of {crop} (data.crop); {crop} "
+                "at most"
+            )
+
+    def check_files(self) -> None:
+        if self.checkpoint is not None and not self.checkpoint.is_file():
+            raise ConfigError(f"model.checkpoint: no file {self.checkpoint}")
+
+    def build(
+        self, signature: ImageMasks, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        build = load("lit_attn.models.segmenter:build")
+        network: nn.Module = build(self, signature.shape, signature.classes, device)
+        return network
+
     @property
     def encoder(self) -> ImageViTConfig:
-        """The encoder's transformer, without a classifier to its name."""
+        """The encoder as an ImageViT; it is built without a classifier."""
         return ImageViTConfig(
             attention=self.attention,
             ffn=self.ffn,

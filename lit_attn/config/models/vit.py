@@ -1,14 +1,28 @@
-"""Where the attention layer stands."""
+"""Vision transformers for small images."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.models.base import Model, require_division, require_parts_for
+from lit_attn.config.models.base import (
+    Model,
+    require_division,
+    require_heads,
+    require_one_size,
+    require_tiling,
+)
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.schema.base import load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class ViTConfig(Model):
-    """Pre-norm vision transformer with a class token, on images of the data set's size."""
+    """Pre-norm vision transformer with a class token, for images of one size."""
+
+    takes = (ImageLabels,)
 
     kind: Literal["vit"] = "vit"
     dim: PositiveInt
@@ -29,12 +43,24 @@ class ViTConfig(Model):
     init: Literal["xavier", "torch", "timm"] = "timm"
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "ViTConfig":
+    def _heads_divide(self) -> Self:
         require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        require_parts_for(self.attention, self.heads)
+        require_heads(self.attention, self.heads)
         if self.local_self_attention:
             try:
                 self.attention.similarity.check_local_self_attention()
             except ValueError as error:
                 raise ValueError(f"local_self_attention: {error}") from error
         return self
+
+    def check(self, signature: ImageLabels) -> None:
+        require_one_size(self.kind, signature)
+        require_tiling(self.patch, [signature.shape[1:]])
+
+    def build(
+        self, signature: ImageLabels, device: "torch.device | str | None" = None
+    ) -> "nn.Module":
+        network: nn.Module = load("lit_attn.models.vit:build")(
+            self, signature.shape, signature.classes, device
+        )
+        return network

@@ -5,7 +5,6 @@ Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one t
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,22 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Bytes, Tokens, Words
-from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
+from lit_attn.data.module import EvaluationLoader, TextMeasure, TokenDataModule, numpy_generator
 from lit_attn.data.text import corpus
 from lit_attn.data.text.stream import Stream
 from lit_attn.schema.errors import ConfigError
 
 Batch = tuple[Tensor, Tensor]
-
-
-class TextMeasure(NamedTuple):
-    """Bytes and words of text for each predicted token, or None if unknown.
-
-    Words are None also if words are the tokens.
-    """
-
-    bytes_per_token: float | None = None
-    words_per_token: float | None = None
 
 
 class TextData(TokenDataModule):
@@ -39,7 +28,7 @@ class TextData(TokenDataModule):
     """
 
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
-        super().__init__(data, seed, device, data.accumulate, data.context)
+        super().__init__(data, seed, device)
         self.data = data
         self.streams = corpus.load(data)
         self.splits = [name for name in ("val", "test") if name in self.streams]

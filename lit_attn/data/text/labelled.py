@@ -45,8 +45,7 @@ class LabelledData(TokenDataModule):
     """
 
     def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
-        documents = 2 if data.pairs else 1
-        super().__init__(data, seed, device, data.accumulate, documents * data.context)
+        super().__init__(data, seed, device)
         self.data = data
         self.samples = load(data)
         self.splits = ["val", "test"]

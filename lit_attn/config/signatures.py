@@ -1,0 +1,134 @@
+"""Signatures: what one sample of a data set is. Data, models and tasks meet in them.
+
+A data configuration returns its signature; a model and a task name the signature types that they
+take. What goes with what follows from that, so no module lists combinations. A new kind of sample
+is one more class here, or in a file outside the package.
+
+Signatures stand in `config` because they speak of images and tokens, which `schema` does not know.
+They import PyTorch only when a sample is made.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Signature(ABC):
+    """Base class of the signatures: immutable values that depend on the configuration alone."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of tokens of one sample, padding included; None for other samples."""
+        return None
+
+    @abstractmethod
+    def sample(self) -> "tuple[Tensor, ...]":
+        """Return the network's inputs for a batch of one sample, on the meta device."""
+
+
+@dataclass(frozen=True)
+class ImageSignature(Signature):
+    """Images of `shape` (channels, height, width)."""
+
+    shape: tuple[int, int, int]
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        return (torch.empty(1, *self.shape, device="meta"),)
+
+
+@dataclass(frozen=True)
+class ImageLabels(ImageSignature):
+    """An image with one label.
+
+    Batches are images (B, C, H, W) float and labels (B,), or probabilities (B, classes) in
+    training. A network maps images to logits (B, classes). Epochs at the start of training may have
+    images of `training_sizes` pixels along each side instead of `shape`.
+    """
+
+    classes: int
+    training_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImageMasks(ImageSignature):
+    """An image with a label for every pixel, `ignore` where there is none.
+
+    `shape` is that of a training window; evaluated images may be larger. Batches and networks are
+    mmsegmentation's (lit_attn.data.ade20k, lit_attn.models.segmenter). `names` are the classes'
+    names, empty if only the files have them.
+    """
+
+    classes: int
+    ignore: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenSignature(Signature):
+    """Sequences of at most `context` token ids from 0 to `vocabulary` - 1."""
+
+    vocabulary: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        return self.context
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        return (torch.empty(1, self.context, dtype=torch.long, device="meta"),)
+
+
+@dataclass(frozen=True)
+class TokenStream(TokenSignature):
+    """Sequences cut from a stream, in which each token is to be predicted from those before it.
+
+    Batches are inputs and targets (B, n); a target of -100 is not to be predicted. A network maps
+    tokens (B, n) to logits (B, n, vocabulary or more).
+    """
+
+
+@dataclass(frozen=True)
+class LabelledTokens(TokenSignature):
+    """A sequence, or with `pairs` two of them, with one label.
+
+    Batches are tokens (B, n) int64, a mask of the same shape that is False where a token is
+    padding, and labels (B,); with `pairs` tokens and mask are (B, 2, n). A network maps tokens and
+    mask to logits (B, classes). Rows with the label -100 pad a batch and do not count.
+    """
+
+    classes: int
+    pairs: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.context * (2 if self.pairs else 1)
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        shape = (1, 2, self.context) if self.pairs else (1, self.context)
+        return (
+            torch.empty(shape, dtype=torch.long, device="meta"),
+            torch.empty(shape, dtype=torch.bool, device="meta"),
+        )
+
+
+@dataclass(frozen=True)
+class Questions(TokenSignature):
+    """Questions of `context` tokens, each answered by the token that follows.
+
+    Batches are tokens (B, n), answers (B,) and the number of each question's task (B,), all int64;
+    rows with the answer -100 pad a batch and do not count. A network maps tokens to logits
+    (B, n, vocabulary or more). `held_out` are the numbers of the tasks that are not trained.
+    """
+
+    tasks: tuple[str, ...]
+    held_out: tuple[int, ...] = ()
