@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.choose import attention_spec
+from lit_attn.attention.compose import Composer
 from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.normaliser import Normaliser
@@ -105,10 +106,10 @@ class Attention(nn.Module):
             norm_layer(self.head_dim, **options) if norm_layer and has_norm else nn.Identity()
         )
         self.composers = nn.ModuleDict(
-            {place: _build(self.spec.compose, shape) for place in places}
+            {place: _build(self.spec.compose, shape, Composer) for place in places}
         )
-        self.similarity: Similarity = _build(self.spec.similarity, shape)
-        self.normaliser: Normaliser = _build(self.spec.normaliser, shape)
+        self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
+        self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
         self.temperature = None
         if self.local_self_attention:
@@ -116,7 +117,7 @@ class Attention(nn.Module):
             start = -0.5 * math.log(self.head_dim)
             self.temperature = nn.Parameter(torch.full((), start, **options))
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **options)
-        self.residual: Residual = _build(self.spec.residual, shape)
+        self.residual: Residual = _build(self.spec.residual, shape, Residual)
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_load_state_dict_pre_hook(_complete_standard_weights)
         self.copy_projection()
@@ -251,18 +252,24 @@ def _pickled(made: type[Attention]) -> str | tuple[Any, ...]:
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
 
 
-def _build(part: Part, shape: LayerShape) -> Any:
+def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
     """Return the module of `part`, with all parameters on the device and in the dtype of `shape`.
 
     The device is also the default device meanwhile, because a part from outside this package may
-    create parameters without `device=`.
+    create parameters without `device=`. Raises ValueError if `build` returns no `base`, or a module
+    without `forward`.
     """
     device, dtype = shape.options["device"], shape.options["dtype"]
     with contextlib.nullcontext() if device is None else torch.device(device):
         module = part.build(shape)
-    if not isinstance(module, nn.Module):
-        name = type(part).__name__
-        raise ValueError(f"{part.kind}: {name}.build must return a torch module, not {module!r}")
+    name = type(part).__name__
+    if not isinstance(module, base):
+        wanted = f"{base.__module__}.{base.__name__}"
+        raise ValueError(f"'{part.kind}': {name}.build must return a {wanted}, not {module!r}")
+    if not hasattr(base, "attend") and type(module).forward is base.forward:
+        raise ValueError(
+            f"'{part.kind}': its module {type(module).__name__} needs a method `forward`"
+        )
     return module if dtype is None else module.to(dtype)
 
 

@@ -178,13 +178,17 @@ def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
 
 # One of each way to compute; compiling takes seconds.
 COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha-all"]
+COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
+COMPILED_SPECS |= {
+    kind: AttentionSpec.model_validate({"normaliser": kind}) for kind in ("sigmoid", "differential")
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", COMPILED_SPECS)
 def test_compiled(name: str) -> None:
     torch.compiler.reset()
-    layer, x = make(PRESETS[name]).float(), tokens(9).float()
+    layer, x = make(COMPILED_SPECS[name]).float(), tokens(9).float()
     expected = layer(x)
     error = torch.compile(layer)(x) - expected
     assert error.norm() < 1e-4 * expected.norm()
