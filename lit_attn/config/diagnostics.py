@@ -1,4 +1,4 @@
-"""What is looked at while a cell trains (docs/diagnostics.md)."""
+"""Diagnostics of the attention layers, recorded while a cell trains (docs/diagnostics.md)."""
 
 from typing import Any, Literal, get_args
 
@@ -9,41 +9,48 @@ from lit_attn.schema.errors import suggest
 
 Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
 
-# Those that look at samples, so many of them; the others look at weights alone.
+# Diagnostics that need samples; the others read weights only.
 OF_SAMPLES = {"residual", "rank", "maps"}
 SAMPLES = 32
 
 
 class Diagnostics(Config):
-    """What the papers plot of attention layers, recorded at evaluations.
+    """Quantities of the attention layers that the papers plot, recorded at evaluations.
 
-    *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: of the attention
-    matrices (MGK Fig. 2, 7); *maps*: the attention matrices of one sample (MGK Fig. 6); *heads*:
-    diversity of the QK and OV circuits (DCMHA Fig. 5); *mixture*: the learned pi (MGK Table 8). In
-    YAML the kinds alone may stand for the mapping. A layer that has no such thing, linear keys no
-    attention matrix for instance, records nothing of it: a study crosses mechanisms.
+    *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: ranks of the
+    attention matrices (MGK Fig. 2, 7); *maps*: the attention matrices of one sample (MGK Fig. 6);
+    *heads*: diversity of the QK and OV circuits (DCMHA Fig. 5); *mixture*: the learned pi (MGK
+    Table 8). In YAML a list of kinds can replace the mapping. A layer without such a quantity, for
+    example linear keys without an attention matrix, records nothing, because a study compares
+    mechanisms.
     """
 
     kinds: tuple[Kind, ...] = Field(min_length=1, description="quantities to record")
-    samples: PositiveInt = Field(SAMPLES, description="of the first evaluation batch")
-    every: PositiveInt = Field(1, description="evaluations; the last one counts always")
+    samples: PositiveInt = Field(
+        SAMPLES, description="samples of the first evaluation batch to read"
+    )
+    every: PositiveInt = Field(
+        1, description="evaluations between records; the last evaluation is always recorded"
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _kinds_alone(cls, value: Any) -> Any:
+    def _wrap_kinds(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = [value]
-        given = {"kinds": value} if isinstance(value, list | tuple) else value
-        kinds = given.get("kinds") if isinstance(given, dict) else None
+        mapping = {"kinds": value} if isinstance(value, list | tuple) else value
+        kinds = mapping.get("kinds") if isinstance(mapping, dict) else None
         for kind in kinds if isinstance(kinds, list | tuple) else ():
             if kind not in get_args(Kind):
-                raise ValueError(f"'{kind}' is no diagnostic{suggest(str(kind), get_args(Kind))}")
-        return given
+                raise ValueError(
+                    f"'{kind}' is not a diagnostic{suggest(str(kind), get_args(Kind))}"
+                )
+        return mapping
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> "Diagnostics":
+    def _refuse_unused_keys(self) -> "Diagnostics":
         if len(set(self.kinds)) < len(self.kinds):
-            raise ValueError("kinds: one is written twice")
+            raise ValueError("kinds: a kind is written twice")
         if not OF_SAMPLES & set(self.kinds) and self.samples != SAMPLES:
-            raise ValueError(f"samples: {' and '.join(self.kinds)} look at weights, at no sample")
+            raise ValueError(f"samples: {' and '.join(self.kinds)} read weights and no samples")
         return self

@@ -14,7 +14,7 @@ from lit_attn.ablate.slurm.queue import NAME, Batch, BatchCell, find_tasks
 from lit_attn.ablate.slurm.submit import merge_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
-from lit_attn.config.slurm import Slurm, minutes
+from lit_attn.config.slurm import Slurm, parse_minutes
 from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.errors import ConfigError
 
@@ -44,7 +44,7 @@ def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code
      ("1-2:03:04", 1564)],
 )  # fmt: skip
 def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
-    assert minutes(time) == expected
+    assert parse_minutes(time) == expected
     assert Slurm(time=time).minutes == expected
 
 
@@ -56,7 +56,7 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
         ("{time: 0}", "time: needs minutes, H:MM:SS or D-H:MM, not '0'"),
         ("{mem: 32 GB}", "mem: needs a size as 32G or 500M, not '32 GB'"),
         ("{cpus: 0}", "cpus: input should be greater than 0, not 0"),
-        ("{partition: a b}", "partition: needs a name as sbatch takes it, without spaces"),
+        ("{partition: a b}", "partition: needs a name without spaces, as for sbatch"),
     ],
 )  # fmt: skip
 def test_a_wrong_resource_is_one_error_line(tmp_path: Path, given: str, message: str) -> None:

@@ -161,15 +161,15 @@ def test_linear_keys_have_no_attention_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["rnak"], "diagnostics: 'rnak' is no diagnostic; did you mean 'rank'?"),
-        (["rank", "rank"], "diagnostics: kinds: one is written twice"),
+        (["rnak"], "diagnostics: 'rnak' is not a diagnostic; did you mean 'rank'?"),
+        (["rank", "rank"], "diagnostics: kinds: a kind is written twice"),
         (
             {"kinds": ["rank"], "sample": 4},
             "diagnostics.sample: unknown key 'sample'; did you mean",
         ),
         (
             {"kinds": ["heads", "mixture"], "samples": 4},
-            "diagnostics: samples: heads and mixture look at weights, at no sample",
+            "diagnostics: samples: heads and mixture read weights and no samples",
         ),
         ({"kinds": ["rank"], "samples": 0}, "diagnostics.samples: input should be greater than 0"),
         ([], "diagnostics.kinds: "),
