@@ -1,4 +1,8 @@
-"""`python -m lit_attn.report RUNS`: write every table and figure from the records."""
+"""`python -m lit_attn.report RUNS`: write every table and figure from the records.
+
+`python -m lit_attn.report --csv results.csv` does the same for a table of another program, with
+the columns variant, seed and one or more metrics.
+"""
 
 import argparse
 import sys
@@ -11,20 +15,39 @@ from lit_attn.schema.errors import ConfigError
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 1 if a study was skipped, or 2 if no report could be written."""
     parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
-    parser.add_argument("runs", type=Path, help="folder that the runner wrote")
-    parser.add_argument("--study", nargs="+", metavar="NAME", help="report only these studies")
-    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR")
+    add = parser.add_argument
+    add("runs", type=Path, nargs="?", help="folder that the runner wrote")
+    add("--study", nargs="+", metavar="NAME", help="report only these studies")
+    add("--reports", type=Path, default=Path("reports"), metavar="DIR")
+    add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
+    add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
+    add(
+        "--metric",
+        nargs="+",
+        metavar="COLUMN[:min|:max]",
+        help="with --csv: metric columns and their goals (default: all numeric columns)",
+    )
     options = parser.parse_args(arguments)
+    if (options.runs is None) == (options.csv is None):
+        parser.error("give either a folder of runs or --csv FILE")
     try:
-        folders = write_reports(options.runs, options.reports, options.study)
+        if options.csv:
+            # pandas is imported only when it is needed.
+            from lit_attn.report.table_input import read_table
+            from lit_attn.report.write import write_studies
+
+            studies = read_table(options.csv, options.baseline, options.metric)
+            folders, planned = write_studies(studies, options.reports), len(studies)
+        else:
+            folders = write_reports(options.runs, options.reports, options.study)
+            planned = len(options.study or list(options.runs.glob("*/plan.json")))
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     for folder in folders:
         print(folder / "table.html")
     print(options.reports / "index.html")
-    planned = options.study or list(options.runs.glob("*/plan.json"))
-    return 0 if len(folders) == len(planned) else 1
+    return 0 if len(folders) == planned else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Caption of a study's table: title, warnings about incomparable rows, meaning of each column."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
-from lit_attn.cells.records import Result
 from lit_attn.report import stats
 from lit_attn.report.columns import BUSY, DAGGER, used_columns
 from lit_attn.report.comparison import ALPHA, Comparisons
@@ -41,12 +39,17 @@ def _template_values(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
 ) -> dict[str, object]:
     """Return the values of the placeholders in the columns' notes."""
-    plan, metric, results = study.plan, study.plan.metric, study.results()
-    is_last = metric.selection == "last"
+    plan, metric = study.plan, study.plan.metric
+    devices = study.measurements("device")
+    epoch = "at the last epoch"
+    if metric.selection == "best-validation":
+        epoch = "at the best epoch of the validation split"
+    if not any(cell.folder for cell in study.cells):
+        epoch = "as given in the table of results"
     peaks = []
-    if any(result.device == "CPU" for result in results):
+    if any(device.endswith("CPU") for device in devices):
         peaks.append("the largest resident set of the process")
-    if any(result.device != "CPU" for result in results):
+    if not all(device.endswith("CPU") for device in devices):
         peaks.append("the largest allocation of CUDA's allocator")
     ratios = pd.concat([summary["step_time_ratio"], summary["evaluation_time_ratio"]])
     is_busy = any(ratios.dropna() > BUSY)
@@ -56,7 +59,7 @@ def _template_values(
     return {
         "label": metric.label,
         "metric": metric.name,
-        "epoch": "at the last epoch" if is_last else "at the best epoch of the validation split",
+        "epoch": epoch,
         "direction": "Higher" if metric.goal == "max" else "Lower",
         "seeds": _numbers(plan.seeds),
         "baseline": plan.baseline,
@@ -69,7 +72,7 @@ def _template_values(
         "busy": f' ("busy machine": the seeds\' times differ by more than {BUSY} times)'
         if is_busy
         else "",
-        "peaks": " or ".join(peaks),
+        "peaks": " or ".join(peaks) or "the peak memory of a run",
     }
 
 
@@ -105,50 +108,36 @@ def _describe_star(comparisons: Comparisons) -> str:
 
 def _provenance(study: StudyRecord) -> list[str]:
     """Return the device, versions and hashes of the results."""
-    results = study.results()
-    if not results:
+    if not study.measurements("device"):
         return []
-    devices = ", ".join(_distinct(map(_device, results)))
-    versions = ", ".join(
-        _distinct(
-            f"{name} {version}" for result in results for name, version in result.versions.items()
-        )
-    )
-    code = _few(_distinct(result.code for result in results))
-    data = _few(_distinct(result.data for result in results))
+    devices = ", ".join(_distinct(study, "device"))
+    packages = {name for versions in _distinct(study, "versions") for name in versions.split("; ")}
+    code, data = (_few(_distinct(study, name)) for name in ("code", "data"))
+    versions = ", ".join(sorted(packages))
     return [f"Device: {devices}. Versions: {versions}. Code {code}, data {data}."]
 
 
 def _warnings(study: StudyRecord) -> list[str]:
     """Return the differences between records that make them incomparable."""
-    results = study.results()
-    hashes = {
-        "code": _distinct(result.code for result in results),
-        "data": _distinct(result.data for result in results),
-    }
-    mixed = [
-        f"{name} differs between runs ({_few(found)})"
-        for name, found in hashes.items()
-        if len(found) > 1
-    ]
     warnings = []
+    mixed = [
+        f"{name} differs between runs ({_few(hashes)})"
+        for name in ("code", "data")
+        if len(hashes := _distinct(study, name)) > 1
+    ]
     if mixed:
         warnings.append(
             f"{' and '.join(mixed)}: rows with {DAGGER} do not compare with the baseline."
         )
-    if len({tuple(sorted(result.versions.items())) for result in results}) > 1:
+    if len(_distinct(study, "versions")) > 1:
         warnings.append("package versions differ between runs.")
-    if len(set(map(_device, results))) > 1:
+    if len(_distinct(study, "device")) > 1:
         warnings.append("devices differ between runs: step time and memory do not compare.")
     return warnings
 
 
-def _device(result: Result) -> str:
-    return result.device if result.devices == 1 else f"{result.devices} x {result.device}"
-
-
-def _distinct(values: Iterable[str]) -> list[str]:
-    return sorted(set(values))
+def _distinct(study: StudyRecord, name: str) -> list[str]:
+    return sorted(set(study.measurements(name)))
 
 
 def _few(hashes: list[str]) -> str:

@@ -25,6 +25,7 @@ from lit_attn.report.drawing import (
     draw_band,
     new_figure,
     new_panels,
+    panel_title,
     pick_evenly,
     sd,
     sequential_colours,
@@ -126,8 +127,7 @@ def read_study_diagnostics(study: StudyRecord) -> dict[str, Diagnostics]:
     diagnostics = {}
     unreadable: list[Path] = []
     for variant in study.plan.variants:
-        cells = study.variant_cells(variant.name)
-        folders = [cell.folder for cell in cells if cell.result is not None]
+        folders = study.folders(variant.name)
         curves: dict[Quantity, Curve] = defaultdict(lambda: defaultdict(list))
         for folder in folders:
             for row in read_diagnostics(folder / "diagnostics.csv"):
@@ -213,7 +213,7 @@ def _draw_over_training(
                 curve = recorded.curves.get(Quantity(layer, None, quantity), {})
                 # The bands of several layers overlap, so each one is faint.
                 draw_band(axes, curve, colours[layer], dash, alpha=0.1)
-        axes.set_title(variant)
+        axes.set_title(panel_title(variant))
         if name == "cos":
             axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
     if name == "norm":
@@ -306,7 +306,7 @@ def _draw_heads(diagnostics: dict[str, Diagnostics], baseline: str) -> "Figure |
             if baseline in diagnostics and variant != baseline:
                 draw_band(axes, _by_layer(diagnostics[baseline], name), GREY, dash, alpha=0.1)
             draw_band(axes, _by_layer(recorded, name), colour, dash, alpha=0.1)
-        axes.set_title(variant)
+        axes.set_title(panel_title(variant))
     use_integer_ticks(panels[0])
     figure.supxlabel("layer", fontsize=8)
     figure.supylabel("captured variance", fontsize=8)

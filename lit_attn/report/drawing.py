@@ -5,6 +5,7 @@ Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
 
 import io
 import statistics
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,19 @@ def draw_band(axes: "Axes", curve: Curve, colour: Any, dash: str, alpha: float =
     axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
 
 
+def shorten(name: str, letters: int) -> str:
+    """Return `name` with at most `letters` characters; the middle of a longer name is left out."""
+    if len(name) <= letters:
+        return name
+    head = (letters - 1) // 2
+    return f"{name[:head]}…{name[head + 1 - letters :]}"
+
+
+def panel_title(name: str) -> str:
+    """Return `name` in at most two lines that fit above a panel."""
+    return "\n".join(textwrap.wrap(shorten(name, 48), 26, break_on_hyphens=False)[:2])
+
+
 def use_integer_ticks(axes: "Axes") -> None:
     """Put at most four integer ticks on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
@@ -131,10 +145,12 @@ def add_legend(figure: "Figure", key: Key) -> None:
     """Put a legend of lines above the panels."""
     from matplotlib.lines import Line2D
 
+    names = [shorten(name, 40) for name in key]
     handles = [
-        Line2D([], [], color=colour, ls=dash, label=label) for label, (colour, dash) in key.items()
+        Line2D([], [], color=colour, ls=dash, label=name)
+        for name, (colour, dash) in zip(names, key.values(), strict=True)
     ]
-    columns = min(6, legend_columns(list(key)))
+    columns = min(6, legend_columns(names))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
 
 

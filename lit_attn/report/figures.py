@@ -1,24 +1,25 @@
-"""Figures of a study's results: every seed and its difference, learning curves, costs."""
+"""Figures of a study's results: differences of every seed, learning curves, costs."""
 
 import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lit_attn.cells.records import Result
-from lit_attn.report import stats
+import numpy as np
+
+from lit_attn.report.columns import BUSY, STAR
+from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import (
     COLOURS,
     GREY,
-    LINE_HEIGHT,
     Curve,
     draw_band,
-    legend_columns,
     new_figure,
     new_panels,
+    panel_title,
     sd,
+    shorten,
     use_integer_ticks,
 )
 from lit_attn.report.read import StudyRecord
@@ -29,70 +30,133 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
+MOST_ROWS, MOST_PANELS = 80, 40
+"""Largest number of variants in a figure with a row, or a panel, for each variant."""
+
 CAPTIONS = {
-    "seeds": "Left: the value of every seed (dots) and the mean (bar). Right: the difference of "
-    "every seed to the baseline (dots), the mean difference (bar) and its 95 % paired t interval "
-    "(line).",
+    "seeds": "Variants from best to worst below the baseline. Left: the value of every seed (dots) "
+    "and the mean (bar). Right: the difference of every seed to the baseline (dots), the mean "
+    "difference (bar) and its 95 % paired t interval (line); * marks the variants with a star in "
+    "the table. Equal values stand above each other. A triangle at the edge with a number is a "
+    "value outside the axis.",
     "curves": "Learning curves: mean and one standard deviation over the seeds that finished. The "
     "baseline is grey and dashed. The vertical axis covers the last three quarters of training.",
-    "cost": "Mean and standard deviation over seeds, plotted against trainable parameters, FLOPs "
-    "of the forward pass of one sample (matrix products and convolutions only) and the median time "
-    "of a training step.",
+    "cost": "Mean and standard deviation over seeds, plotted against the costs that differ between "
+    "variants: trainable parameters, FLOPs of the forward pass of one sample (matrix products and "
+    "convolutions only), and the median time of a training step where the seeds agree on it. Names "
+    "stand at the height of the mean; a number behind a name is a mean outside the axis.",
 }
 
 
-def draw_seeds(study: StudyRecord) -> "Figure":
-    """Draw the value of every seed, and beside it its difference to the baseline."""
-    names = [variant.name for variant in study.plan.variants]
+def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
+    """Draw a forest plot: the value of every seed, and its difference to the baseline."""
+    metric, baseline = study.plan.metric, study.values(study.plan.baseline)
+    names = _order_variants(study, comparisons)[:MOST_ROWS]
     figure = new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
-    baseline = study.values(study.plan.baseline)
+    differences = {
+        name: [v - baseline[seed] for seed, v in study.values(name).items() if seed in baseline]
+        for name in names
+        if name != study.plan.baseline
+    }
+    left.set_xlim(_usual_range([v for name in names for v in study.values(name).values()]))
+    ends = [comparisons.records.get(name, {}).get(end) for name in names for end in ("low", "high")]
+    shown = [*itertools.chain(*differences.values()), *(end for end in ends if end is not None)]
+    right.set_xlim(_usual_range(shown))
+    right.axvline(0, color=GREY, linewidth=0.8)
     for row, name in enumerate(names):
-        values = study.values(name)
-        _draw_dots(left, row, list(values.values()))
+        values = list(study.values(name).values())
+        _draw_dots(left, row, values)
         if values:
-            left.plot(statistics.fmean(values.values()), row, "|", color="black", markersize=13)
-        pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
-        if name == study.plan.baseline or not pairs:
+            left.plot(statistics.fmean(values), row, "|", color="black", markersize=13)
+        if not (pairs := differences.get(name)):
             continue
         _draw_dots(right, row, pairs)
+        record = comparisons.records[name]
         # The interval lies below the dots, which would hide it.
-        if interval := stats.paired_interval(pairs):
-            right.plot(interval[1:], [row + 0.22] * 2, color="black", linewidth=1)
-        right.plot(statistics.fmean(pairs), row + 0.22, "|", color="black", markersize=6)
-    right.axvline(0, color=GREY, linewidth=0.8)
+        if "low" in record:
+            interval = [record["low"], record["high"]]
+            right.plot(interval, [row + 0.24] * 2, color="black", linewidth=1)
+        right.plot(record["difference"], row + 0.24, "|", color="black", markersize=6)
+        if record["significant"]:
+            place = right.get_yaxis_transform()
+            right.text(1.01, row, STAR, transform=place, va="center", fontsize=11)
     left.set_yticks(range(len(names)), [_label_with_count(study, name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
-    left.set_xlabel(study.plan.metric.label)
-    right.set_xlabel(f"difference to {study.plan.baseline}")
+    left.set_xlabel(metric.label)
+    arrow = "better →" if metric.goal == "max" else "← better"
+    right.set_xlabel(f"difference to {shorten(study.plan.baseline, 24)} ({arrow})")
     return figure
 
 
+def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
+    """Return the baseline, then the variants from the best to the worst difference."""
+    sign = -1 if study.plan.metric.goal == "max" else 1
+    names = [variant.name for variant in study.plan.variants]
+    keys = {
+        name: sign * comparisons.records.get(name, {}).get("difference", sign * math.inf)
+        for name in names
+    }
+    others = [name for name in names if name != study.plan.baseline]
+    return [study.plan.baseline, *sorted(others, key=keys.__getitem__)]
+
+
+def _usual_range(values: list[float]) -> tuple[float, float]:
+    """Return the range of `values` with a margin, without far outliers (three quartile ranges)."""
+    if not values:
+        return 0.0, 1.0
+    low, high = np.percentile(values, [25, 75])
+    reach = 3 * (high - low)
+    inside = [v for v in values if low - reach <= v <= high + reach] if reach else values
+    margin = 0.06 * (max(inside) - min(inside)) or 0.05 * abs(inside[0]) or 0.5
+    return min(inside) - margin, max(inside) + margin
+
+
 def _draw_dots(axes: "Axes", row: int, values: list[float]) -> None:
-    axes.plot(values, [row] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
+    """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
+    low, high = axes.get_xlim()
+    stacks: dict[int, int] = defaultdict(int)
+    dots = []
+    for value in sorted(values):
+        if low <= value <= high:
+            place = round(100 * (value - low) / (high - low))
+            dots.append((value, row - 0.09 * stacks[place]))
+            stacks[place] += 1
+    x, y = zip(*dots, strict=True) if dots else ((), ())
+    axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
+    below, above = [v for v in values if v < low], [v for v in values if v > high]
+    for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
+        if outliers:
+            ends = dict.fromkeys(f"{value:.4g}" for value in (min(outliers), max(outliers)))
+            axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
+            text = f"  {' to '.join(ends)}  "
+            axes.text(edge, row, text, ha=align, va="center", fontsize=6.5, color=COLOURS[1])
 
 
 def _label_with_count(study: StudyRecord, variant: str) -> str:
     done, planned = len(study.values(variant)), len(study.variant_cells(variant))
-    return variant if done == planned else f"{variant} ({done}/{planned})"
+    name = shorten(variant, 36)
+    return name if done == planned else f"{name} ({done}/{planned})"
 
 
 def draw_curves(study: StudyRecord) -> "Figure | None":
-    """Draw a panel for each variant: its metric over training, and the baseline's."""
+    """Draw a panel for each variant: its metric over training, and the baseline's.
+
+    Curves of fewer than three evaluations show no learning and are not drawn.
+    """
     unit, curves = _read_curves(study)
-    baseline = curves[study.plan.baseline]
-    shown = {
-        name: curve
-        for name, curve in curves.items()
-        if len(curve) > 1 and (name != study.plan.baseline or len(curves) == 1)
-    }
+    baseline = curves.pop(study.plan.baseline, {})
+    shown = {name: curve for name, curve in curves.items() if len(curve) > 2}
+    if not curves and len(baseline) > 2:
+        shown, baseline = {study.plan.baseline: baseline}, {}
+    shown = dict(itertools.islice(shown.items(), MOST_PANELS))
     if not shown:
         return None
     figure, panels = new_panels(len(shown))
     for axes, (name, curve) in zip(panels, shown.items(), strict=True):
         draw_band(axes, baseline, GREY, "--")
         draw_band(axes, curve, COLOURS[0], "-")
-        axes.set_title(name)
+        axes.set_title(panel_title(name))
     panels[0].set_ylim(_late_range([*shown.values(), baseline]))
     use_integer_ticks(panels[0])
     figure.supxlabel(unit, fontsize=8)
@@ -101,14 +165,15 @@ def draw_curves(study: StudyRecord) -> "Figure | None":
 
 
 def _read_curves(study: StudyRecord) -> tuple[str, dict[str, Curve]]:
-    """Return the unit of training time ("epoch" or "step") and each variant's finite values."""
+    """Return the unit of training time ("epoch" or "step") and each variant's finite values.
+
+    Only variants that can be drawn are read.
+    """
+    names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
+    names = list(dict.fromkeys([study.plan.baseline, *names]))[: MOST_PANELS + 1]
     rows = {
-        variant.name: [
-            cell.curve(study.plan.metric)
-            for cell in study.variant_cells(variant.name)
-            if cell.result is not None
-        ]
-        for variant in study.plan.variants
+        name: [cell.curve(study.plan.metric) for cell in study.finished_cells(name)]
+        for name in names
     }
     # A language model can be evaluated many times in one epoch; then only steps are distinct.
     is_once_per_epoch = all(
@@ -139,42 +204,92 @@ def _late_range(curves: list[Curve]) -> tuple[float, float]:
     return min(ends) - margin, max(ends) + margin
 
 
-def draw_cost(study: StudyRecord) -> "Figure":
-    """Draw the mean against parameters, FLOPs and step time."""
+COSTS = {
+    "parameters": "parameters",
+    "flops": "FLOPs per sample, forward",
+    "step_time": "seconds per training step",
+}
+"""Label by measurement."""
+
+
+def draw_cost(study: StudyRecord) -> "Figure | None":
+    """Draw the mean against each cost that differs between variants by more than one percent.
+
+    Step times are drawn only for variants whose seeds agree on them. Returns None if all costs
+    are equal or unknown.
+    """
     from matplotlib.ticker import EngFormatter
 
-    costs: dict[str, Callable[[Result], float]] = {
-        "parameters": lambda result: result.parameters,
-        "FLOPs per sample, forward": lambda result: result.flops,
-        "seconds per training step": lambda result: result.step_time.median,
-    }
     names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    columns = legend_columns(names)
-    figure = new_figure(2.5 + LINE_HEIGHT * -(-len(names) // columns))
-    panels = figure.subplots(1, len(costs), sharey=True)
+    names = names[:MOST_ROWS]
+    means = {name: statistics.fmean(study.values(name).values()) for name in names}
+    costs = {label: _median_costs(study, names, cost) for cost, label in COSTS.items()}
+    costs = {
+        label: by_name
+        for label, by_name in costs.items()
+        if len(by_name) > 1 and max(by_name.values()) > 1.01 * min(by_name.values())
+    }
+    if not costs:
+        return None
+    figure = new_figure(max(2.5, 0.13 * len(names) + 0.7))
+    # The last column has the names.
+    *panels, legend = figure.subplots(
+        1, len(costs) + 1, sharey=True, width_ratios=[*[1] * len(costs), 0.45]
+    )
+    spreads = {name: sd(list(study.values(name).values())) for name in names}
+    limits = _usual_range(
+        [m + sign * spreads[name] for name, m in means.items() for sign in (-1, 1)]
+    )
     styles = dict(zip(names, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)), strict=False))
-    for axes, (label, cost) in zip(panels, costs.items(), strict=True):
-        places = []
-        for name in names:
-            values = list(study.values(name).values())
+    for axes, (label, by_name) in zip(panels, costs.items(), strict=True):
+        axes.set_ylim(*limits)
+        for name, place in by_name.items():
             colour, marker = styles[name]
-            places.append(statistics.median(cost(result) for result in study.results(name)))
-            axes.errorbar(
-                places[-1],
-                statistics.fmean(values),
-                yerr=sd(values),
-                fmt=marker,
-                color=colour,
-                markersize=5,
-                ecolor=(colour, 0.5),
-                elinewidth=0.8,
-                label=name,
-            )
-        # Costs that are equal by design look equal with five percent of room on either side.
-        axes.set_xlim(0.95 * min(places), 1.05 * max(places))
+            # The names say where a far outlier is.
+            height = min(max(means[name], limits[0]), limits[1])
+            axes.plot(place, height, marker, color=colour, markersize=4.5, clip_on=False)
+            ends = [means[name] - spreads[name], means[name] + spreads[name]]
+            axes.plot([place, place], ends, color=colour, alpha=0.35, linewidth=0.8)
+        axes.margins(x=0.1)
         axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(study.plan.metric.label)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    legend.axis("off")
+    _draw_names(legend, means, styles)
     return figure
+
+
+def _median_costs(study: StudyRecord, names: list[str], cost: str) -> dict[str, float]:
+    """Return the median of a cost over the seeds of each variant that has it."""
+    costs = {}
+    for name in names:
+        measured = study.measurements(cost, name)
+        is_busy = cost == "step_time" and measured and max(measured) > BUSY * min(measured)
+        if measured and not is_busy:
+            costs[name] = statistics.median(measured)
+    return costs
+
+
+def _draw_names(axes: "Axes", means: dict[str, float], styles: dict[str, tuple[str, str]]) -> None:
+    """Write each name at the height of its mean, moved apart where names would overlap."""
+    low, high = axes.get_ylim()
+    ordered = sorted(means, key=lambda name: means[name])
+    gap = min((high - low) / len(ordered), (high - low) * 0.06)
+    starts = [min(max(means[name], low), high) for name in ordered]
+    heights = list(starts)
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    # What was pushed beyond the top is pushed back down.
+    heights[-1] = min(heights[-1], high - gap / 2)
+    for i in range(len(heights) - 2, -1, -1):
+        heights[i] = min(heights[i], heights[i + 1] - gap)
+    place = axes.get_yaxis_transform()
+    for name, start, height in zip(ordered, starts, heights, strict=True):
+        colour, marker = styles[name]
+        ends = [start, height]
+        axes.plot([-0.12, 0.08], ends, color=colour, linewidth=0.5, transform=place, clip_on=False)
+        axes.plot(0.08, height, marker, color=colour, markersize=3.5, transform=place)
+        outlier = "" if low <= means[name] <= high else f" ({means[name]:.4g})"
+        label = shorten(name, 28) + outlier
+        axes.text(0.16, height, label, va="center", fontsize=6.5, transform=place)

@@ -1,10 +1,12 @@
 """Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
 import logging
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,21 +24,22 @@ class CellRecord:
 
     `status` is a state of `lit_attn.cells.folder` ("done", "missing", "running", "interrupted" or
     a failure class), or "without <metric>" for a result that lacks the study's metric. Only a cell
-    with status "done" has a result and a value. The value is the study's metric in printed units.
+    with status "done" has a value and measurements. The value is the study's metric in printed
+    units. The measurements are the columns of per_seed.csv: times in seconds, memory in bytes. A
+    cell of another program's table has no folder.
     """
 
     planned: PlannedCell
-    folder: Path
+    folder: Path | None
     status: str
-    result: Result | None = None
     value: float | None = None
+    measurements: dict[str, Any] = field(default_factory=dict)
 
     def curve(self, metric: Metric) -> list[MetricRow]:
         """Return the logged rows of `metric` in printed units."""
+        rows = read_metrics(self.folder / "metrics.csv") if self.folder else []
         return [
-            row._replace(value=row.value * metric.scale)
-            for row in read_metrics(self.folder / "metrics.csv")
-            if row.name == metric.name
+            row._replace(value=row.value * metric.scale) for row in rows if row.name == metric.name
         ]
 
 
@@ -58,15 +61,27 @@ class StudyRecord:
         """Return the cells of one variant, in the order of the plan's seeds."""
         return self._by_variant.get(variant, [])
 
-    def results(self, variant: str | None = None) -> list[Result]:
-        """Return the results of one variant, or of all variants."""
+    def finished_cells(self, variant: str | None = None) -> list[CellRecord]:
+        """Return the cells with a value, of one variant or of all variants."""
         cells = self.cells if variant is None else self.variant_cells(variant)
-        return [cell.result for cell in cells if cell.result is not None]
+        return [cell for cell in cells if cell.value is not None]
+
+    def folders(self, variant: str) -> list[Path]:
+        """Return the folders of a variant's cells with a value."""
+        return [cell.folder for cell in self.finished_cells(variant) if cell.folder]
+
+    def measurements(self, name: str, variant: str | None = None) -> list[Any]:
+        """Return the recorded measurements `name`, of one variant or of all variants."""
+        values = (cell.measurements.get(name) for cell in self.finished_cells(variant))
+        return [value for value in values if value is not None]
 
     def values(self, variant: str) -> dict[int, float]:
         """Return the study's metric by seed, for the cells that have it."""
-        cells = self.variant_cells(variant)
-        return {cell.planned.seed: cell.value for cell in cells if cell.value is not None}
+        return {
+            cell.planned.seed: cell.value
+            for cell in self.variant_cells(variant)
+            if cell.value is not None
+        }
 
 
 def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
@@ -113,9 +128,10 @@ def _require_metric(path: Path, study: StudyRecord) -> None:
     """Raise ConfigError if cells have results but none of them has the study's metric."""
     name = study.plan.metric.name
     without = [cell for cell in study.cells if cell.status == f"without {name}"]
-    if not without or study.results():
+    if not without or study.finished_cells():
         return
-    result = read_result(without[0].folder, without[0].planned.identity)
+    cell = without[0].planned
+    result = read_result(path.parent / cell.path, cell.identity)
     measured = [] if result is None else sorted(result.metrics)
     raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, measured)}")
 
@@ -128,4 +144,29 @@ def _read_cell(study: Path, planned: PlannedCell, metric: Metric) -> CellRecord:
     if metric.name not in result.metrics:
         return CellRecord(planned, folder, f"without {metric.name}")
     value = result.metrics[metric.name] * metric.scale
-    return CellRecord(planned, folder, "done", result, value)
+    return CellRecord(planned, folder, "done", value, _measure(result))
+
+
+def _measure(result: Result) -> dict[str, Any]:
+    """Return the measurements of a result by their column of per_seed.csv."""
+    devices = f"{result.devices} x " if result.devices > 1 else ""
+    return {
+        "selected_epoch": result.selected_epoch,
+        "steps": result.steps,
+        "epochs": result.epochs,
+        "parameters": result.parameters,
+        "flops": result.flops,
+        "ffn_width": result.ffn_width,
+        "step_time": result.step_time.median,
+        "step_time_iqr": result.step_time.iqr,
+        "evaluation_time": result.evaluation_time and result.evaluation_time.median,
+        "peak_memory": result.peak_memory,
+        "wall_time": result.wall_time,
+        "attempts": result.attempts,
+        "device": sys.intern(f"{devices}{result.device}"),
+        "code": sys.intern(result.code),
+        "data": sys.intern(result.data),
+        "finished": result.finished,
+        "versions": sys.intern("; ".join(f"{k} {v}" for k, v in sorted(result.versions.items()))),
+        **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},
+    }

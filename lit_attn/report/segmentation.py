@@ -47,12 +47,12 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
     frame is empty for a study without classes.
     """
     metric = study.plan.metric
-    prefix = f"{metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"
+    prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"
     rows = []
     for variant in study.plan.variants:
         values: dict[str, list[float]] = {}
-        for result in study.results(variant.name):
-            for name, value in result.metrics.items():
+        for cell in study.finished_cells(variant.name):
+            for name, value in cell.measurements.items():
                 if name.startswith(prefix):
                     values.setdefault(name.removeprefix(prefix), []).append(100 * value)
         for label, ious in values.items():
@@ -97,8 +97,10 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     unreadable: list[Path] = []
     for variant in study.plan.variants:
         cell = study.variant_cells(variant.name)[0]
+        if cell.value is None or cell.folder is None:
+            continue
         folder = cell.folder / "pictures"
-        if cell.result is not None and (panels := _read_panels(folder, unreadable)):
+        if panels := _read_panels(folder, unreadable):
             shown[variant.name] = panels
             if legend := _read_legend(folder / "legend.json", unreadable):
                 legends[variant.name] = legend

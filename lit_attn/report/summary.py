@@ -5,25 +5,26 @@ Values are in printed units (an accuracy in percent), times in seconds, memory i
 
 import statistics
 from collections import Counter
-from typing import Any
 
 import pandas as pd
 
-from lit_attn.cells.records import PlannedVariant, Result
+from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import Record, to_frame
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import CellRecord, StudyRecord
 
+TIMES = ("step_time", "evaluation_time")
+
 
 def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
-    """Return every planned cell with its status and all measurements of its result."""
+    """Return every planned cell with its status, its value and all its measurements."""
     rows = [
         {
             "variant": cell.planned.variant,
             "seed": cell.planned.seed,
             "status": cell.status,
             "value": cell.value,
-            **({} if cell.result is None else _measurements(cell.result)),
+            **cell.measurements,
             "identity": cell.planned.identity,
         }
         for cell in study.cells
@@ -32,29 +33,6 @@ def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
     integers += ["peak_memory", "attempts"]
     frame = pd.DataFrame(rows)
     return frame.astype({name: "Int64" for name in integers if name in frame})
-
-
-def _measurements(result: Result) -> dict[str, Any]:
-    return {
-        "selected_epoch": result.selected_epoch,
-        "steps": result.steps,
-        "epochs": result.epochs,
-        "parameters": result.parameters,
-        "flops": result.flops,
-        "ffn_width": result.ffn_width,
-        "step_time": result.step_time.median,
-        "step_time_iqr": result.step_time.iqr,
-        "evaluation_time": result.evaluation_time and result.evaluation_time.median,
-        "peak_memory": result.peak_memory,
-        "wall_time": result.wall_time,
-        "attempts": result.attempts,
-        "device": result.device,
-        "code": result.code,
-        "data": result.data,
-        "finished": result.finished,
-        "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
-        **{f"metric {name}": value for name, value in sorted(result.metrics.items())},
-    }
 
 
 def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:
@@ -75,12 +53,16 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
 
 def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
-    cells, results = study.variant_cells(variant.name), study.results(variant.name)
+    cells = study.variant_cells(variant.name)
     values = study.values(variant.name).values()
     mean = statistics.fmean(values) if values else None
     published, published_sd = variant.published or (None, None)
-    steps = [r.step_time.median for r in results]
-    evaluations = [r.evaluation_time.median for r in results if r.evaluation_time is not None]
+    medians = {
+        name: statistics.median(measured)
+        for name in ("parameters", "ffn_width", "flops", "peak_memory", *TIMES)
+        if (measured := study.measurements(name, variant.name))
+    }
+    counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
         "variant": variant.name,
         "n": len(values),
@@ -93,14 +75,9 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "published": published,
         "published_sd": published_sd,
         "published_difference": None if mean is None or published is None else mean - published,
-        "parameters": _median_integer([r.parameters for r in results]),
-        "ffn_width": _median_integer([r.ffn_width for r in results if r.ffn_width is not None]),
-        "flops": _median_integer([r.flops for r in results]),
-        "step_time": statistics.median(steps) if steps else None,
-        "step_time_ratio": _ratio(steps),
-        "evaluation_time": statistics.median(evaluations) if evaluations else None,
-        "evaluation_time_ratio": _ratio(evaluations),
-        "peak_memory": _median_integer([r.peak_memory for r in results]),
+        **medians,
+        **counts,
+        **{f"{name}_ratio": _ratio(study.measurements(name, variant.name)) for name in TIMES},
         "mixed": _is_mixed(study, variant.name),
     }
 
@@ -118,9 +95,5 @@ def _describe_missing(cells: list[CellRecord]) -> str:
 
 def _is_mixed(study: StudyRecord, variant: str) -> bool:
     """Return True if the results of the variant and the baseline differ in code or data."""
-    results = study.results(variant) + study.results(study.plan.baseline)
-    return len({(result.code, result.data) for result in results}) > 1
-
-
-def _median_integer(values: list[int]) -> int | None:
-    return int(statistics.median(values)) if values else None
+    cells = study.finished_cells(variant) + study.finished_cells(study.plan.baseline)
+    return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1

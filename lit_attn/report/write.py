@@ -5,7 +5,7 @@ The pages run no scripts and load nothing from elsewhere.
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,12 @@ import pandas as pd
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, figures, segmentation, stats
 from lit_attn.report.caption import make_caption
-from lit_attn.report.comparison import ALPHA, compare_variants
+from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
 from lit_attn.report.drawing import appearance, render
 from lit_attn.report.formats import make_table, to_html, to_latex, to_markdown
 from lit_attn.report.read import LOG, StudyRecord, read_studies
+from lit_attn.report.settings import make_settings_frame, make_settings_table
 from lit_attn.report.summary import make_seed_frame, make_variant_frame
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 CAPTIONS = figures.CAPTIONS | segmentation.CAPTIONS | diagnostics.CAPTIONS
 """Caption of every figure, in the order of the page."""
 
-OPTIONAL_TABLES = {"classes.csv", "diagnostics.csv", "ranks.csv"}
+OPTIONAL_TABLES = {"settings.csv", "classes.csv", "diagnostics.csv", "ranks.csv"}
 """Tables that only some studies have."""
 
 
@@ -37,7 +38,12 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
     The index lists every study in `reports`. A study that cannot be read is skipped with a warning.
     Returns the folders that were written. Raises ConfigError if there is nothing to report on.
     """
-    folders = [_write_study(study, reports) for study in read_studies(runs, studies)]
+    return write_studies(read_studies(runs, studies), reports)
+
+
+def write_studies(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
+    """Write the report of each study, and reports/index.html. Returns the reports' folders."""
+    folders = [_write_study(study, reports) for study in studies]
     write_atomic(reports / "index.html", make_index_page(reports))
     return folders
 
@@ -45,9 +51,10 @@ def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -
 def _write_study(study: StudyRecord, reports: Path) -> Path:
     folder = reports / study.plan.study
     recorded = diagnostics.read_study_diagnostics(study)
-    images = draw_figures(study, recorded)
+    comparisons = compare_variants(study)
+    images = draw_figures(study, comparisons, recorded)
     shown = [name for name in CAPTIONS if (name, "svg") in images]
-    files: dict[str, str | bytes] = {**make_tables(study, shown, recorded)}
+    files: dict[str, str | bytes] = {**make_tables(study, comparisons, shown, recorded)}
     files |= {f"{name}.{kind}": image for (name, kind), image in images.items()}
     # Remove what an earlier report of other records left here.
     figure_names = {f"{name}.{kind}" for name in CAPTIONS for kind in ("svg", "png")}
@@ -59,13 +66,13 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
 
 
 def draw_figures(
-    study: StudyRecord, recorded: dict[str, Diagnostics]
+    study: StudyRecord, comparisons: Comparisons, recorded: dict[str, Diagnostics]
 ) -> dict[tuple[str, str], bytes]:
     """Return every figure that the records can fill, by name and kind ("svg" or "png")."""
-    if not study.results():
+    if not study.finished_cells():
         return {}
     drawers: dict[str, Callable[[], Figure | None]] = {
-        "seeds": lambda: figures.draw_seeds(study),
+        "seeds": lambda: figures.draw_seeds(study, comparisons),
         "curves": lambda: figures.draw_curves(study),
         "cost": lambda: figures.draw_cost(study),
         "pictures": lambda: segmentation.draw_pictures(study),
@@ -80,15 +87,19 @@ def draw_figures(
 
 
 def make_tables(
-    study: StudyRecord, shown: list[str], recorded: dict[str, Diagnostics]
+    study: StudyRecord,
+    comparisons: Comparisons,
+    shown: list[str],
+    recorded: dict[str, Diagnostics],
 ) -> dict[str, str]:
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
-    comparisons = compare_variants(study)
     summary = make_variant_frame(study, comparisons)
     caption = make_caption(study, summary, comparisons)
     table = make_table(summary, study.plan.metric, caption)
     classes = segmentation.make_class_frame(study)
+    settings = make_settings_frame(study)
     optional = {
+        "settings.csv": settings,
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
@@ -110,6 +121,7 @@ def make_tables(
         f"{html.escape(study.plan.study)} · {links}</p>\n",
         *(f'<p class="alert">Warning: {html.escape(w)}</p>\n' for w in caption.warnings),
         _wide(to_html(table)),
+        _wide(make_settings_table(settings, study.plan.baseline)) if len(settings) else "",
         *(_figure(name) for name in shown if name not in attention_figures),
     ]
     if len(classes):
@@ -209,8 +221,8 @@ def _index_row(folder: Path, variants: pd.DataFrame, cells: pd.DataFrame) -> str
         str(most) if fewest == most else f"{fewest} to {most}",
         ", ".join(variants.loc[variants["best"], "variant"]) or "none",
         ", ".join(variants.loc[is_different, "variant"]) or "none",
-        str(done["finished"].max())[:10] if len(done) else "",
-        ", ".join(sorted(set(done["device"]))),
+        max(done["finished"].dropna(), default="")[:10],
+        ", ".join(sorted(set(done["device"].dropna()))),
     ]
     name = html.escape(folder.name)
     row = [f'<th scope="row"><a href="{name}/table.html">{name}</a></th>']

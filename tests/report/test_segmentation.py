@@ -168,7 +168,7 @@ def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:
     assert page.index("IoU of each class") > page.index("pictures.svg")
     assert set(pd.read_csv(folder / "classes.csv")["class"]) == {"wall", NASTY}
     for cell in study.cells:
-        if cell.result is not None:
+        if cell.value is not None:
             metrics = {"test/mIoU": 0.5}
             result(cell.planned, 0.5, metrics=metrics).write(cell.folder / "result.json")
             for path in (cell.folder / "pictures").iterdir():

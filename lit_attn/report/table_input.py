@@ -1,0 +1,97 @@
+"""Studies from a table of results that another program wrote: one row for each variant and seed."""
+
+import itertools
+from pathlib import Path
+
+import pandas as pd
+
+from lit_attn.cells.records import Metric, Plan, PlannedCell, PlannedVariant
+from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.schema.errors import ConfigError, suggest
+
+COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")
+"""Columns that become costs: counts, FLOPs of one sample, seconds, bytes."""
+
+PROVENANCE = ("device", "versions", "code", "data", "finished")
+"""Columns of text that the caption and the index quote."""
+
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "bits", "nll", "mae", "mse", "rmse")
+"""Words in the name of a metric that is minimised."""
+
+
+def read_table(
+    path: Path, baseline: str | None = None, metrics: list[str] | None = None
+) -> list[StudyRecord]:
+    """Read a CSV file with the columns `variant` and `seed` as one study for each metric column.
+
+    Metrics are all numeric columns but `seed` and COSTS, or those in `metrics`, where `loss:min`
+    names a goal. The baseline is the first variant if none is given. A row without a value is a
+    failed seed; a column `status` can give the failure class. A variant without a row for a seed
+    that others have misses this seed. Raises ConfigError for other files.
+    """
+    try:
+        frame = pd.read_csv(path, dtype=dict.fromkeys(("variant", *PROVENANCE), str))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
+    for name in ("variant", "seed"):
+        if name not in frame:
+            raise ConfigError(f"{path}: has no column '{name}'{suggest(name, map(str, frame))}")
+    if frame[["variant", "seed"]].isna().any(axis=None) or frame["seed"].dtype.kind != "i":
+        raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
+    if frame.duplicated(["variant", "seed"]).any():
+        row = frame[frame.duplicated(["variant", "seed"])].iloc[0]
+        raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
+    variants = frame["variant"].unique().tolist()
+    if baseline is not None and baseline not in variants:
+        raise ConfigError(f"{path}: has no variant '{baseline}'{suggest(baseline, variants)}")
+    numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
+    chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
+    if not chosen:
+        raise ConfigError(f"{path}: has no numeric column that could be a metric")
+    return [
+        _make_study(frame, path.stem if len(chosen) == 1 else f"{path.stem}-{m.name}", m, baseline)
+        for m in chosen
+    ]
+
+
+def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
+    """Return the metric of `name`, `name:min` or `name:max`."""
+    name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
+    if name not in columns:
+        raise ConfigError(f"{path}: has no numeric column '{name}'{suggest(name, columns)}")
+    is_lower = any(word in name.lower() for word in LOWER_IS_BETTER)
+    return Metric.model_validate(
+        {"name": name, "label": name, "scale": 1, "goal": goal or ("min" if is_lower else "max")}
+    )
+
+
+def _make_study(
+    frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
+) -> StudyRecord:
+    variants = frame["variant"].unique().tolist()
+    measured = [name for name in (*COSTS, *PROVENANCE) if name in frame]
+    rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
+    seeds = sorted(frame["seed"].unique().tolist())
+    cells = []
+    for variant, seed in itertools.product(variants, seeds):
+        planned = PlannedCell(variant=variant, seed=seed, identity="", path="")
+        row = rows.get((variant, seed))
+        if row is None:
+            cells.append(CellRecord(planned, None, "missing"))
+        elif pd.isna(row[metric.name]):
+            status = row.get("status", "error")
+            status = "error" if pd.isna(status) or status == "done" else str(status)
+            cells.append(CellRecord(planned, None, status))
+        else:
+            measurements = {name: row[name] for name in measured if not pd.isna(row[name])}
+            cells.append(CellRecord(planned, None, "done", float(row[metric.name]), measurements))
+    plan = Plan(
+        study=name.replace("/", "-"),
+        title=name,
+        baseline=baseline or variants[0],
+        metric=metric,
+        variants=[PlannedVariant(name=variant) for variant in variants],
+        seeds=seeds,
+        cells=[cell.planned for cell in cells],
+    )
+    return StudyRecord(plan, cells)

@@ -1,0 +1,56 @@
+"""The settings that a variant changes are listed beside its results."""
+
+from pathlib import Path
+
+import pandas as pd
+from helpers.fake_study import write_study
+
+from lit_attn.report import write_reports
+
+CONFIG = """
+study: fake
+seed: {seed}
+experiment:
+  optimizer: {{kind: adamw, lr: {lr}}}
+  model: {{ffn: {{width: 96}}, attention: {attention}}}
+  data: {{augment: [flip, {{kind: crop}}]}}
+"""
+
+
+def configure(study: Path, variant: int, lr: str, attention: str = "{residual: full}") -> None:
+    for seed, cell in enumerate(sorted(study.glob(f"v{variant}/*"))):
+        text = CONFIG.format(seed=seed, lr=lr, attention=attention)
+        (cell / "config.yaml").write_text(text)
+
+
+def test_every_differing_setting_is_listed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    configure(study, 0, "0.001")
+    configure(study, 1, "0.002")
+    configure(study, 2, "0.001", "{residual: split, activation: silu}")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    settings = pd.read_csv(folder / "settings.csv")
+    assert settings.values.tolist() == [
+        ["belief", "optimizer.lr", "0.001", "0.002"],
+        ["belief2", "model.attention.residual", "full", "split"],
+        ["belief2", "model.attention.activation", "\N{EM DASH}", "silu"],
+    ]
+    page = (folder / "table.html").read_text()
+    assert '<td class="text">optimizer.lr</td><td class="text">0.001</td>' in page
+    assert "value of standard" in page
+
+
+def test_variants_without_a_configuration_have_no_settings(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    configure(study, 0, "0.001")
+    for cell in study.glob("v1/*"):
+        (cell / "config.yaml").write_text("{torn")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert not (folder / "settings.csv").exists()
+
+
+def test_the_ffn_width_is_a_column(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=2)
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert "| FFN width |" in (folder / "table.md").read_text()
+    assert set(pd.read_csv(folder / "table.csv")["ffn_width"]) == {384}
