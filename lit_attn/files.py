@@ -12,7 +12,7 @@ from typing import Any
 from lit_attn.schema.errors import ConfigError
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> None:
     """Write `content` to `path` through a temporary file, fsync and rename.
 
     The temporary file lies beside `path`, so the rename stays within one file system. The folder is
@@ -25,18 +25,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if fsync:
+                os.fsync(stream.fileno())
         # mkstemp makes files private. A record is readable by everybody who can read the folder.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if fsync:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def require_writable(folder: Path, option: str) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.cells.failure import Diverged, Preempted
+from lit_attn.cells.folder import read_result, require_no_links, set_aside
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
@@ -50,13 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help=smoke)
     options = parser.parse_args(arguments)
 
-    from lit_attn.cells.folder import read_result
     from lit_attn.cells.lock import CellLocked, hold_lock
     from lit_attn.cells.ranks import fork_ranks
     from lit_attn.cells.worker import BUSY
 
-    folder: Path = options.cell
+    # Absolute, because the cell's code may change the working directory.
+    folder: Path = options.cell.absolute()
     try:
+        require_no_links(folder)
         cell = Cell.read(folder / "config.yaml")
         if options.smoke:
             folder = folder / "smoke"
@@ -82,7 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_and_report(folder: Path, smoke: bool) -> int:
-    """Run the cell, print why it failed, and return the exit code."""
+    """Run the cell, print why it failed, and return the exit code.
+
+    Code of a cell that calls sys.exit is a failure: only a result is success.
+    """
     try:
         run_cell(folder, smoke=smoke)
     except ConfigError as error:
@@ -94,6 +99,9 @@ def _run_and_report(folder: Path, smoke: bool) -> int:
     except Preempted as error:
         print(error, file=sys.stderr)
         return 143
+    except SystemExit as error:
+        print(f"{folder}: the cell's code called sys.exit({error.code!r})", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -128,13 +136,27 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
 
 @contextlib.contextmanager
 def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
-    """Read the cell, move temporary files into its folder and join its process group."""
+    """Read the cell, clean its folder, and join its process group."""
     cell = Cell.read(cell_dir / "config.yaml")
     from lit_attn.training.process_group import join_process_group, read_rank_info
 
-    _keep_temporary_files_inside(cell_dir, read_rank_info().rank)
+    rank = read_rank_info().rank
+    require_no_links(cell_dir)
+    if rank == 0:
+        _clean(cell_dir, cell.fingerprint)
+    _keep_temporary_files_inside(cell_dir, rank)
     with join_process_group(cell.experiment.training.accelerator) as group:
         yield cell, group
+
+
+def _clean(cell_dir: Path, identity: str) -> None:
+    """Remove temporary files of killed attempts, and set an unreadable result aside."""
+    for folder in (cell_dir, *(path for path in cell_dir.iterdir() if path.is_dir())):
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+    result = cell_dir / "result.json"
+    if result.exists() and read_result(cell_dir, identity) is None:
+        print(f"{result}: cannot be read; renamed to {set_aside(result).name}", flush=True)
 
 
 def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
@@ -148,7 +170,7 @@ def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
     multiprocessing.util.get_temp_dir()
     compile_cache = Path(tempfile.gettempdir()) / f"torchinductor-{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache))
-    inside = (cell_dir / (f"tmp.rank{rank}" if rank else "tmp")).resolve()
+    inside = cell_dir.absolute() / (f"tmp.rank{rank}" if rank else "tmp")
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
     os.environ["TMPDIR"] = str(inside)

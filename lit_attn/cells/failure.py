@@ -32,6 +32,8 @@ LOST_PEER = re.compile(
 FIRST_FAILED = "rank {} was the first to fail: "
 QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)") + "(.*)")
 QUOTED_LINES = 40
+CRASH_LINES = 10
+"""Last lines of a log in which the cause of a crash in native code is searched."""
 
 STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals of the runner, a scheduler or the kernel's out-of-memory killer."""
@@ -66,14 +68,18 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
     if returncode == DISK_FULL:
         # The log may have had room for only half of the line with the reason.
         return "no-space"
-    line = _last_exception(tail)
+    if received is not None:
+        # A crash in native code. An exception in the log is older, and was not the end.
+        line: str | None = "\n".join(tail.splitlines()[-CRASH_LINES:])
+    else:
+        line = _last_exception(tail)
     if line is None:
         if returncode == LOST_SERVER or (returncode == 0 and "SIGTERM" in tail):
             return "killed"
         if returncode == 0:
             return "error"
         line = tail
-    name = match[1] if (match := EXCEPTION.match(line)) else ""
+    name = match[1] if received is None and (match := EXCEPTION.match(line)) else ""
     if name == "Diverged":
         return "diverged"
     if name == "ConfigError":
@@ -91,10 +97,11 @@ def describe_failure(returncode: int, tail: str) -> str:
     """Return one line with the reason of a failure."""
     tail = _first_failed_part(tail)
     received = signal_of_code(returncode)
-    if line := _last_exception(tail):
-        return OWN_EXCEPTION.sub(r"\1", line)
+    line = _last_exception(tail)
     if received is not None:
-        return f"ended by {received.name}"
+        return f"ended by {received.name}" + (f" after {line}" if line else "")
+    if line:
+        return OWN_EXCEPTION.sub(r"\1", line)
     if returncode == LOST_SERVER:
         return "ended with the server that it was forked from"
     if returncode == DISK_FULL:

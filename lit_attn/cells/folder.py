@@ -1,7 +1,9 @@
 """The one reader of a cell's folder: its state, its attempts, their logs and its progress."""
 
+import errno
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,6 +12,7 @@ from pydantic import ValidationError
 
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Result
+from lit_attn.schema.errors import ConfigError
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
 """Failures after which a runner does not try a cell again if another runner met them meanwhile."""
@@ -84,6 +87,26 @@ def read_result(folder: Path, identity: str) -> Result | None:
     return result if result.identity == identity else None
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be used to a new name that ends in .unreadable, and return it."""
+    target, count = path.with_name(f"{path.name}.unreadable"), 1
+    while target.exists():
+        count += 1
+        target = path.with_name(f"{path.name}.{count}.unreadable")
+    return path.rename(target)
+
+
+def require_no_links(folder: Path) -> None:
+    """Raise ConfigError if a cell's folder contains a symbolic link.
+
+    Training writes, renames and deletes files there, and a link may point anywhere.
+    """
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (path := Path(root, name)).is_symlink():
+                raise ConfigError(f"{path}: is a symbolic link to {path.readlink()}. Delete it.")
+
+
 def list_attempts(folder: Path) -> list[Path]:
     """Return the folders of a cell's attempts, oldest first."""
     try:
@@ -97,6 +120,8 @@ def create_attempt(folder: Path) -> Path:
     """Create and return the folder of one more attempt."""
     previous = list_attempts(folder)
     path = folder / "attempts" / str(int(previous[-1].name) + 1 if previous else 1)
+    if path.parent.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link", str(path.parent))
     path.mkdir(parents=True)
     return path
 

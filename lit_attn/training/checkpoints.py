@@ -4,6 +4,9 @@ import io
 import pickle
 import signal
 import time
+import traceback
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,8 +16,10 @@ import torch
 from torch import nn
 
 from lit_attn.cells.failure import Preempted
+from lit_attn.cells.folder import set_aside
 from lit_attn.files import write_atomic
 from lit_attn.training.process_group import ProcessGroup
+from lit_attn.training.provenance import Provenance, join_provenances
 
 KEEP = 2
 """Number of checkpoints kept: a disk may lose the newest one in a power cut."""
@@ -32,14 +37,24 @@ class Checkpoints(L.Callback):
     It saves just before a step, when the epoch before is evaluated and recorded. (Between an
     epoch's last step and its evaluation, Lightning would resume with the next epoch.) SIGTERM saves
     once more and raises Preempted. All ranks save together. Random generators need no state: the
-    random numbers of every step are seeded with (seed, step, rank).
+    random numbers of every step are seeded with (seed, step, rank). A checkpoint contains the
+    provenance of all attempts that led to it; `describe` returns that of this attempt.
     """
 
-    def __init__(self, folder: Path, seed: int, interval: float, group: ProcessGroup) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        interval: float,
+        group: ProcessGroup,
+        describe: Callable[[], Provenance],
+    ) -> None:
         self.folder = folder
         self.seed = seed
         self.interval = interval
         self.group = group
+        self.describe = describe
+        self.earlier_attempts: list[Provenance] = []
         self.started = self.saved = time.monotonic()
         self.elapsed_before = 0.0
         self.is_stopped = False
@@ -69,12 +84,35 @@ class Checkpoints(L.Callback):
             torch.cuda.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores: the seconds spent so far in all attempts."""
-        return {"elapsed": self.elapsed}
+        """Return what a checkpoint stores: the seconds and the provenance of all attempts."""
+        attempts = [*self.earlier_attempts, self.this_attempt]
+        unique = [a for number, a in enumerate(attempts) if a not in attempts[:number]]
+        return {"elapsed": self.elapsed, "attempts": [tuple(attempt) for attempt in unique]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Add the seconds of earlier attempts."""
+        """Add the seconds and the provenance of earlier attempts; report what has changed."""
         self.elapsed_before = state_dict["elapsed"]
+        self.earlier_attempts = [Provenance(*each) for each in state_dict.get("attempts", ())]
+        if not self.earlier_attempts or not self.group.is_rank_zero:
+            return
+        before, now = self.earlier_attempts[-1], self.this_attempt
+        for name, old, new in zip(Provenance._fields, before, now, strict=True):
+            if old != new:
+                print(
+                    f"The checkpoint was written with other {name}: {old} then, {new} now. "
+                    "The result names both.",
+                    flush=True,
+                )
+
+    @cached_property
+    def this_attempt(self) -> Provenance:
+        """The provenance of this attempt."""
+        return self.describe()
+
+    @property
+    def provenance(self) -> Provenance:
+        """The provenance of all attempts that led here."""
+        return join_provenances([*self.earlier_attempts, self.this_attempt])
 
     @property
     def elapsed(self) -> float:
@@ -94,12 +132,30 @@ class Checkpoints(L.Callback):
             try:
                 torch.load(path, map_location="cpu", weights_only=True)
             except UNREADABLE as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                print(f"checkpoint {path.name} does not load ({reason}); trying an earlier one")
-                path.rename(path.with_suffix(".unreadable"))
+                self._set_aside(path, "does not load", error)
             else:
                 return path
         return None
+
+    def reject(self, path: Path, error: Exception) -> bool:
+        """Set `path` aside if restoring it raised `error`; return False for any other error.
+
+        Every rank must call this: all ranks restore the same file.
+        """
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(frame.filename.endswith("checkpoint_connector.py") for frame in frames):
+            return False
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        if self.group.is_rank_zero:
+            self._set_aside(path, "does not fit this cell", error)
+        return True
+
+    @staticmethod
+    def _set_aside(path: Path, problem: str, error: Exception) -> None:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
+        set_aside(path)
 
     @staticmethod
     def step_of(path: Path) -> int:

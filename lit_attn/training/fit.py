@@ -20,6 +20,7 @@ from lit_attn.training.build import Parts, build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
+from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress, write_pictures
 from lit_attn.training.result import SPEED, make_result
 
@@ -33,6 +34,10 @@ NOISE = (
     # Lightning itself uses a deprecated torch function.
     ".*LeafSpec.*is deprecated",
 )
+
+
+MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""Exceptions of restoring a checkpoint that does not fit the cell."""
 
 
 class Limits(NamedTuple):
@@ -71,7 +76,12 @@ def fit(
     data, task = parts.data, parts.task
     total_steps = int(min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf))
     steps = total_steps if limits is None else min(total_steps, limits.steps)
-    checkpoints = Checkpoints(cell_dir / "checkpoints", cell.seed, training.checkpoint_every, group)
+
+    def describe() -> Provenance:
+        return Provenance(code_hash(cell.parts), data.fingerprint(), package_versions())
+
+    folder, interval = cell_dir / "checkpoints", training.checkpoint_every
+    checkpoints = Checkpoints(folder, cell.seed, interval, group, describe)
     resume_from = None if limits else checkpoints.find_newest()
     first_step = 0 if resume_from is None else checkpoints.step_of(resume_from)
     metrics = MetricsFile(cell_dir / "metrics.csv")
@@ -89,10 +99,8 @@ def fit(
     callbacks: list[L.Callback] = [checkpoints, progress]
     diagnostics = None
     if training.diagnostics is not None:
-        interval = training.evaluate_every * data.steps_per_epoch
-        diagnostics = DiagnosticsCallback(
-            cell_dir, training.diagnostics, interval, steps, tensorboard
-        )
+        every = training.evaluate_every * data.steps_per_epoch
+        diagnostics = DiagnosticsCallback(cell_dir, training.diagnostics, every, steps, tensorboard)
         callbacks.append(diagnostics)
         if group.is_rank_zero:
             diagnostics.start(first_step)
@@ -119,7 +127,13 @@ def fit(
             num_sanity_val_steps=0,
             default_root_dir=cell_dir,
         )
-        trainer.fit(task, data, ckpt_path=resume_from, weights_only=True)
+        try:
+            trainer.fit(task, data, ckpt_path=resume_from, weights_only=True)
+        except MISFIT as error:
+            if resume_from is None or not checkpoints.reject(resume_from, error):
+                raise
+            # Half of the checkpoint may have been restored, so everything is built again.
+            return fit(cell, cell_dir, group, limits)
         if trainer.global_step < steps:
             raise RuntimeError(f"training ended at step {trainer.global_step} of {steps}")
         # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
@@ -132,7 +146,15 @@ def fit(
     if not group.is_rank_zero:
         return None
     result = make_result(
-        cell, parts, cell_dir, group, progress, steps, peak_memory, checkpoints.elapsed
+        cell,
+        parts,
+        cell_dir,
+        group,
+        progress,
+        steps,
+        peak_memory,
+        checkpoints.elapsed,
+        checkpoints.provenance,
     )
     _log_settings(cell, result, tensorboard)
     if pictures := task.pictures(data, device, cell.metric.averaged):

@@ -1,9 +1,10 @@
-"""The code and package versions that produced a result."""
+"""The code, data and package versions that produced a result."""
 
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import lit_attn
 from lit_attn.schema.plugins import get_file_hash, get_package_versions, hash_source
@@ -11,6 +12,28 @@ from lit_attn.schema.plugins import get_file_hash, get_package_versions, hash_so
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = ("ablate", "bench", "report")
 """Packages that a training cell does not execute."""
+
+
+class Provenance(NamedTuple):
+    """Hashes of the code and the data, and versions of packages, of one attempt or of several."""
+
+    code: str
+    data: str
+    versions: dict[str, str]
+
+
+def join_provenances(attempts: list[Provenance]) -> Provenance:
+    """Return the provenance of several attempts; values that differ are joined by +."""
+    names = dict.fromkeys(name for attempt in attempts for name in attempt.versions)
+    return Provenance(
+        _join(attempt.code for attempt in attempts),
+        _join(attempt.data for attempt in attempts),
+        {name: _join(a.versions[name] for a in attempts if name in a.versions) for name in names},
+    )
+
+
+def _join(values: Iterable[str]) -> str:
+    return "+".join(dict.fromkeys(values))
 
 
 def code_hash(parts: Iterable[Path]) -> str:

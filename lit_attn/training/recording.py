@@ -206,7 +206,5 @@ class Progress(L.Callback):
             "memory": measurement.reserved_memory(trainer.strategy.root_device),
         }
         # Without fsync: only the display reads this file.
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(progress) + "\n")
-        temporary.replace(self.path)
+        write_atomic(self.path, json.dumps(progress) + "\n", fsync=False)
         self.console.draw_bar(trainer.global_step, step_time)

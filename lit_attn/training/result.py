@@ -10,7 +10,7 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.training import measurement
 from lit_attn.training.build import Parts
 from lit_attn.training.process_group import ProcessGroup
-from lit_attn.training.provenance import code_hash, package_versions
+from lit_attn.training.provenance import Provenance
 from lit_attn.training.recording import Progress
 
 SPEED = ("train/tokens_per_second", "train/mfu", "evaluation/seconds")
@@ -26,8 +26,11 @@ def make_result(
     steps: int,
     peak_memory: int,
     elapsed: float,
+    provenance: Provenance,
 ) -> Result:
-    """Return the result of a cell after `steps` steps and `elapsed` seconds over all attempts.
+    """Return the result of a cell after `steps` steps.
+
+    `elapsed` (seconds) and `provenance` cover all attempts.
 
     Raises ConfigError if the study's metric was not logged.
     """
@@ -57,9 +60,9 @@ def make_result(
         wall_time=elapsed,
         device=measurement.device_name(group.device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        code=code_hash(cell.parts),
-        data=parts.data.fingerprint(),
-        versions=package_versions(),
+        code=provenance.code,
+        data=provenance.data,
+        versions=provenance.versions,
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 

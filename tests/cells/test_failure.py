@@ -1,4 +1,4 @@
-"""The failure class and the reason of every end that was seen or is documented."""
+"""Failure class and reason of every kind of end that was observed or is documented."""
 
 import pytest
 
@@ -53,12 +53,17 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
     (-24, "", "timed-out", "ended by SIGXCPU"),
     (1, "TimeoutError: no step for 600 s", "timed-out", "TimeoutError"),
     (-11, "", "error", "ended by SIGSEGV"),
+    # The exception was logged before the crash, and is not what ended the cell.
+    (-11, "Diverged: nan\nstep 12", "error", "ended by SIGSEGV after Diverged: nan"),
+    (139, "Preempted: at step 7", "error", "ended by SIGSEGV after Preempted: at step 7"),
     (-11, "caf\ufffd", "error", "ended by SIGSEGV"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("returncode", "tail", "expected", "says"), TABLE)
-def test_table(returncode: int, tail: str, expected: FailureClass, says: str) -> None:
+def test_every_end_has_a_class_and_a_reason(
+    returncode: int, tail: str, expected: FailureClass, says: str
+) -> None:
     assert classify_failure(returncode, tail) == expected
     assert describe_failure(returncode, tail).startswith(says)
     assert "\n" not in describe_failure(returncode, tail)

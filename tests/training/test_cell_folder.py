@@ -1,0 +1,224 @@
+"""Cells whose folder contains links, results and checkpoints that training must not trust."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.stopping import stop_at, weights
+from helpers.training_cells import digits_cell, folder_of
+
+from lit_attn.cells.failure import Preempted
+from lit_attn.cells.folder import read_state
+from lit_attn.cells.records import Result, read_metrics
+from lit_attn.config.cell import Cell
+from lit_attn.schema.errors import ConfigError
+from lit_attn.train import run_cell
+from lit_attn.training import fit
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = folder_of(digits_cell(), tmp_path_factory.mktemp("whole"))
+    run_cell(folder)
+    return folder
+
+
+def stop_after(step: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train `folder` up to `step`; return its newest checkpoint."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    return max((folder / "checkpoints").glob("step-*.ckpt"))
+
+
+def train_alone(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lit_attn.train", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def read_result(folder: Path) -> Result:
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tmp", "checkpoints", "progress.json", "metrics.csv", "pictures", "attempts", "smoke/tmp"],
+)
+def test_nothing_is_written_renamed_or_deleted_through_a_link(name: str, tmp_path: Path) -> None:
+    """The target is a folder or a file elsewhere, and stays as it is."""
+    folder = folder_of(digits_cell(training={"max_steps": 1}), tmp_path / "runs")
+    target = tmp_path / "precious"
+    if "." in name:
+        target.write_text("precious")
+    else:
+        target.mkdir()
+        (target / "step-000000001.ckpt").write_text("precious")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(target)
+    message = f"{folder / name}: is a symbolic link to {target}. Delete it."
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run_cell(folder)
+    file = target if "." in name else target / "step-000000001.ckpt"
+    assert file.read_text() == "precious"
+
+
+def test_a_link_is_one_line_on_the_command_line(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(training={"max_steps": 1}), tmp_path / "runs")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (folder / "tmp").symlink_to(precious)
+    done = train_alone(folder)
+    assert done.returncode == 2
+    assert done.stderr == f"{folder}/tmp: is a symbolic link to {precious}. Delete it.\n"
+    assert (precious / "file").exists()
+
+
+def test_a_result_names_the_code_of_all_attempts(
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The package was edited, and torch was replaced, between two attempts."""
+    folder = folder_of(digits_cell(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "code_hash", lambda parts: "oldoldoldold")
+        patch.setattr(fit, "package_versions", lambda: {"torch": "1.0"})
+        stop_after(5, folder, monkeypatch)
+    stop_after(7, folder, monkeypatch)
+    run_cell(folder)
+    result, whole = read_result(folder), read_result(uninterrupted)
+    assert result.code == f"oldoldoldold+{whole.code}"
+    assert result.data == whole.data
+    assert result.versions["torch"] == f"1.0+{whole.versions['torch']}"
+    lines = capsys.readouterr().out.splitlines()
+    message = (
+        f"The checkpoint was written with other code: oldoldoldold then, {whole.code} now. "
+        "The result names both."
+    )
+    assert lines.count(message) == 1
+
+
+def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    text = (uninterrupted / "result.json").read_text().replace("{", '{"carbon": 1.5,', 1)
+    (folder / "result.json").write_text(text)
+    assert read_state(folder, digits_cell().fingerprint) == "done"
+    done = train_alone(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{folder}: has a result already\n"
+    assert (folder / "result.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ['{"torn', '{"identity": "of another cell"}', ""])
+def test_an_unreadable_result_is_set_aside(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(digits_cell(training={"max_steps": 1}), tmp_path)
+    (folder / "result.json.unreadable").write_text("an earlier one")
+    (folder / "result.json").write_text(text)
+    run_cell(folder)
+    assert read_result(folder).steps == 1
+    assert (folder / "result.json.unreadable").read_text() == "an earlier one"
+    assert (folder / "result.json.2.unreadable").read_text() == text
+    line = f"{folder}/result.json: cannot be read; renamed to result.json.2.unreadable"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage", ["other callbacks", "other shapes", "no optimizer", "other keys"]
+)
+def test_a_checkpoint_that_does_not_fit_is_set_aside(
+    damage: str,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The earlier checkpoint fits, and training ends as if nothing had happened."""
+    folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
+    newest = stop_after(6, folder, monkeypatch)
+    state = torch.load(newest, weights_only=True)
+    if damage == "other callbacks":
+        state["callbacks"] = {name: {"steps": 6} for name in state["callbacks"]}
+    elif damage == "other shapes":
+        state["state_dict"] = {k: v.flatten()[:1] for k, v in state["state_dict"].items()}
+    elif damage == "no optimizer":
+        state["optimizer_states"] = [{}]
+    else:
+        state = {"epoch": 1, "model": state["state_dict"]}
+    torch.save(state, newest)
+    run_cell(folder)
+    assert f"checkpoint {newest.name} does not fit this cell (" in capsys.readouterr().out
+    assert newest.with_name(f"{newest.name}.unreadable").exists()
+    mine, theirs = weights(folder), weights(uninterrupted)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in mine.items())
+    assert read_metrics(folder / "metrics.csv") == read_metrics(uninterrupted / "metrics.csv")
+
+
+def test_a_bug_of_training_sets_no_checkpoint_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(digits_cell(), tmp_path)
+    newest = stop_after(6, folder, monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("lit_attn.tasks.base.Task.training_step", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        run_cell(folder)
+    assert newest.exists()
+
+
+def test_temporary_files_of_killed_attempts_are_removed(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(training={"max_steps": 1}), tmp_path)
+    debris = [folder / ".result.json.a1.tmp", folder / "checkpoints" / ".weights.pt.b2.tmp"]
+    for path in debris:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half of a file")
+    run_cell(folder)
+    assert not any(path.exists() for path in debris)
+
+
+def part_of(cell: Cell, folder: Path, body: str) -> None:
+    """Let the cell in `folder` import a part that runs `body` before every step."""
+    part = folder / "part_of_mine.py"
+    part.write_text(
+        "import os, sys\nfrom lit_attn.tasks import base\noriginal = base.Task.training_step\n"
+        f"def step(*arguments):\n    {body}\n    return original(*arguments)\n"
+        "base.Task.training_step = step\n"
+    )
+    cell.model_copy(update={"parts": (part,)}).write(folder / "config.yaml")
+
+
+def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
+    cell = digits_cell(training={"max_steps": 1})
+    folder = folder_of(cell, tmp_path)
+    part_of(cell, folder, "sys.exit(0)")
+    done = train_alone(folder)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"{folder}: the cell's code called sys.exit(0)\n")
+    assert not (folder / "result.json").exists()
+
+
+def test_code_that_changes_the_working_directory_does_not_move_the_records(
+    tmp_path: Path,
+) -> None:
+    cell = digits_cell(training={"max_steps": 1})
+    folder = folder_of(cell, tmp_path / "runs")
+    part_of(cell, folder, "os.chdir('/')")
+    relative = os.path.relpath(folder, tmp_path)
+    command = [sys.executable, "-m", "lit_attn.train", relative]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "result.json").exists()
