@@ -1,5 +1,5 @@
-"""The attention layer and the choices an ablation can make about it.
+"""The attention layer and the parts that a study can choose.
 
-`spec` is light (no torch) and says what can be chosen; `layer` computes it fast; `reference`
-computes the same in plain formulas, and the tests hold one to the other.
+`spec` and `parts` describe the choices and import no torch. `layer` computes a layer fast;
+`reference` computes the same by formulas, and the tests compare the two.
 """

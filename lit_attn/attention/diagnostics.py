@@ -1,4 +1,4 @@
-"""What the papers plot of an attention layer (docs/diagnostics.md).
+"""Quantities of an attention layer that the papers plot (docs/diagnostics.md).
 
 Shapes: B batch, n tokens, d width, H heads, D head width, M keys for every token.
 """
@@ -9,72 +9,73 @@ from torch import Tensor
 from lit_attn.attention.layer import Attention, Look
 from lit_attn.attention.residual import projected
 
-# Singular values below it do not count towards a rank (MGK, section 3.4).
+# Smallest singular value that counts towards a rank (MGK, section 3.4).
 TOLERANCE = 1e-6
 
-# A vector shorter than this share of the one it was projected from is rounding: it has no angle.
+# A vector shorter than this fraction of the vector that it was projected from is a rounding error
+# and has no angle.
 NO_LENGTH = 1e-9
 
 
 def residual(layer: Attention, look: Look, stream: Tensor) -> dict[str, Tensor]:
-    """Norms of MH_i and Delta_i and cosines of their angles to X_i, each (B, n).
+    """Return norms of MH_i and Delta_i and cosines of their angles to X_i, each (B, n).
 
-    Delta = MH - alpha V (BeliefFormer eq. 10), of every layer, whatever its residual part passes
-    on. The angles are those of MH W and Delta W to `stream` (B, n, d), onto which the layer's
-    output is added; NaN where one of the two has no length.
+    Delta = MH - alpha V (BeliefFormer eq. 10), for every residual part. The angles are those of
+    MH W and Delta W to `stream` (B, n, d), the residual stream that the layer's output is added to;
+    NaN for a vector of length zero.
     """
     mh = look.heads.flatten(-2)
     delta = mh - projected(look.heads, look.values, "global").flatten(-2)
-    found = {}
+    values = {}
     for name, vector in (("mh", mh), ("delta", delta)):
         norm = vector.norm(dim=-1)
         through, x = vector @ layer.proj.weight.T, stream.norm(dim=-1)
         cosine = (through * stream).sum(-1) / (through.norm(dim=-1) * x)
-        some = norm > NO_LENGTH * mh.norm(dim=-1)
-        found[f"norm-{name}"] = norm
-        found[f"cos-{name}"] = cosine.masked_fill(~some, torch.nan)
-    return found
+        has_length = norm > NO_LENGTH * mh.norm(dim=-1)
+        values[f"norm-{name}"] = norm
+        values[f"cos-{name}"] = cosine.masked_fill(~has_length, torch.nan)
+    return values
 
 
 def ranks(weights: Tensor, present: Tensor) -> Tensor:
-    """Singular values of at least 1e-6 of each attention matrix, (B, H), from (B, H, n, n).
+    """Return the rank (B, H) of each attention matrix: its singular values of at least 1e-6.
 
-    Rows and columns of tokens that are not `present` (B, n) are left out.
+    `weights` is (B, H, n, n). Rows and columns of tokens that are not `present` (B, n) are ignored.
     """
-    there = present[:, None, :, None] & present[:, None, None, :]
-    return (torch.linalg.svdvals(weights * there) >= TOLERANCE).sum(-1)
+    pairs = present[:, None, :, None] & present[:, None, None, :]
+    return (torch.linalg.svdvals(weights * pairs) >= TOLERANCE).sum(-1)
 
 
 def captured_variance(layer: Attention) -> dict[str, float]:
-    """How few directions the heads of a layer share, in their QK and in their OV circuits.
+    """Return how few directions the heads of a layer share, in their QK and OV circuits.
 
-    The product of the concatenated heads, W_Q W_K^T and W_V W (d x d): with its r largest singular
-    values s, r the most it can have, the mean over k of sum_{i <= k} s_i^2 / sum_i s_i^2. It is 1
-    where all heads do one thing in one direction and (r + 1) / 2r where every direction counts the
-    same (Cordonnier et al. 2020, Fig. 1; DCMHA Fig. 5).
+    The matrices are the products of the concatenated heads, W_Q W_K^T and W_V W (d x d). The value
+    is the mean over k of sum_{i <= k} s_i^2 / sum_i s_i^2, with the r singular values s of a matrix
+    of rank at most r. It is 1 if all heads use one direction and (r + 1) / 2r if all directions
+    count the same (Cordonnier et al. 2020, Fig. 1; DCMHA Fig. 5).
 
-    Every key of a mixture is a circuit of its own, and so is z with itself.
+    Every key of a mixture is a separate circuit, and so is z with itself.
     """
     heads, shared, width = layer.num_heads, layer.key_heads, layer.head_dim
     sizes = [heads * width, shared * width, shared * width]
 
-    def of_heads(weight: Tensor) -> Tensor:
-        """(shared D, d) -> (H D, d): head m has group m // (H / shared)."""
+    def repeat_heads(weight: Tensor) -> Tensor:
+        """Return (H D, d) from (H' D, d): head m has key head m // (H / H')."""
         groups = weight.unflatten(0, (shared, width))
         return groups.repeat_interleave(heads // shared, 0).flatten(0, 1)
 
     q, k, v = layer.qkv.weight.split(sizes)
-    k, v = of_heads(k), of_heads(v)
+    k, v = repeat_heads(k), repeat_heads(v)
     if (more := layer.similarity.extra_key_weights()) is not None:
-        # The products of all keys, added up, are that of their sum.
-        k = k + sum(of_heads(weight) for weight in more.split(shared * width))
+        # The sum of the products of all keys is the product of their sum.
+        k = k + sum(repeat_heads(weight) for weight in more.split(shared * width))
     if layer.z is not None:
         q, k = torch.cat([q, layer.z.weight]), torch.cat([k, layer.z.weight])
     return {"qk": _captured(q.T, k), "ov": _captured(v.T, layer.proj.weight.T)}
 
 
 def _captured(left: Tensor, right: Tensor) -> float:
-    """Of the product of (d, r) and (r, d)."""
-    most = min(left.shape)
-    variance = torch.linalg.svdvals(left @ right)[:most].square()
+    """Return the captured variance of the product of (d, r) and (r, d)."""
+    rank = min(left.shape)
+    variance = torch.linalg.svdvals(left @ right)[:rank].square()
     return float((variance.cumsum(0) / variance.sum()).mean())

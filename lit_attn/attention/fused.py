@@ -1,13 +1,12 @@
-"""Softmax attention with q.k + z.z as its logits, or several keys a token, by flash attention.
+"""Softmax attention with logits q.k + z.z or with several keys for every token, by flash attention.
 
-Flash attention wants one q, one k and one v, all of one width: [q|z], [k|z] and padded values. Kept
-for the backward pass they would take half of a block's memory again. Here they are made for a slice
-of the batch at a time, forward and again backward, and what is kept is what was given. Several
-keys are as many calls, each as causal as the whole, whose sums are merged by their normalisers.
-In the backward pass the merged output and normaliser stand for each call's own: a weight is
-exp(logit - normaliser), whichever keys the normaliser is over.
+Flash attention requires one q, one k and one v of the same width: [q|z], [k|z] and padded values.
+Kept for the backward pass, these copies would take half of a block's memory again. This module
+makes them for one slice of the batch at a time, in the forward and again in the backward pass, and
+keeps only its inputs. M keys are M kernel calls, merged by their log-sum-exp. The backward kernels
+use the merged output and log-sum-exp, because a weight is exp(logit - log-sum-exp) for every key.
 
-Both are operators of torch's, so that what is kept does not depend on being compiled.
+Forward and backward are torch operators, so the same tensors are kept when compiled.
 
 Shapes: B batch, n tokens, H heads, M keys for every token, E width of the features, D of z and v.
 """
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 from lit_attn.attention import kernels
 from lit_attn.attention.kernels import Summed
 
-# Bytes of [q|z] in a slice: what a core's cache holds, or enough to fill a GPU.
+# Bytes of [q|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
 SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 Index = tuple[slice, ...]
@@ -30,10 +29,10 @@ Index = tuple[slice, ...]
 def attend(
     q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> Tensor:
-    """softmax over all M n keys of scale (q.k + z.z), times v: (B, H, n, D).
+    """Return softmax(scale (q.k + z.z)) over all M n keys, times v: (B, H, n, D).
 
-    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. The gradient cannot be
-    differentiated again.
+    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. Second derivatives are
+    not supported.
     """
     out: Tensor = _attend(q, k, z, v, is_causal, scale)[0]
     return out
@@ -77,21 +76,23 @@ def _attend_backward(
     is_causal: bool,
     scale: float,
 ) -> list[Tensor]:
-    """The gradients of q, k, v and, where there is one, of z."""
+    """Return the gradients of q, k, v and, if it is not None, of z."""
     grads: list[Tensor] = []
-    wide, own = q.shape[-1], v.shape[-1]
+    wide, width = q.shape[-1], v.shape[-1]
     summed = Summed(out, lse, seed, offset)
     for cut in _slices(q, z)[1]:
         for r in range(k.shape[2]):
-            to_q, to_k, to_v = _of_keys(r, cut, gradient, q, k, z, v, summed, is_causal, scale)
-            # Made only here, when what the kernel was given is free again.
+            to_q, to_k, to_v = _key_gradients(
+                r, cut, gradient, q, k, z, v, summed, is_causal, scale
+            )
+            # Allocated after the first kernel call, whose inputs have been freed.
             grads = grads or _empty_gradients(q, k, z, v)
             dq, dk, dv, *dz = (grad[cut] for grad in grads)
             _add(dq, to_q[..., :wide], r)
-            _add(dv, to_v[..., :own], r)
+            _add(dv, to_v[..., :width], r)
             dk[:, :, r] = to_k[..., :wide]
             for to_z in dz:
-                both = slice(wide, wide + own)
+                both = slice(wide, wide + width)
                 _add(to_z, to_q[..., both] + to_k[..., both], r)
     return grads
 
@@ -129,7 +130,7 @@ _attend.register_autograd(_gradients, setup_context=_keep)
 def _summed(
     cut: Index, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> Summed:
-    """All keys' sums of a slice, merged in float32 or wider."""
+    """Return the sums of a slice over all keys, merged in float32 or wider."""
     queries, keys = _joined(q, z, cut), _joined(k[:, :, 0], z, cut)
     kernel = kernels.choose(queries, keys, is_causal)
     values = padded(v[cut], kernels.value_width(kernel, queries, v))
@@ -142,14 +143,14 @@ def _summed(
         both = torch.logaddexp(ours, theirs)
         out = merged.out * (ours - both).exp().unsqueeze(-1)
         out = out + other.out * (theirs - both).exp().unsqueeze(-1)
-        # Some kernels' normalisers are longer than n.
+        # Some kernels return more than n log-sum-exps.
         lse = other.lse.clone()
         lse[..., :n] = both
         merged = merged._replace(out=out, lse=lse)
     return merged._replace(out=merged.out.to(v.dtype))
 
 
-def _of_keys(
+def _key_gradients(
     r: int,
     cut: Index,
     gradient: Tensor,
@@ -161,7 +162,7 @@ def _of_keys(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the keys r of a slice give to the gradients of [q|z], of [k|z] and of v."""
+    """Return the gradients of [q|z], [k|z] and v contributed by key set r of one slice."""
     queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
     kernel = kernels.choose(queries, keys, is_causal)
     width = kernels.value_width(kernel, queries, v)
@@ -171,7 +172,7 @@ def _of_keys(
 
 
 def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
-    """The axis, batch or heads, and the slices along it that keep what is joined small."""
+    """Return the axis, batch or heads, and slices along it that keep [q|z] below SLICE bytes."""
     batch, heads, n, width = q.shape
     width = kernels.round_up(width + (0 if z is None else z.shape[-1]))
     limit = SLICE.get(q.device.type, SLICE["cuda"])
@@ -186,7 +187,7 @@ def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
 
 
 def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
-    """[x|z] of a slice, with zeros up to a width that flash attention takes."""
+    """Return [x|z] of a slice, padded with zeros to a width that flash attention supports."""
     parts = [x[cut]] if z is None else [x[cut], z[cut]]
     width = sum(part.shape[-1] for part in parts)
     if missing := kernels.round_up(width) - width:
@@ -195,25 +196,25 @@ def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
 
 
 def padded(x: Tensor, width: int) -> Tensor:
-    """x with zeros up to `width`, itself where it is that wide: `pad` would copy it."""
+    """Return x padded with zeros to `width`; x of this width is not copied, as `pad` would."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """An empty tensor like x (B, H, n, D), whose heads lie side by side as the projections do."""
+    """Return an empty tensor like x (B, H, n, D) with the memory layout (B, n, H, D)."""
     b, heads, n, width = x.shape
     return x.new_empty(b, n, heads, width).transpose(1, 2)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[Tensor]:
-    """Of q, k, v and z, laid out as the projections are."""
+    """Return empty gradients of q, k, v and z in the memory layout of their projections."""
     b, heads, m, n, width = k.shape
     dk = k.new_empty(b, n, m, heads, width).permute(0, 3, 2, 1, 4)
     return [_tokens_first(q), dk, _tokens_first(v)] + ([] if z is None else [_tokens_first(z)])
 
 
 def _add(total: Tensor, part: Tensor, earlier: int) -> None:
-    """Add to what `earlier` parts sum to, or begin with it."""
+    """Add `part` to `total`, or copy it if there are no `earlier` parts."""
     if earlier:
         total.add_(part)
     else:

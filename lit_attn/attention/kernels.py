@@ -1,7 +1,7 @@
-"""torch's attention kernels, forward and backward, called one by one.
+"""Torch's attention kernels, forward and backward, called directly.
 
-`scaled_dot_product_attention` keeps what its kernel is given, and does not say by what it
-normalised. Called themselves, kernels give both to the caller (lit_attn.attention.fused).
+`scaled_dot_product_attention` keeps its kernel's inputs for the backward pass and does not return
+the log-sum-exp. A direct call leaves both to the caller (lit_attn.attention.fused).
 
 Shapes: B batch, n tokens, H heads, E width of q and k (B, H, n, E), F of v (B, H, n, F).
 """
@@ -18,9 +18,9 @@ aten = torch.ops.aten
 
 
 class Summed(NamedTuple):
-    """What a kernel returns: sums (B, H, n, E) and the normalisers' logarithms (B, H, n or more).
+    """Output of a kernel: weighted sums (B, H, n, E), log-sum-exp of each row (B, H, n or more).
 
-    `seed` and `offset` belong to its dropout, which is off, but its backward pass takes them.
+    `seed` and `offset` belong to dropout, which is off; the backward kernel requires them.
     """
 
     out: Tensor
@@ -30,23 +30,23 @@ class Summed(NamedTuple):
 
 
 def choose(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
-    """Flash attention, the memory-efficient kernel or none, for q and k and values as wide.
+    """Return the kernel for q, k and values of the same width: flash, memory-efficient or MATH.
 
-    cuDNN's, which torch prefers on some GPUs, is not among them: its backward pass takes more than
-    an output and a normaliser.
+    cuDNN's kernel is never returned, because its backward pass needs more than the output and the
+    log-sum-exp.
     """
     if q.device.type != "cuda":
         return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))
-    asked = cuda.SDPAParams(q, k, k, None, 0.0, is_causal, False)
-    if cuda.can_use_flash_attention(asked):
+    parameters = cuda.SDPAParams(q, k, k, None, 0.0, is_causal, False)
+    if cuda.can_use_flash_attention(parameters):
         return SDPBackend.FLASH_ATTENTION
-    if cuda.can_use_efficient_attention(asked):
+    if cuda.can_use_efficient_attention(parameters):
         return SDPBackend.EFFICIENT_ATTENTION
     return SDPBackend.MATH
 
 
 def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
-    """Flash attention wants values as wide as the queries, others a multiple of 8."""
+    """Return the width of values that `kernel` requires: that of q, or a multiple of 8."""
     if kernel == SDPBackend.FLASH_ATTENTION:
         return queries.shape[-1]
     return round_up(v.shape[-1])
@@ -55,7 +55,7 @@ def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
 def forward(
     kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 ) -> Summed:
-    """One call of `kernel`, whose values are `value_width` wide."""
+    """Call `kernel` with values of width `value_width`."""
     none = q.new_empty(0)
     if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -89,7 +89,7 @@ def backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, by the same `kernel`."""
+    """Return the gradients of q, k and v, computed by the same `kernel`."""
     out, lse, seed, offset = summed
     dq: Tensor
     dk: Tensor
@@ -104,9 +104,9 @@ def backward(
             gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
         )
     elif kernel == SDPBackend.EFFICIENT_ATTENTION:
-        wanted = [True, True, True, False]
+        needed = [True, True, True, False]
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-            gradient, q, k, v, None, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scale
+            gradient, q, k, v, None, out, lse, seed, offset, 0.0, needed, is_causal, scale=scale
         )
     else:
         weights = (_logits(q, k, is_causal, scale) - lse.unsqueeze(-1)).exp()
@@ -119,7 +119,7 @@ def backward(
 
 
 def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
-    """(B, H, n, n) in float32 or wider: where no kernel of torch's takes what is given."""
+    """Return the logits (B, H, n, n) in float32 or wider, for inputs that no kernel supports."""
     wide = torch.promote_types(q.dtype, torch.float32)
     logits = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
     if is_causal:
@@ -129,5 +129,5 @@ def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
 
 
 def round_up(width: int) -> int:
-    """The least multiple of 8 that is no less: what kernels of GPUs want."""
+    """Return the least multiple of 8 that is at least `width`, as GPU kernels require."""
     return width + -width % 8

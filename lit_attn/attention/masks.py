@@ -1,4 +1,4 @@
-"""Who may attend to whom, as a whole or for a chunk of queries.
+"""Masks: which query may attend to which key, for all queries or for a chunk.
 
 Shapes: B batch, n keys, H heads, c queries of a chunk, m keys that they can see.
 """
@@ -8,15 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Queries handled at a time where logits have to be formed.
+# Number of queries in a chunk where logits are formed.
 CHUNK = 128
 
 
 class Masks(NamedTuple):
-    """Who may attend to whom; `attn_mask` as scaled-dot-product attention takes it.
+    """All masks of one call; `attn_mask` is a mask of scaled-dot-product attention.
 
-    `offset` keys stand before the first query's own: 0 but where the keys of earlier tokens are
-    cached. There are n - offset queries.
+    `window`: a query sees the keys at a distance below it. `without_self`: no token attends to
+    itself. `offset` is the number of cached keys before the first query's own key, so there are
+    n - offset queries.
     """
 
     attn_mask: Tensor | None
@@ -27,7 +28,7 @@ class Masks(NamedTuple):
 
     @property
     def only_causal(self) -> bool:
-        """Whether nothing is hidden but, where it `is_causal`, what follows."""
+        """True if the causal mask, if any, is the only mask."""
         return (
             self.attn_mask is None
             and self.window is None
@@ -36,7 +37,10 @@ class Masks(NamedTuple):
         )
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
-        """True where a query of `rows` may see a key of `columns`; broadcasts to (B, H, c, m)."""
+        """Return (B, H, c, m) or smaller, True where a query of `rows` may attend to a key.
+
+        The keys are those of `columns`. None means that every query may attend to every key.
+        """
         first, last = rows.start + self.offset, rows.stop + self.offset
         i = torch.arange(first, last, device=device).unsqueeze(1)
         j = torch.arange(columns.start, columns.stop, device=device)
@@ -49,25 +53,25 @@ class Masks(NamedTuple):
         if self.without_self:
             seen = i != j if seen is None else seen & (i != j)
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
-            given = _cut(self.attn_mask, rows, columns, n)
-            seen = given if seen is None else seen & given
+            present = _cut(self.attn_mask, rows, columns, n)
+            seen = present if seen is None else seen & present
         return seen
 
     def bias(self, rows: slice, columns: slice, n: int) -> Tensor | None:
-        """What is added to the logits of a chunk."""
+        """Return the additive mask of a chunk, or None."""
         if self.attn_mask is None or self.attn_mask.dtype == torch.bool:
             return None
         return _cut(self.attn_mask, rows, columns, n)
 
     def visible(self, rows: slice, n: int) -> slice:
-        """The keys that some query of `rows` can see: nothing outside is computed."""
+        """Return the smallest slice of keys with all keys that the queries of `rows` can see."""
         first, last = rows.start + self.offset, rows.stop + self.offset
         start = 0 if self.window is None else max(0, first - self.window + 1)
         stop = n if self.window is None else min(n, last + self.window - 1)
         return slice(start, min(stop, last) if self.is_causal else stop)
 
     def whole(self, n: int, device: torch.device) -> Tensor | None:
-        """The mask of one call, (..., n - offset, n), boolean or additive; None: all see all."""
+        """Return the mask of all queries, (..., n - offset, n), boolean or additive, or None."""
         rows, columns = slice(0, n - self.offset), slice(0, n)
         seen = self.chunk(rows, columns, n, device)
         bias = self.bias(rows, columns, n)
@@ -77,12 +81,12 @@ class Masks(NamedTuple):
 
 
 def in_chunks(n: int, size: int) -> list[slice]:
-    """0..n in runs of `size`, the last one shorter where it has to be."""
+    """Return slices of at most `size` that cover 0 to n."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _cut(mask: Tensor, rows: slice, columns: slice, n: int) -> Tensor:
-    """The part of a mask that is broadcastable to (B, H, n, n)."""
+    """Return the rows and columns of a mask that is broadcastable to (B, H, n, n)."""
     if mask.shape[-1] == n:
         mask = mask[..., columns]
     return mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] == n else mask
