@@ -50,91 +50,42 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
-    add = parser.add_argument
-    add("file", type=Path, metavar="ablations.yaml", help="File of studies.")
-    add(
-        "--study",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Run this study; may be repeated (default: studies with `default: true`).",
+    def flag(name: str, text: str) -> None:
+        parser.add_argument(name, action="store_true", help=text)
+
+    def several(name: str, metavar: str, text: str) -> None:
+        parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+
+    def value(
+        name: str, kind: Callable[[str], object], metavar: str, text: str, default: object = None
+    ) -> None:
+        parser.add_argument(name, type=kind, metavar=metavar, help=text, default=default)
+
+    value("file", Path, "ablations.yaml", "File of studies.")
+    several("--study", "NAME", "Run this study (default: studies with `default: true`).")
+    flag("--dry-run", "List the cells and their states; run nothing.")
+    flag("--params", "With --dry-run: show parameters and FLOPs.")
+    flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
+    value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")
+    text = "Use N seeds, or the seeds A, B, ... ('7,' is one seed), instead of the study's."
+    value("--seeds", str, "N|A,B,...", text)
+    text = "Override a key of all variants; the run is a trial with folders of its own."
+    several("--set", "KEY=VALUE", text)
+    value("--limit", int, "N", "Run at most N of the missing cells.")
+    value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
+    value(
+        "--reports", Path, "DIR", "Write tables to DIR (default: reports, or runs/smoke/reports)."
     )
-    add("--dry-run", action="store_true", help="List the cells and their states; run nothing.")
-    add("--params", action="store_true", help="With --dry-run: show parameters and FLOPs.")
-    add(
-        "--estimate",
-        action="store_true",
-        help="With --dry-run: time a few steps of each model and show the expected hours.",
-    )
-    add(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="Run at most N cells at once (default: one per GPU, or one per core).",
-    )
-    add(
-        "--seeds",
-        metavar="N|A,B,...",
-        help="Use N seeds, or the seeds A, B, ... ('7,' is one seed), instead of the study's.",
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="Override a key of all variants; the run is a trial with folders of its own.",
-    )
-    add("--limit", type=int, metavar="N", help="Run at most N of the missing cells.")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="Write results to DIR (default: runs, or runs/smoke).",
-    )
-    add(
-        "--reports",
-        type=Path,
-        metavar="DIR",
-        help="Write tables to DIR (default: reports, or runs/smoke/reports).",
-    )
-    add(
-        "--smoke",
-        action="store_true",
-        help="Run one small step of every cell, in a separate folder.",
-    )
-    add(
-        "--stall",
-        type=float,
-        metavar="MINUTES",
-        default=30,
-        help="Kill a cell that completes no step for MINUTES (default 30).",
-    )
-    add(
-        "--time",
-        type=float,
-        metavar="MINUTES",
-        default=math.inf,
-        help="Stop an attempt after MINUTES; the cell saves a checkpoint (default: no limit).",
-    )
-    add(
-        "--launcher",
-        choices=("local", "slurm"),
-        default="local",
-        help="Run the cells on this machine or as SLURM jobs (default: local).",
-    )
-    add(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="Override a key of the study's `slurm:` section.",
-    )
-    add(
-        "--cancel",
-        action="store_true",
-        help="With --launcher slurm: cancel the jobs of the studies.",
-    )
-    add("--retry", action="store_true", help="Also run the cells that diverged before.")
+    flag("--smoke", "Run one small step of every cell, in a separate folder.")
+    text = "Kill a cell that completes no step for MINUTES (default 30)."
+    value("--stall", float, "MINUTES", text, 30)
+    text = "Stop an attempt after MINUTES; the cell saves a checkpoint (default: no limit)."
+    value("--time", float, "MINUTES", text, math.inf)
+    text = "Run the cells on this machine or as SLURM jobs (default: local)."
+    parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
+    several("--slurm", "KEY=VALUE", "Override a key of the study's `slurm:` section.")
+    flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
+    flag("--retry", "Also run the cells that diverged before.")
     return parser
 
 

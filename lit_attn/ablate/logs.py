@@ -44,20 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("cell", metavar="CELL", help="STUDY/VARIANT/SEED, or the folder of the cell.")
-    add(
-        "--runs",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="Folder of the runs (default: runs).",
-    )
-    add(
-        "--rank",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Show rank N of a cell on several devices (default 0).",
-    )
+    runs = "Folder of the runs (default: runs)."
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help=runs)
+    rank = "Show rank N of a cell on several devices (default 0)."
+    add("--rank", type=int, default=0, metavar="N", help=rank)
     add("--attempt", type=int, metavar="N", help="Show attempt N; the first attempt is 1.")
     add("--watch", action="store_true", help="Show new lines until the cell ends.")
     return parser

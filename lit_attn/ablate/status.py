@@ -171,29 +171,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Show which cells are done, running or failed, and the time left.",
     )
     add = parser.add_argument
-    add(
-        "where",
-        type=Path,
-        nargs="?",
-        default=Path("runs"),
-        help="A file of studies, or a folder of runs (default: runs).",
-    )
+    where = "A file of studies, or a folder of runs (default: runs)."
+    add("where", type=Path, nargs="?", default=Path("runs"), help=where)
     add("--study", action="append", default=[], metavar="NAME", help="Show this study only.")
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="Folder of the runs, for a file of studies (default: runs).",
-    )
-    add(
-        "--watch",
-        type=_parse_seconds,
-        nargs="?",
-        const=2.0,
-        metavar="SECONDS",
-        help="Repeat every SECONDS (default 2) until every cell is done.",
-    )
+    out = "Folder of the runs, for a file of studies (default: runs)."
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=out)
+    watch = "Repeat every SECONDS (default 2) until every cell is done."
+    add("--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch)
     return parser
 
 

@@ -207,7 +207,8 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
     experiment = path.parent / study.experiment
     if not _is_file(experiment):
         key = f"studies.{name}.experiment"
-        raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}")
+        hint = suggest(experiment.name, [path.name for path in experiment.parent.glob("*.y*ml")])
+        raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}{hint}")
     parts = tuple((path.parent / part).resolve() for part in study.parts)
     for number, part in enumerate(parts):
         if not _is_file(part):

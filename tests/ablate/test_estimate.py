@@ -1,4 +1,4 @@
-"""`--dry-run --estimate`: a few steps of each model, and the hours that follow from them."""
+"""`--dry-run --estimate`: timings of a few steps, and the hours computed from them."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ BODY = """\
 baseline: plain
 cells:
   plain: {}
-  # Which shows only when it trains.
+  # Fails only in training.
   broken: {optimizer.lr: 1e+30, schedule.warmup: 0}
 """
 TWO = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1}, c: {optimizer.lr: 2, training.devices: 2}}"
@@ -40,7 +40,7 @@ def matrix(path: Path, body: str) -> Matrix:
     return expand(studies.study(path, body), path / "runs")
 
 
-def test_hours(tmp_path: Path) -> None:
+def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     found = matrix(tmp_path, TWO)
     assert timing(1800).seconds == 1800
     kinds = {job.cell.variant: job.cell.kind for job in found.jobs}
@@ -61,14 +61,14 @@ def test_hours(tmp_path: Path) -> None:
         "2.50",
     ]
     assert rows[3].split() == ["b", "could", "not", "be", "measured"]
-    # Of two seeds each: half an hour of one core, an hour of two; two side by side, as c needs.
+    # Two seeds each: half an hour on one core, and one hour on two cores. Two run at once.
     assert rows[5] == (
         "  6 cells to run: 5.00 core hours, 1.50 hours with 2 at once, "
         "and 2 that could not be measured"
     )
 
 
-def test_what_is_done_costs_nothing_more(tmp_path: Path) -> None:
+def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     from helpers.fake_cells import result
 
     found = matrix(tmp_path, TWO)
@@ -94,8 +94,8 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str,
     return path, done.returncode, done.stdout, done.stderr
 
 
-def test_a_study_is_measured(estimated: tuple[Path, int, str, str]) -> None:
-    """Each model once, however many seeds, and nothing of it stays."""
+def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None:
+    """Seeds share a timing, and no files remain."""
     path, code, output, said = estimated
     assert code == 1
     plain, broken, total = output.splitlines()[2:5]
@@ -111,7 +111,7 @@ def test_a_study_is_measured(estimated: tuple[Path, int, str, str]) -> None:
     assert not (path / "runs").exists()
 
 
-def test_it_goes_with_a_dry_run(
+def test_an_estimate_needs_a_dry_run_and_enough_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies.write(tmp_path, TWO)
@@ -123,8 +123,8 @@ def test_it_goes_with_a_dry_run(
     assert "training.devices: 2 exceeds the 1 GPUs" in capsys.readouterr().err
 
 
-def test_a_timing_is_of_the_whole_cell(tmp_path: Path) -> None:
-    """Epochs, evaluations and batches that the few steps do not reach."""
+def test_a_timing_predicts_the_whole_cell(tmp_path: Path) -> None:
+    """It includes epochs, evaluations and batches beyond the timed steps."""
     from helpers.training_cells import digits_cell, folder_of
 
     from lit_attn.train import time_cell
@@ -137,6 +137,6 @@ def test_a_timing_is_of_the_whole_cell(tmp_path: Path) -> None:
     assert (found.steps, found.evaluations) == (7 * 12, 3)
     result = Result.model_validate_json((folder / "result.json").read_bytes())
     assert result.steps == 15
-    # Splits of 237 and 360 images are 3 and 4 batches, and of each two were evaluated.
+    # Splits of 237 and 360 images are 3 and 4 batches; two of each were evaluated.
     assert result.evaluation_time is not None
     assert found.evaluation_time == pytest.approx(result.evaluation_time.median * 7 / 4)

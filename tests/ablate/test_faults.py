@@ -1,4 +1,4 @@
-"""What happens to cells that are killed, hang, take too long, or find no memory or disk left."""
+"""Faults on real processes: kills, hangs, time limits, full memory and disks, lost servers."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def run(cells: list[Job], limits: Limits | None = None, at_once: int = 2) -> tup
 
 
 class Recorder(Lines):
-    """Keeps what is said and prints nothing."""
+    """Display that keeps the events and prints nothing."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -59,12 +59,12 @@ class Recorder(Lines):
 
 
 def failures(cell: Job) -> list[FailureClass]:
-    """The class of every attempt, as recorded."""
+    """Return the recorded failure class of every attempt."""
     ends = [folder.read_exit(attempt) for attempt in folder.list_attempts(cell.folder)]
     return [end.failure for end in ends if end is not None]
 
 
-def test_a_hang_is_ended_with_the_stack_in_the_log_and_tried_once_more(tmp_path: Path) -> None:
+def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(tmp_path: Path) -> None:
     stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.cell.seed == 0)
     summary, said = run([stuck, once], Limits(stall=1.5))
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/stuck/0", "timed-out")]
@@ -77,10 +77,10 @@ def test_a_hang_is_ended_with_the_stack_in_the_log_and_tried_once_more(tmp_path:
     until(lambda: not alive(int((stuck.folder / "child.pid").read_text())))
 
 
-def test_a_cell_that_steps_is_not_taken_for_a_hang(
+def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the disk's clock says: its progress changes."""
+    """The time of the progress file changes, even if the disk's clock is wrong."""
     monkeypatch.setattr(fake_cells, "_wait", None)
     (gated, *_) = jobs(tmp_path, "gated")
     said = gated.folder / "progress.json"
@@ -100,12 +100,12 @@ def test_a_cell_that_steps_is_not_taken_for_a_hang(
     assert summary.outcomes[0].seconds > 1.5
 
 
-def test_a_cell_that_takes_too_long_is_told_to_save_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_cell_over_the_time_limit_saves_and_is_not_retried(tmp_path: Path) -> None:
     (hang, *_) = jobs(tmp_path, "hang")
     summary, said = run([hang], Limits(time=2.5))
     assert [o.failure for o in summary.failed] == ["timed-out"]
     assert summary.failed[0].message == "took longer than 2 s"
-    # It obeyed SIGTERM, as training does after a last checkpoint.
+    # It ended on SIGTERM, as training does after its last checkpoint.
     assert "Preempted: stopped by SIGTERM" in folder.read_log_tail(
         folder.list_attempts(hang.folder)[0]
     )
@@ -113,7 +113,7 @@ def test_a_cell_that_takes_too_long_is_told_to_save_and_not_tried_again(tmp_path
     assert len(folder.list_attempts(hang.folder)) == 1
 
 
-def test_a_killed_cell_is_tried_again_within_bounds(tmp_path: Path) -> None:
+def test_a_killed_cell_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
     always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.cell.seed == 0)
     summary, said = run([always, once])
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/killed/0", "killed")]
@@ -122,9 +122,7 @@ def test_a_killed_cell_is_tried_again_within_bounds(tmp_path: Path) -> None:
     assert said.count("retry    tiny/killed/0") == RETRIES["killed"]
 
 
-def test_retries_wait_twice_as_long_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_delay_doubles_with_each_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "BACKOFF", 10.0)
     quiet = Runner(Launcher(fake_cells.TARGET), make_slots(1), Recorder())
     (job, *_) = jobs(tmp_path, "ok")
@@ -141,7 +139,7 @@ def test_retries_wait_twice_as_long_each_time(
     assert rest("timed-out") is None
 
 
-def test_a_stopped_run_does_not_wait_for_retries(
+def test_an_interrupted_run_does_not_wait_for_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "BACKOFF", 1000.0)
@@ -159,15 +157,15 @@ def test_a_stopped_run_does_not_wait_for_retries(
     assert time.monotonic() - begun < TIMEOUT
 
 
-def test_no_memory_left_on_the_host(tmp_path: Path) -> None:
+def test_a_memory_error_is_out_of_memory(tmp_path: Path) -> None:
     (job, *_) = jobs(tmp_path, "memory")
     summary, _ = run([job])
     assert [(o.failure, o.message) for o in summary.failed] == [("out-of-memory", "MemoryError")]
     assert len(folder.list_attempts(job.folder)) == 1
 
 
-def test_no_memory_left_on_the_device() -> None:
-    """By the class that torch raises, as Python prints it, whatever the message."""
+def test_an_out_of_memory_error_of_torch_is_out_of_memory() -> None:
+    """The name of the exception class counts, not its message."""
     import torch
 
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -176,26 +174,26 @@ def test_no_memory_left_on_the_device() -> None:
     assert classify_failure(1, printed.replace("CUDA out of memory", "HIP")) == "out-of-memory"
 
 
-def test_a_full_disk(small_disk: Path) -> None:
-    """The class is known also where not even the record of the failure can be written."""
+def test_a_full_disk_is_no_space(small_disk: Path) -> None:
+    """The class is known even if the record of the failure cannot be written."""
     first, full, second = (
         next(job for job in jobs(small_disk, "ok", "full", "ok-2") if job.cell.variant == name)
         for name in ("ok", "full", "ok-2")
     )
     assert run([first])[0].failed == []
-    # One after the other: the second finds the disk full, at the same point every time.
+    # One at a time, so that the second cell always meets a full disk.
     summary, said = run([full, second], at_once=1)
     assert {o.failure for o in summary.failed} == {"no-space"}, said
     assert said.count("retry    tiny/full/0") == RETRIES["no-space"]
-    # With room again the next run goes on; what was done has stayed so.
+    # With free space, the next run continues; finished cells stay done.
     (full.folder / "ballast").unlink()
     again, _ = run([first, second])
     assert again.failed == []
     assert ran(small_disk)["ok/0"] == 1
 
 
-def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> None:
-    """A cell without room for its lock, so without a log, says why by its exit code."""
+def test_a_cell_without_space_for_its_lock_says_so_by_its_exit_code(small_disk: Path) -> None:
+    """Such a cell has no log, and the disk may have space again when its end is recorded."""
     (job,) = (job for job in jobs(small_disk, "ok") if job.cell.seed == 0)
     job.cell.write(job.folder / "config.yaml")
     ballast = small_disk / "ballast"
@@ -210,8 +208,8 @@ def test_a_disk_with_room_again_before_the_end_is_recorded(small_disk: Path) -> 
     assert summary.failed == []
 
 
-def test_the_server_that_cells_are_forked_from_is_killed(tmp_path: Path) -> None:
-    """Its cells end with it and are tried again, from a new one."""
+def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
+    """The cells end with their server; a new server forks them again."""
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "2") as process:
         until(lambda: len(running(tmp_path)) == 2)
@@ -227,8 +225,8 @@ def test_the_server_that_cells_are_forked_from_is_killed(tmp_path: Path) -> None
     assert failures(job) == ["killed"]
 
 
-def test_cells_and_runner_killed_at_random(tmp_path: Path) -> None:
-    """Eight times, then once more in peace: every cell has its result, none ran in vain."""
+def test_random_kills_of_cells_and_runners_lose_no_result(tmp_path: Path) -> None:
+    """After eight kills and an undisturbed run, every cell has a result."""
     chance = random.Random(0)
     variants = [f"brief-{number}" for number in range(6)]
     studies.write(tmp_path, names(*variants))
@@ -250,7 +248,7 @@ def test_cells_and_runner_killed_at_random(tmp_path: Path) -> None:
         assert process.wait(TIMEOUT) == 0
     cells = jobs(tmp_path, *variants)
     assert {job.state() for job in cells} == {"done"}
-    # A cell that has its result never runs again: at most one further run for each kill.
+    # A cell with a result never runs again, so a kill costs at most the running cells.
     counts: Counter[str] = ran(tmp_path)
     assert len(counts) == 12
     assert counts.total() <= 12 + 8 * 2

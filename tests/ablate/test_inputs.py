@@ -1,4 +1,4 @@
-"""Data that is missing or wrong is one line with file, line and key, before the first cell."""
+"""Missing or wrong input files are one error line before the first cell starts."""
 
 import subprocess
 import sys
@@ -39,8 +39,8 @@ def write_classes(root: Path, count: int, second: str = "test") -> None:
                 Image.new("L", (8, 8)).save(folder / f"{image}.png")
 
 
-def said_of(folder: Path, data: str) -> str:
-    """What is said before the study's first cell, without its place."""
+def check_data(folder: Path, data: str) -> str:
+    """Return the error message about `data` without its place, or an empty string."""
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     matrix = expand(studies.study(folder, BODY, experiment), folder / "runs")
     said = ""
@@ -68,31 +68,35 @@ def said_of(folder: Path, data: str) -> str:
         ),
     ],
 )
-def test_npz(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_contents_of_an_npz_file_are_checked(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "mine.npz"
     write_npz(path, **changes)
-    said = said_of(tmp_path, f"{{kind: npz, path: {path}, {GIVEN}}}")
+    said = check_data(tmp_path, f"{{kind: npz, path: {path}, {GIVEN}}}")
     assert said.startswith(message.format(path))
     assert bool(said) == bool(message)
 
 
-def test_no_npz(tmp_path: Path) -> None:
-    said = said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
+def test_a_missing_or_torn_npz_file_is_one_error_line(tmp_path: Path) -> None:
+    said = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
     assert said.startswith(f"data.path: {tmp_path}/none.npz: cannot be read as .npz: ")
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
-    said = said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
+    said = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
     assert said.startswith(f"data.path: {tmp_path}/torn.npz: cannot be read as .npz: ")
 
 
-def test_large_images_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive whose images would take more memory than there is."""
+def test_images_of_an_npz_file_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images of a large archive would not fit into memory."""
     read = np.lib.npyio.NpzFile.__getitem__
     asked: list[str] = []
     monkeypatch.setattr(
         np.lib.npyio.NpzFile, "__getitem__", lambda self, key: asked.append(key) or read(self, key)
     )
     write_npz(tmp_path / "mine.npz")
-    assert said_of(tmp_path, f"{{kind: npz, path: {tmp_path}/mine.npz, {GIVEN}}}") == ""
+    assert check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/mine.npz, {GIVEN}}}") == ""
     assert asked == ["y_train", "y_test"]
 
 
@@ -108,14 +112,16 @@ def test_large_images_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_class_folders(tmp_path: Path, kind: str, second: str, more: str, absent: str) -> None:
+def test_class_folders_are_counted(
+    tmp_path: Path, kind: str, second: str, more: str, absent: str
+) -> None:
     data = f"{{kind: {kind}, path: {tmp_path}/images, {more}}}"
     train = tmp_path / "images" / "train"
-    assert said_of(tmp_path, data) == absent.format(train)
+    assert check_data(tmp_path, data) == absent.format(train)
     write_classes(tmp_path / "images", 3, second)
-    assert said_of(tmp_path, data) == ""
+    assert check_data(tmp_path, data) == ""
     fewer = data.replace("classes: 3", "classes: 2")
-    assert said_of(tmp_path, fewer).startswith(f"data.classes: 2, but {train} has 3 folders")
+    assert check_data(tmp_path, fewer).startswith(f"data.classes: 2, but {train} has 3 folders")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_class_folders(tmp_path: Path, kind: str, second: str, more: str, absent
         ),
     ],
 )
-def test_texts(tmp_path: Path, data: str, message: str) -> None:
+def test_text_files_must_exist(tmp_path: Path, data: str, message: str) -> None:
     model = "{kind: gpt, dim: 16, depth: 1, heads: 2, ffn: {width: 32}}"
     body = BODY + "\nmetric: {name: val/loss, goal: min, scale: 1}"
     experiment = "\n".join(
@@ -144,8 +150,8 @@ def test_texts(tmp_path: Path, data: str, message: str) -> None:
         require_inputs([matrix], matrix.jobs)
 
 
-def test_ade20k(tmp_path: Path) -> None:
-    """The folder itself, and not the one that holds it."""
+def test_the_folder_around_ade20k_is_recognised(tmp_path: Path) -> None:
+    """`data.root` is the folder itself, not its parent."""
     inside = tmp_path / "ADEChallengeData2016"
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
@@ -162,14 +168,14 @@ def test_ade20k(tmp_path: Path) -> None:
     assert str(caught.value).endswith(f"; did you mean {inside}?")
 
 
-def test_what_has_run_needs_no_data(tmp_path: Path) -> None:
+def test_finished_cells_need_no_data(tmp_path: Path) -> None:
     data = f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}"
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
     require_inputs([matrix], [])
 
 
-def test_nothing_is_started(tmp_path: Path) -> None:
+def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     data = f"{{kind: npz, path: none.npz, {GIVEN}}}"
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     studies.write(tmp_path, BODY, experiment)
@@ -182,7 +188,7 @@ def test_nothing_is_started(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
 
 
-def test_no_torch_is_loaded() -> None:
+def test_the_check_imports_no_torch() -> None:
     """Checks of files read headers with the modules below; none of them needs torch."""
     modules = "lit_attn.ablate.plan, lit_attn.data.sets, lit_attn.data.text.shards"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

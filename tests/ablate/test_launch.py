@@ -1,4 +1,4 @@
-"""The server that cells are forked from: how it starts, and what it has loaded by then."""
+"""The fork server: its start and its imports."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from helpers import studies
 from helpers.runs import TIMEOUT, names, ran, until
 from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
 
-# Loads what the server loads, and prints what each cell loads beyond it.
+# Imports what the server imports, and prints what each cell imports in addition.
 CODE = """\
 import importlib, json, sys
 from pathlib import Path
@@ -31,8 +31,8 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(find_spec("mmseg") is None, reason="no mmsegmentation")
-def test_a_cell_finds_its_task_loaded(tmp_path: Path) -> None:
-    """Of every task: neither modules of this project nor packages, but for mmsegmentation's."""
+def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
+    """Cells import no further modules of this project or packages, except mmsegmentation."""
     looking = {"diagnostics": ["residual", "rank", "maps", "heads"], "ema": 0.9}
     made = {
         "classification": digits_cell(training=looking),
@@ -54,17 +54,17 @@ def test_a_cell_finds_its_task_loaded(tmp_path: Path) -> None:
         task: {name for name in names if name.startswith("lit_attn")}
         for task, names in loaded.items()
     }
-    # What is built of mmsegmentation's parts comes with them.
+    # Modules that are built from parts of mmsegmentation are imported with it.
     del ours["segmentation"]
     assert not any(ours.values()), ours
     for task in ours:
         packages = {name for name in loaded[task] if "." not in name}
         assert packages <= sys.stdlib_module_names, task
-    # Which no other cell's server pays for.
+    # Cells of other tasks do not pay for mmsegmentation.
     assert "mmseg" in loaded["segmentation"]
 
 
-# A target whose import takes as long as torch's, and can be the server's death.
+# A target with an import as slow as torch's, which can kill the server.
 TARGET = """\
 import os, signal, time
 from pathlib import Path
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 
 
 def start(path: Path) -> "subprocess.Popen[str]":
-    """A run of two cells, in a session of its own as a terminal's would be."""
+    """Start a run of two cells in a session of its own, as in a terminal."""
     studies.write(path, names("ok"))
     (path / "slow_target.py").write_text(TARGET)
     (path / "script.py").write_text(SCRIPT)
@@ -108,7 +108,7 @@ def server_of(process: "subprocess.Popen[str]") -> bool:
 
 
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])
-def test_an_interrupt_while_the_server_starts_drains(tmp_path: Path, when: str) -> None:
+def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when: str) -> None:
     with start(tmp_path) as process:
         until(
             (tmp_path / "importing").exists if when == "its imports" else lambda: server_of(process)
@@ -118,7 +118,7 @@ def test_an_interrupt_while_the_server_starts_drains(tmp_path: Path, when: str) 
     assert process.returncode == 130
     assert "Traceback" not in output
     assert "starting no more" in output
-    # The one that was about to start has ended well.
+    # The cell that was about to start has finished.
     assert ran(tmp_path) == {"ok/0": 1}, output
 
 

@@ -1,4 +1,4 @@
-"""A trial, or a run of some seeds, takes nothing away from the study's plan and report."""
+"""Plans: trials and runs of some seeds keep the plan and report of the study."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def plan(folder: Path, name: str = "tiny") -> Plan:
 
 
 def shown(folder: Path, name: str = "tiny") -> dict[str, list[int]]:
-    """The seeds of each variant that a report made from the records has."""
+    """Return the seeds of each variant that a report reads."""
     (study,) = read_studies(folder / "runs", [name])
     return {variant.name: list(study.values(variant.name)) for variant in study.plan.variants}
 
@@ -42,10 +42,10 @@ def describe(where: Path, out: Path) -> str:
     [
         ([], "tiny"),
         (["training.max_steps=20"], "tiny@training.max_steps=20"),
-        # By what they say, whatever their order and form.
+        # Order and notation of the settings do not matter.
         (["zz=with", "data.batch_size=8"], "tiny@data.batch_size=8,zz=with"),
         (["training.clip=0.50"], "tiny@training.clip=0.5"),
-        # No part of what a cell computes, or what the study says anyway.
+        # Settings that do not change what a cell computes, and values of the study itself.
         (["training.devices=2", "training.checkpoint_every=5", "training.epochs=2"], "tiny"),
         (["training.devices=2", "training.epochs=3"], "tiny@training.epochs=3"),
     ],
@@ -59,7 +59,9 @@ def test_a_trial_is_named_by_what_it_changes(
     assert found.is_trial == (name != "tiny")
 
 
-def test_what_cannot_name_a_folder_is_its_hash_and_stands_in_the_title(tmp_path: Path) -> None:
+def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title(
+    tmp_path: Path,
+) -> None:
     experiment = (
         "data: {kind: folder, name: mine, path: a, size: 8, channels: 1, classes: 2,"
         " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
@@ -75,12 +77,12 @@ def test_what_cannot_name_a_folder_is_its_hash_and_stands_in_the_title(tmp_path:
     assert first.startswith("tiny@")
     assert len(first) == len("tiny@") + 10
     assert title == "A tiny study (with data.name=my images)"
-    # The path is no part of it.
+    # Paths are not part of the name.
     assert named("data.path=/c", "data.name=my images")[0] == first
     assert named("data.name=my pictures")[0] != first
 
 
-def test_what_the_study_lacks_makes_another_one_of_it(tmp_path: Path) -> None:
+def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
     source = studies.study(tmp_path, names("ok"), experiment)
     found = expand(
@@ -89,7 +91,7 @@ def test_what_the_study_lacks_makes_another_one_of_it(tmp_path: Path) -> None:
     assert found.name == "tiny@model.dim=16"
 
 
-def test_a_trial_leaves_the_study_as_it_is(tmp_path: Path) -> None:
+def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok", "ok-2"))
     assert call(tmp_path)[0] == 0
     kept = [tmp_path / "runs/tiny/plan.json", tmp_path / "reports/tiny/table.md"]
@@ -101,15 +103,15 @@ def test_a_trial_leaves_the_study_as_it_is(tmp_path: Path) -> None:
     assert f"the table of {name}" in output
     assert [path.read_bytes() for path in kept] == before
     assert shown(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
-    # Of a limited run all cells are planned.
+    # The plan of a limited run has all cells.
     assert len(plan(tmp_path, name).cells) == 4
     assert plan(tmp_path, name).title == "A tiny study (with training.max_steps=2)"
     assert shown(tmp_path, name) == {"ok": [0], "ok-2": []}
     assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs", tmp_path)
 
 
-def test_a_smoke_run_is_apart_wherever_it_is_put(tmp_path: Path) -> None:
-    """Its results are of one step, and must not pass for the study's."""
+def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> None:
+    """Results of one step must not be mistaken for results of the study."""
     studies.write(tmp_path, names("ok"))
     where = ("--out", "runs", "--reports", "reports")
     assert call(tmp_path, "--smoke", *where)[0] == 0
@@ -119,10 +121,10 @@ def test_a_smoke_run_is_apart_wherever_it_is_put(tmp_path: Path) -> None:
     assert matrix(tmp_path, "zz=with", smoke=True).name == "tiny@zz=with,smoke"
 
 
-def test_no_seed_that_was_begun_is_hidden(tmp_path: Path) -> None:
+def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok", "crashonce"))
     assert call(tmp_path, "--seeds", "9,4")[0] == 1
-    # The file's own seeds are missing, and said to be.
+    # The seeds of the file are planned, and so they are reported as missing.
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
     assert call(tmp_path, "--seeds", "0,")[0] == 1
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
@@ -132,14 +134,14 @@ def test_no_seed_that_was_begun_is_hidden(tmp_path: Path) -> None:
     assert {"3 done", "3 error", "2 missing"} == set(
         of_file.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
     )
-    # Only of the study as it now stands.
+    # Seeds of an earlier version of the study do not count.
     studies.write(tmp_path, names("ok", "crashonce").replace("cells", "set: {zz: with}\ncells"))
     call(tmp_path, "--limit", "1")
     assert plan(tmp_path).seeds == [0, 1]
 
 
-def test_seeds_of_another_command_are_in_the_report(tmp_path: Path) -> None:
-    """What another one ends while this one runs is in the tables of whoever ends last."""
+def test_seeds_of_a_simultaneous_command_are_in_the_report(tmp_path: Path) -> None:
+    """The command that ends last reports the cells of both commands."""
     found = matrix(tmp_path)
     for seed in (7, 0):
         (other,) = expand(found.source, tmp_path / "runs", seeds=(seed,)).jobs[:1]
@@ -153,8 +155,8 @@ def test_seeds_of_another_command_are_in_the_report(tmp_path: Path) -> None:
     assert shown(tmp_path) == {"ok": [0, 7], "ok-2": []}
 
 
-def test_the_report_and_index_of_a_trial(tmp_path: Path) -> None:
-    """LaTeX, HTML and file names bear what a trial is called."""
+def test_report_files_have_the_name_of_the_trial(tmp_path: Path) -> None:
+    """The name is valid in LaTeX, in HTML and as a folder."""
     found = matrix(tmp_path, "training.max_steps=2")
     for job in found.jobs:
         result(job.cell).write(job.folder / "result.json")
@@ -167,7 +169,7 @@ def test_the_report_and_index_of_a_trial(tmp_path: Path) -> None:
     assert 'href="tiny@training.max_steps=2/table.html"' in index
 
 
-def test_dry_run_names_the_trial(
+def test_a_dry_run_names_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies.write(tmp_path, names("ok"))

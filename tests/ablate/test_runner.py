@@ -1,4 +1,4 @@
-"""The runner on real processes: what fails, what is left alone, what is run again, what is left."""
+"""The runner on real processes: failures, retries, signals, locks and shared devices."""
 
 import io
 import os
@@ -26,7 +26,7 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "BACKOFF", 0.01)
 
 
-def test_no_cell_ends_another(tmp_path: Path) -> None:
+def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "crash", "diverged", "killed", "silent", "ok-2")
     summary, said = run(cells)
     ends = {(o.job.cell.variant, o.job.cell.seed): o.failure for o in summary.outcomes}
@@ -56,7 +56,7 @@ def test_no_cell_ends_another(tmp_path: Path) -> None:
     assert read_holder(crash.folder) is None
 
 
-def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_second_run_only_runs_cells_without_result(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "crashonce")
     first, _ = run(cells)
     assert len(first.failed) == 2
@@ -71,15 +71,15 @@ def test_again_runs_only_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("memory", "together"), [(100, 4), (2, 1)])
-def test_cells_share_a_device_by_what_they_were_seen_to_need(
+def test_cells_share_a_device_by_their_measured_memory(
     memory: int, together: int, tmp_path: Path
 ) -> None:
-    """Cells that hold one byte each, on one core: none of them starts before the first has told."""
+    """Each cell holds one byte of one core. The first cell runs alone until it is measured."""
     cells = expand(studies.study(tmp_path, names("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3))
     started: list[int] = []
 
     class Opening(Lines):
-        """Opens the gate once as many are running as should be."""
+        """Display that opens the gate when the expected number of cells runs."""
 
         def update(self, snapshot: Snapshot) -> None:
             started.append(len(snapshot.running))
@@ -93,7 +93,7 @@ def test_cells_share_a_device_by_what_they_were_seen_to_need(
     assert max(started) == together
 
 
-def test_a_cell_that_was_crowded_out_of_memory_is_run_again_alone(tmp_path: Path) -> None:
+def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "gated", "crowded")[:2]
     slots = Slots([Device(None, 1000)], limit=2)
     for job in cells:
@@ -112,7 +112,7 @@ def test_a_cell_that_was_crowded_out_of_memory_is_run_again_alone(tmp_path: Path
     assert ran(tmp_path) == {"gated/0": 1, "crowded/0": 2}
 
 
-def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:
+def test_a_result_with_another_identity_does_not_count(tmp_path: Path) -> None:
     mine, *_ = jobs(tmp_path, "ok")
     wrong = fake_cells.result(mine.cell).model_copy(update={"identity": "0000000000"})
     wrong.write(mine.folder / "result.json")
@@ -123,7 +123,7 @@ def test_a_result_of_another_cell_is_no_result(tmp_path: Path) -> None:
     assert mine.state() == "done"
 
 
-def test_states(tmp_path: Path) -> None:
+def test_states_of_an_attempt_without_record(tmp_path: Path) -> None:
     job = jobs(tmp_path, "ok")[0]
     assert job.state() == "missing"
     folder.create_attempt(job.folder)
@@ -132,7 +132,7 @@ def test_states(tmp_path: Path) -> None:
         assert job.state() == "running"
 
 
-def test_a_cell_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+def test_an_unwritable_cell_folder_only_affects_its_cell(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "ok-2")
     cells[0].folder.parent.mkdir(parents=True)
     cells[0].folder.write_text("a file in the way")
@@ -141,7 +141,7 @@ def test_a_cell_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     assert len(summary.outcomes) == 4
 
 
-def test_nothing_that_a_cell_started_outlives_it(tmp_path: Path) -> None:
+def test_children_of_a_cell_end_with_it(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "orphan")
     summary, _ = run(cells)
     assert summary.failed == []
@@ -150,8 +150,8 @@ def test_nothing_that_a_cell_started_outlives_it(tmp_path: Path) -> None:
         until(lambda child=child: not alive(child))
 
 
-def test_threads_are_shared_out(tmp_path: Path) -> None:
-    """In processes of their own: an OpenMP library reads the number once."""
+def test_cells_share_the_cores_as_threads(tmp_path: Path) -> None:
+    """The cells need new processes, because an OpenMP library reads the number once."""
     studies.write(tmp_path, names("ok"))
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     with cli(tmp_path, "--jobs", "1", environment=environment) as process:
@@ -161,12 +161,12 @@ def test_threads_are_shared_out(tmp_path: Path) -> None:
 
 
 def hanging(path: Path) -> list[int]:
-    """The children that hanging cells have started."""
+    """Return the pids of the children of hanging cells."""
     files = (path / "runs").glob("*/hang/*/child.pid")
     return [int(file.read_text()) for file in files if file.read_text()]
 
 
-def test_one_interrupt_drains(tmp_path: Path) -> None:
+def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated", "ok"))
     with cli(tmp_path, "--jobs", "1") as process:
         until(lambda: running(tmp_path))
@@ -184,7 +184,9 @@ def test_one_interrupt_drains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_second_interrupt_stops_and_a_third_kills(tmp_path: Path, stubborn: bool) -> None:
+def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
+    tmp_path: Path, stubborn: bool
+) -> None:
     studies.write(tmp_path, names("hang", "ok"))
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     if stubborn:
@@ -204,7 +206,7 @@ def test_a_second_interrupt_stops_and_a_third_kills(tmp_path: Path, stubborn: bo
     assert ended.message == ("ended by SIGKILL" if stubborn else "stopped by SIGTERM")
 
 
-def test_sigterm_stops_at_once(tmp_path: Path) -> None:
+def test_sigterm_stops_cells(tmp_path: Path) -> None:
     studies.write(tmp_path, names("hang"))
     with cli(tmp_path, "--jobs", "2") as process:
         until(lambda: len(hanging(tmp_path)) == 2)
@@ -213,7 +215,7 @@ def test_sigterm_stops_at_once(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 143
     assert "stopped  tiny/hang/0" in output
-    # Nor do the counts call it so.
+    # Stopped cells do not count as failed.
     assert "0 done, 0 running, 0 waiting" in output
     assert "failed" not in output
     assert "FAILED" not in output
@@ -221,10 +223,10 @@ def test_sigterm_stops_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_whole_group_lets_cells_save(
+def test_a_signal_to_the_process_group_lets_cells_save(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """As `timeout` and a closed terminal do it: the server that cells are forked from stays."""
+    """`timeout` and a closed terminal signal the group; the fork server must survive."""
     studies.write(tmp_path, names("hang"))
     with cli(tmp_path, "--jobs", "1") as process:
         until(lambda: hanging(tmp_path))
@@ -235,7 +237,7 @@ def test_a_signal_to_the_whole_group_lets_cells_save(
     assert ended.message == "stopped by SIGTERM"
 
 
-def test_a_killed_runner_takes_its_cells_with_it(tmp_path: Path) -> None:
+def test_cells_end_with_a_killed_runner(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "2") as process:
         until(lambda: len(ran(tmp_path)) == 2)
@@ -249,7 +251,7 @@ def test_a_killed_runner_takes_its_cells_with_it(tmp_path: Path) -> None:
     assert ran(tmp_path) == {"gated/0": 2, "gated/1": 2}
 
 
-def test_a_killed_cell_is_run_again(tmp_path: Path) -> None:
+def test_a_killed_cell_is_retried(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "1") as process:
         until(lambda: ran(tmp_path))
@@ -259,8 +261,8 @@ def test_a_killed_cell_is_run_again(tmp_path: Path) -> None:
     assert ran(tmp_path) == {"gated/0": 2, "gated/1": 1}
 
 
-def test_two_runners_share_one_matrix(tmp_path: Path) -> None:
-    """Each cell runs once; both end when everything is done."""
+def test_two_runners_run_each_cell_once(tmp_path: Path) -> None:
+    """Both runners end when all cells are done."""
     studies.write(tmp_path, names("gated", "ok", "ok-2", "ok-3"))
     with cli(tmp_path, "--jobs", "2") as first, cli(tmp_path, "--jobs", "2") as second:
         until(lambda: len(running(tmp_path)) == 2)
@@ -270,8 +272,8 @@ def test_two_runners_share_one_matrix(tmp_path: Path) -> None:
     assert set(ran(tmp_path).values()) == {1}
 
 
-def test_two_runners_find_a_failure_once(tmp_path: Path) -> None:
-    """What has failed for the one is not run again by the other, and counts for both."""
+def test_a_failure_counts_for_both_runners(tmp_path: Path) -> None:
+    """A runner does not repeat a cell that failed for another runner meanwhile."""
     studies.write(tmp_path, names("gated", "diverged", "crash", "ok"))
     with cli(tmp_path, "--jobs", "1") as first:
         until(lambda: running(tmp_path))
@@ -283,14 +285,14 @@ def test_two_runners_find_a_failure_once(tmp_path: Path) -> None:
             assert first.returncode == 1
     assert set(ran(tmp_path).values()) == {1}
     assert "FAILED   tiny/diverged/1  diverged: " in output
-    # Where the user says so, and to whom alone.
+    # Only --retry repeats diverged cells.
     with cli(tmp_path, "--retry") as again:
         assert again.wait(TIMEOUT) == 1
     assert ran(tmp_path)["diverged/0"] == ran(tmp_path)["crash/1"] == 2
 
 
-def test_a_cell_is_held_until_its_failure_is_recorded(tmp_path: Path) -> None:
-    """Else another runner would find it cut off without a word, and run it once more."""
+def test_a_cell_is_locked_until_its_failure_is_recorded(tmp_path: Path) -> None:
+    """Without the lock, another runner would take the cell for interrupted and run it again."""
     job = jobs(tmp_path, "crash")[0]
     job.cell.write(job.folder / "config.yaml")
     slot = make_slots(1).take(job.cell)
@@ -305,8 +307,8 @@ def test_a_cell_is_held_until_its_failure_is_recorded(tmp_path: Path) -> None:
     assert ran(tmp_path) == {"crash/0": 2}
 
 
-def test_a_failure_recorded_while_a_cell_starts_is_seen(tmp_path: Path) -> None:
-    """Between a runner's look at a cell and the cell's lock another runner may have had it."""
+def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
+    """Another runner may run a cell between the check of its state and its lock."""
     job = jobs(tmp_path, "crash")[0]
     run([job])
     slot = make_slots(1).take(job.cell)

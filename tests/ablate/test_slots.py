@@ -1,4 +1,4 @@
-"""Which cells run at once, and on which devices."""
+"""Slots: which cells run at once, and on which devices."""
 
 import os
 import stat
@@ -36,7 +36,7 @@ def places(taken: Slot | None) -> tuple[int, ...]:
     return taken.devices
 
 
-def test_a_device_each() -> None:
+def test_each_cell_gets_a_device() -> None:
     found = cores_of(100, 100)
     first, second = found.take(cell(0)), found.take(cell(1))
     assert {places(first), places(second)} == {(0,), (1,)}
@@ -46,7 +46,7 @@ def test_a_device_each() -> None:
     assert found.take(cell(2)) == first
 
 
-def test_whole_devices_for_a_cell_that_asks_for_several() -> None:
+def test_a_cell_on_several_devices_gets_whole_devices() -> None:
     found = cores_of(100, 100, 100)
     assert found.at_once([cell(devices=2)] * 5) == 1
     assert found.at_once([cell()] * 5) == 3
@@ -58,26 +58,26 @@ def test_whole_devices_for_a_cell_that_asks_for_several() -> None:
         found.check([cell(devices=4)])
 
 
-def test_a_limit() -> None:
+def test_the_limit_may_be_smaller_than_the_number_of_devices() -> None:
     found = cores_of(100, 100, limit=1)
     assert (len(found), found.at_once([cell()] * 5)) == (1, 1)
     assert found.take(cell()) is not None
     assert found.take(cell(1)) is None
 
 
-def test_sharing_waits_for_a_measurement() -> None:
+def test_cells_share_a_device_only_after_a_measurement() -> None:
     found = cores_of(100, limit=4)
     assert found.take(cell(0)) is not None
     assert found.take(cell(1)) is None
     found.learn(cell(0), 30)
-    # Three of them with the margin are 99; another seed needs the same.
+    # Three cells with the margin need 99 bytes. Another seed needs the same memory.
     assert MARGIN * 3 * 30 < 100 < MARGIN * 4 * 30
     assert found.take(cell(1)) is not None
     assert found.take(cell(2)) is not None
     assert found.take(cell(3)) is None
 
 
-def test_the_most_that_was_seen_counts() -> None:
+def test_the_largest_measurement_counts() -> None:
     found = cores_of(100, limit=4)
     assert found.take(cell(0)) is not None
     found.learn(cell(0), 60)
@@ -85,25 +85,25 @@ def test_the_most_that_was_seen_counts() -> None:
     assert found.take(cell(1)) is None
 
 
-def test_an_unseen_kind_counts_twice_and_comes_alone() -> None:
+def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     found = cores_of(100, limit=4)
     assert found.take(cell(0)) is not None
     found.learn(cell(0), 20)
     assert found.take(cell(0, lr=2.0)) is not None
     assert found.take(cell(0, lr=3.0)) is None
     found.learn(cell(0, lr=2.0), 25)
-    # Now its measurement and twice the larger one: 20 + 25 + 50.
+    # Two measurements, and twice the larger one for the third kind: 20 + 25 + 50.
     assert found.take(cell(0, lr=3.0)) is None
     small = cores_of(1000, limit=4)
     assert small.take(cell(0)) is not None
     small.learn(cell(0), 20)
     assert small.take(cell(0, lr=2.0)) is not None
-    assert small.take(cell(0, lr=3.0)) is None, "two that nobody has measured"
+    assert small.take(cell(0, lr=3.0)) is None, "two unmeasured kinds"
     small.learn(cell(0, lr=2.0), 25)
     assert small.take(cell(0, lr=3.0)) is not None
 
 
-def test_what_ran_out_of_memory_gets_a_device_to_itself() -> None:
+def test_a_kind_that_ran_out_of_memory_gets_whole_devices() -> None:
     found = cores_of(1000, limit=4)
     found.learn(cell(0, lr=2.0), 10)
     found.learn(cell(0), 10)
@@ -121,14 +121,14 @@ def test_what_ran_out_of_memory_gets_a_device_to_itself() -> None:
     assert found.take(cell(1, lr=2.0)) is None
 
 
-def test_nothing_is_shared_whose_memory_is_not_known() -> None:
+def test_devices_of_unknown_memory_are_not_shared() -> None:
     found = cores_of(None, limit=4)
     assert found.take(cell(0)) is not None
     found.learn(cell(0), 1)
     assert found.take(cell(1)) is None
 
 
-def test_a_cell_of_several_devices_shares_none() -> None:
+def test_a_cell_on_several_devices_shares_none() -> None:
     found = cores_of(100, 100, limit=4)
     found.learn(cell(0), 1)
     found.learn(cell(0, devices=2), 1)
@@ -143,7 +143,7 @@ def test_a_cell_of_several_devices_shares_none() -> None:
     assert found.take(cell(0)) is not None
 
 
-def test_the_emptiest_device_first() -> None:
+def test_the_emptiest_device_is_taken_first() -> None:
     found = cores_of(100, 100, limit=4)
     found.learn(cell(0), 10)
     taken = [places(found.take(cell(seed))) for seed in range(4)]
@@ -151,8 +151,8 @@ def test_the_emptiest_device_first() -> None:
     assert set(taken[:2]) == {(0,), (1,)}
 
 
-def test_kinds() -> None:
-    """Of cells whose identities have been asked for, as a runner's have."""
+def test_cells_that_differ_only_in_the_seed_have_one_kind() -> None:
+    """The identities are computed first, as in a runner."""
     cells = [cell(0), cell(1), cell(0, lr=2.0), cell(0, devices=2)]
     assert len({made.fingerprint for made in cells}) == 3
     assert cells[0].kind == cells[1].kind
@@ -174,12 +174,12 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (None, [("GPU-aa", 1000), ("GPU-bb", 900)]),
         ("GPU-bb", [("GPU-bb", 900)]),
-        # CUDA may count otherwise than nvidia-smi: no less than this is free on either.
+        # CUDA may number the GPUs differently, so the smaller memory counts for both.
         ("1,0", [("1", 900), ("0", 900)]),
         ("MIG-cc", [("MIG-cc", None)]),
     ],
 )
-def test_gpus(
+def test_gpus_are_those_that_cuda_sees(
     visible: str | None, expected: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible is not None:
@@ -196,7 +196,7 @@ def test_a_cell_of_two_gpus_sees_both() -> None:
     assert set(taken.gpus or ()) == {"GPU-aa", "GPU-bb"}
 
 
-def test_cores_where_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_used_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = make_slots(3)
     assert len(found) == 3

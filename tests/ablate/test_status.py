@@ -248,6 +248,20 @@ def test_a_watched_log_is_shown_until_the_cell_ends(
     assert capsys.readouterr().out == "first\nlast\n"
 
 
+def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> None:
+    (job, *_) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs").jobs
+    job.cell.write(job.folder / "config.yaml")
+    (create_attempt(job.folder) / "log.txt").write_text("\x1b]0;title\x07text\n")
+    terminal, screen = os.openpty()
+    command = [sys.executable, "-m", "lit_attn.ablate", "logs", str(job.folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, stdout=screen, check=True, env=environment)
+    shown = os.read(terminal, 1000)
+    os.close(terminal)
+    os.close(screen)
+    assert shown == b"\\x1b]0;title\\x07text\r\n"
+
+
 def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, "--jobs", "2") as process, cli_of_status(tmp_path) as watching:

@@ -74,6 +74,13 @@ def test_mistake_in_the_head(tmp_path: Path, old: str, new: str, message: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_mistyped_experiment_gets_the_nearest_name(tmp_path: Path) -> None:
+    path = studies.write(tmp_path, CELLS)
+    path.write_text(path.read_text().replace("experiment.yaml", "experimnt.yaml"))
+    with pytest.raises(ConfigError, match=r"experimnt.yaml; did you mean 'experiment.yaml'\?"):
+        read_studies(path)
+
+
 def test_a_missing_file_and_an_unknown_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read: No such file"):
         read_studies(tmp_path / "nowhere.yaml")

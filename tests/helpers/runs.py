@@ -49,7 +49,7 @@ def ran(path: Path) -> Counter[str]:
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 

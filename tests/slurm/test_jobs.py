@@ -1,4 +1,4 @@
-"""Cells as jobs of a real SLURM of one node: submitted once, followed, queued again, cancelled."""
+"""Cells as jobs of a real SLURM on one node: submission, following, requeueing, cancelling."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def call(path: Path, cluster: dict[str, str], *arguments: str) -> tuple[int, str
 
 
 def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
-    """The ids of this test's jobs that are in one of `states`."""
+    """Return the ids of the jobs of this test in one of `states`."""
     names = {NAME + batch.parent.name for batch in (path / "runs").glob("*/.slurm/*/batch.json")}
     said = subprocess.run(
         ["squeue", "-h", "--array", "--states=all", "--format=%i|%T|%j"],
@@ -46,18 +46,18 @@ def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
     return [job for job, state, name in rows if name in names and state in states]
 
 
-def told(cluster: dict[str, str], *command: str) -> None:
+def run_command(cluster: dict[str, str], *command: str) -> None:
     subprocess.run(command, env=cluster, check=True, timeout=60)
 
 
 def messages(path: Path) -> list[str]:
-    """The recorded ends of all attempts."""
+    """Return the recorded messages of all attempts."""
     attempts = sorted((path / "runs").glob("*/*/*/attempts/*"))
     ends = [folder.read_exit(attempt) for attempt in attempts]
     return [end.message for end in ends if end is not None]
 
 
-def test_what_is_missing_is_submitted_and_followed_to_its_end(
+def test_missing_cells_are_submitted_and_followed_to_their_ends(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     studies.write(tmp_path, names("ok", "crash"))
@@ -68,14 +68,14 @@ def test_what_is_missing_is_submitted_and_followed_to_its_end(
     assert "the table of tiny" in output
     assert "2 jobs submitted" in call(tmp_path, cluster)[1]
     assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1, "crash/0": 2, "crash/1": 2}
-    # On this machine it goes on from the same folders.
+    # A local run continues in the same folders.
     with cli(tmp_path, environment=cluster) as process:
         assert process.wait(TIMEOUT) == 1
     assert ran(tmp_path)["ok/0"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
-def test_the_jobs_outlive_the_terminal_and_are_found_again(
+def test_jobs_survive_the_terminal_and_are_found_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
 ) -> None:
     studies.write(tmp_path, names("gated"))
@@ -102,13 +102,13 @@ def test_the_jobs_outlive_the_terminal_and_are_found_again(
     ],
     ids=["preempted", "out of time"],
 )
-def test_a_job_that_has_to_go_saves_and_is_queued_again(
+def test_a_preempted_or_timed_out_job_saves_and_is_requeued(
     tmp_path: Path, cluster: dict[str, str], how: tuple[str, ...], why: str
 ) -> None:
     studies.write(tmp_path, names("hangonce"))
     with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
         until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
-        told(cluster, *how, *queue(tmp_path, cluster, "RUNNING"))
+        run_command(cluster, *how, *queue(tmp_path, cluster, "RUNNING"))
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, output
     assert "FAILED" not in output
@@ -117,7 +117,7 @@ def test_a_job_that_has_to_go_saves_and_is_queued_again(
     assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
 
 
-def test_cancelled_jobs_save_and_go_on_when_they_are_submitted_again(
+def test_cancelled_jobs_save_and_continue_after_a_new_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     studies.write(tmp_path, names("hangonce"))
@@ -136,8 +136,10 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_job_that_ends_without_a_word(tmp_path: Path, cluster: dict[str, str]) -> None:
-    """Its runner is killed, or its shell lines fail: SLURM's word has to do."""
+def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    """The runner in the job is killed, or its shell lines fail."""
     studies.write(tmp_path, names("gated"))
     with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
         until(lambda: ran(tmp_path))
@@ -151,7 +153,9 @@ def test_a_job_that_ends_without_a_word(tmp_path: Path, cluster: dict[str, str])
     assert "no-such-command" in output
 
 
-def test_what_slurm_refuses_is_one_line(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_a_submission_that_slurm_refuses_is_one_error_line(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
     studies.write(tmp_path, names("ok") + "\nslurm: {partition: nowhere}")
     code, output = call(tmp_path, cluster)
     assert code == 2
