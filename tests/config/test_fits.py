@@ -1,4 +1,4 @@
-"""What does not fit together is said without torch, by the line that says it."""
+"""Choices that do not fit together are errors with their line, without an import of torch."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from lit_attn.config.source import Mapping, load
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, find_nearest_divisor
 
-# A change to one variant, and what is said of it.
+# A change of one variant, and the error message.
 MISTAKES = [
     ("kv_heads: 3", "model: attention.kv_heads: 3 key heads do not divide 2 heads; the nearest that"
      " do are 2"),
@@ -69,7 +69,7 @@ def test_the_line_of_the_key_and_not_of_its_section(tmp_path: Path) -> None:
         ("lra_listops", "data", {"train": 3}, "batch_size: .* is more than the 3 samples"),
     ],
 )
-def test_every_model_and_data_set(
+def test_models_and_data_that_do_not_fit_are_refused(
     experiment: str, section: str, changes: dict[str, object], message: str
 ) -> None:
     given = load(ROOT / "experiments" / f"{experiment}.yaml")
@@ -79,7 +79,7 @@ def test_every_model_and_data_set(
         Experiment.model_validate(given)
 
 
-def test_a_plain_dry_run_finds_it_without_torch(tmp_path: Path) -> None:
+def test_a_dry_run_reports_a_mistake_without_torch(tmp_path: Path) -> None:
     studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {kv_heads: 3}}")
     code = (
         "import sys; from lit_attn.ablate.__main__ import main\n"
@@ -105,10 +105,10 @@ def test_a_plain_dry_run_finds_it_without_torch(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_params_names_the_variant(
+def test_a_dry_run_with_params_names_the_variant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
 ) -> None:
-    """What only the model that is built can say."""
+    """Only the built model can detect these mistakes."""
     path = studies.write(tmp_path, f"baseline: a\ncells:\n  a: {{}}\n  b: {change}")
     assert main([str(path), "--dry-run"]) == 0
     capsys.readouterr()
@@ -116,8 +116,8 @@ def test_params_names_the_variant(
     assert capsys.readouterr().err.startswith(f"{path}:10: tiny: variant 'b': {message}")
 
 
-def test_what_a_part_refuses_is_a_configuration_error() -> None:
-    """In a cell too, whose failure is then classed as a bad configuration."""
+def test_a_model_that_cannot_be_built_is_a_configuration_error() -> None:
+    """The failure of such a cell is classified as a bad configuration."""
     given: Mapping = load(ROOT / "experiments" / "digits_vit.yaml")
     experiment = Experiment.model_validate(given)
     spec = experiment.model.attention.model_copy(update={"kv_heads": 7})
@@ -126,7 +126,7 @@ def test_what_a_part_refuses_is_a_configuration_error() -> None:
         factory.build(model, experiment.data, device=str(torch.device("meta")))
 
 
-def test_the_nearest_divisor() -> None:
+def test_the_nearest_divisor_is_found() -> None:
     found = [find_nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
     assert found == [1, 3, 4, 6, 6, 6, 12]
     assert find_nearest_divisor(7, 10**400 + 1) in range(1, 10**400)

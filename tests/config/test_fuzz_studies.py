@@ -1,4 +1,4 @@
-"""Mutated studies end in one clear error or a valid plan, never in a traceback."""
+"""A mutated study is a valid plan or one error line, and never a traceback."""
 
 import random
 import re
@@ -31,7 +31,7 @@ metric: {name: test/accuracy, selection: last}
 slurm: {partition: gpu, time: 8:00:00, mem: 32G}
 """
 
-# What stands in YAML where one would not expect it.
+# Unexpected values in YAML.
 ODD = [
     "null", "~", "[]", "{}", "0", "-1", "1e999", ".nan", ".inf", "true", "''", '"', "'", "*a", "&a",
     "!!python/object:os.system", "!!binary aGk=", "<<", "? x", "- -", "{{", "]", "|", ">", "%", "@",
@@ -41,37 +41,37 @@ ODD = [
 ]  # fmt: skip
 
 
-def mutated(text: str, chance: random.Random) -> str:
-    """`text` with one to four changes: odd words, lines and characters moved, doubled or gone."""
-    for _ in range(chance.randint(1, 4)):
+def mutate(text: str, generator: random.Random) -> str:
+    """Return `text` with one to four changes: odd words, and moved, doubled or deleted lines."""
+    for _ in range(generator.randint(1, 4)):
         lines = text.split("\n")
-        row = chance.randrange(len(lines))
+        row = generator.randrange(len(lines))
         words = list(re.finditer(r"[^\s:,\[\]{}]+", lines[row]))
-        match chance.randrange(8):
+        match generator.randrange(8):
             case 0 | 1 | 2 if words:
-                word = chance.choice(words)
+                word = generator.choice(words)
                 lines[row] = (
-                    lines[row][: word.start()] + chance.choice(ODD) + lines[row][word.end() :]
+                    lines[row][: word.start()] + generator.choice(ODD) + lines[row][word.end() :]
                 )
             case 3:
                 del lines[row]
             case 4:
-                lines.insert(chance.randrange(len(lines)), lines[row])
+                lines.insert(generator.randrange(len(lines)), lines[row])
             case 5:
                 lines[row] = lines[row].replace("  ", "", 1)
             case 6:
-                place = chance.randint(0, len(lines[row]))
-                lines[row] = lines[row][:place] + chance.choice(ODD) + lines[row][place:]
+                place = generator.randint(0, len(lines[row]))
+                lines[row] = lines[row][:place] + generator.choice(ODD) + lines[row][place:]
             case _:
-                place = chance.randint(0, len(lines[row]))
+                place = generator.randint(0, len(lines[row]))
                 lines[row] = lines[row][:place] + lines[row][place + 1 :]
         text = "\n".join(lines)
     return text
 
 
 def check(folder: Path, count: int, seed: int) -> Counter[str]:
-    """Mutate a study or its experiment `count` times; how many were valid, and how many not."""
-    chance = random.Random(seed)
+    """Mutate a study or its experiment `count` times; return the numbers of plans and errors."""
+    generator = random.Random(seed)
     path = studies.write(folder, BODY)
     originals = {file: file.read_text() for file in (path, folder / "experiment.yaml")}
     out = (folder / "runs").resolve()
@@ -79,16 +79,18 @@ def check(folder: Path, count: int, seed: int) -> Counter[str]:
     for number in range(count):
         for file, text in originals.items():
             file.write_text(text)
-        file = chance.choice(list(originals))
-        text = mutated(originals[file], chance)
+        file = generator.choice(list(originals))
+        text = mutate(originals[file], generator)
         file.write_text(text, newline="")
         try:
-            cells = [job for one in read_studies(path).values() for job in expand(one, out).jobs]
+            cells = [
+                job for source in read_studies(path).values() for job in expand(source, out).jobs
+            ]
         except ConfigError as error:
-            said = str(error)
-            assert len(said.splitlines()) == 1, f"{number}: {said!r}\n{text}"
-            assert said.strip(), f"{number}:\n{text}"
-            assert "Traceback" not in said
+            message = str(error)
+            assert len(message.splitlines()) == 1, f"{number}: {message!r}\n{text}"
+            assert message.strip(), f"{number}:\n{text}"
+            assert "Traceback" not in message
             ends["error"] += 1
         except Exception as error:
             raise AssertionError(f"number {number} of seed {seed}:\n{text}") from error
@@ -96,12 +98,12 @@ def check(folder: Path, count: int, seed: int) -> Counter[str]:
             ends["plan"] += 1
             assert cells
             for job in cells:
-                # Two below: the variant's folder and the cell's.
+                # Three levels: the study, the variant and the cell.
                 assert job.folder.resolve().parents[2] == out, job.folder
     return ends
 
 
-def test_mutated_studies(tmp_path: Path) -> None:
+def test_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
     ends = check(tmp_path, 500, 0)
     assert ends["plan"] > 20
     assert ends["error"] > 200
@@ -109,5 +111,5 @@ def test_mutated_studies(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_thousand_mutated_studies(tmp_path: Path) -> None:
+def test_ten_thousand_mutated_studies_end_in_a_plan_or_one_error_line(tmp_path: Path) -> None:
     assert check(tmp_path, 10_000, 1).total() == 10_000

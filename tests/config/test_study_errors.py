@@ -1,4 +1,4 @@
-"""Every mistake in a study is one line with its file, its line, its key and what was meant."""
+"""Every mistake in a study is one line with its file, its line, its key and a remedy."""
 
 import re
 from pathlib import Path
@@ -13,20 +13,22 @@ from lit_attn.schema.errors import ConfigError
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
 
 
-def mistakes(name: str) -> list[tuple[str, str]]:
-    """Pairs of what is written and what is said of it."""
+def read_mistakes(name: str) -> list[tuple[str, str]]:
+    """Return pairs of a text and its error message."""
     blocks = (Path(__file__).parent / name).read_text().split("\n---\n")[1:]
-    return [(body, said.strip()) for body, said in (block.split("\n>>> ") for block in blocks)]
+    return [
+        (body, message.strip()) for body, message in (block.split("\n>>> ") for block in blocks)
+    ]
 
 
-@pytest.mark.parametrize(("body", "message"), mistakes("study_mistakes.txt"))
-def test_mistake(tmp_path: Path, body: str, message: str) -> None:
+@pytest.mark.parametrize(("body", "message"), read_mistakes("study_mistakes.txt"))
+def test_a_mistake_in_a_study_is_one_line(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(studies.study(tmp_path, body))
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:{message}"
 
 
-def test_an_exclusion_that_leaves_out_nothing(tmp_path: Path) -> None:
+def test_an_exclusion_without_effect_is_refused(tmp_path: Path) -> None:
     body = """
 baseline: zz=without,residual=full
 axes: {zz: [with, without], residual: [full, value]}
@@ -39,8 +41,8 @@ exclude:
         resolve(studies.study(tmp_path, body))
 
 
-@pytest.mark.parametrize(("change", "message"), mistakes("experiment_mistakes.txt"))
-def test_mistake_in_the_experiment(tmp_path: Path, change: str, message: str) -> None:
+@pytest.mark.parametrize(("change", "message"), read_mistakes("experiment_mistakes.txt"))
+def test_a_mistake_in_an_experiment_is_one_line(tmp_path: Path, change: str, message: str) -> None:
     experiment = studies.EXPERIMENT.replace(*change.replace("\\n", "\n").split(" => "))
     with pytest.raises(ConfigError) as caught:
         resolve(studies.study(tmp_path, CELLS, experiment))
@@ -66,7 +68,9 @@ def test_mistake_in_the_experiment(tmp_path: Path, change: str, message: str) ->
         ("A tiny study", "!!python/object:os.system x", "3: the YAML tag 'tag:yaml.org,"),
     ],
 )  # fmt: skip
-def test_mistake_in_the_head(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_mistake_in_the_head_of_a_study_is_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     path = studies.write(tmp_path, CELLS)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(f"{path}:{message}")) as caught:
@@ -81,12 +85,12 @@ def test_a_mistyped_experiment_gets_the_nearest_name(tmp_path: Path) -> None:
         read_studies(path)
 
 
-def test_a_missing_file_and_an_unknown_study(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_unknown_study_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read: No such file"):
         read_studies(tmp_path / "nowhere.yaml")
     path = studies.write(tmp_path, CELLS)
     with pytest.raises(ConfigError, match="no study 'tny'; did you mean 'tiny'"):
         choose(read_studies(path), ["tny"], path)
     path.write_text(path.read_text().replace("default: true", "default: false"))
-    # The only one needs no name.
+    # The only study of a file needs no name.
     assert [study.name for study in choose(read_studies(path), [], path)] == ["tiny"]

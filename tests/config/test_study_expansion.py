@@ -1,4 +1,4 @@
-"""What a study expands to: names, order, what wins over what, what is matched, and identities."""
+"""Expansion of studies: names, order, precedence, matching of parameters, and identities."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from lit_attn.config.study import choose, read_studies
 from lit_attn.schema.errors import ConfigError
 
 
-def test_named_cells_and_presets(tmp_path: Path) -> None:
+def test_cells_are_named_and_take_presets(tmp_path: Path) -> None:
     body = "baseline: standard\ncells:\n" + "\n".join(
         f"  {name}: {{attention: {name}}}" for name in PRESETS
     )
-    found = studies.variants(tmp_path, body)
-    assert list(found) == list(PRESETS)
-    assert {n: v.experiment.model.attention for n, v in found.items()} == PRESETS
+    variants = studies.variants(tmp_path, body)
+    assert list(variants) == list(PRESETS)
+    assert {n: v.experiment.model.attention for n, v in variants.items()} == PRESETS
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_named_cells_and_presets(tmp_path: Path) -> None:
         ("{attention: {preset: belief2, residual: perpendicular}}",
          {"residual": PerpendicularConfig()}),
         ("{residual: perpendicular, zz: with}", {"zz": True, "residual": PerpendicularConfig()}),
-        # The wider key goes first, wherever it stands.
+        # The shorter path is applied first, wherever it is written.
         ("{residual: perpendicular, attention: belief2}", {"residual": PerpendicularConfig()}),
         ("{residual.activation: tanh, attention: belief2}",
          {"residual": SplitConfig(activation="tanh")}),
@@ -48,14 +48,16 @@ def test_named_cells_and_presets(tmp_path: Path) -> None:
         ("{model: {attention: {residual: split}}}", {"residual": SplitConfig()}),
     ],
 )  # fmt: skip
-def test_attention(tmp_path: Path, override: str, expected: dict[str, object]) -> None:
+def test_an_override_refines_the_attention_layer(
+    tmp_path: Path, override: str, expected: dict[str, object]
+) -> None:
     cells = f"baseline: a\ncells:\n  a: {{optimizer.lr: 1}}\n  b: {override}"
     spec = studies.variants(tmp_path, cells)["b"].experiment.model.attention
     assert {key: getattr(spec, key) for key in expected} == expected
 
 
 def test_a_part_of_another_kind_replaces_the_whole_part(tmp_path: Path) -> None:
-    found = studies.variants(
+    variants = studies.variants(
         tmp_path,
         """
 baseline: a
@@ -69,16 +71,16 @@ cells:
   with: {ffn: with, optimizer.lr: 5}
 """,
     )
-    assert found["refined"].experiment.optimizer == AdamW(lr=1e-3, weight_decay=0.1)
-    assert found["replaced"].experiment.optimizer == Adam(lr=2e-3)
-    assert found["by-name"].experiment.schedule == Constant()
-    assert found["none"].experiment.model.ffn is None
-    widths = [found[n].experiment.model.ffn.width for n in ("narrow", "with")]
+    assert variants["refined"].experiment.optimizer == AdamW(lr=1e-3, weight_decay=0.1)
+    assert variants["replaced"].experiment.optimizer == Adam(lr=2e-3)
+    assert variants["by-name"].experiment.schedule == Constant()
+    assert variants["none"].experiment.model.ffn is None
+    widths = [variants[n].experiment.model.ffn.width for n in ("narrow", "with")]
     assert widths == [8, 32]
 
 
-def test_product_names_order_and_later_axis_fastest(tmp_path: Path) -> None:
-    found = studies.variants(
+def test_the_last_axis_of_a_product_varies_fastest(tmp_path: Path) -> None:
+    variants = studies.variants(
         tmp_path,
         """
 baseline: residual=full,zz=without
@@ -87,7 +89,7 @@ axes:
   zz: [with, without]
 """,
     )
-    assert list(found) == [
+    assert list(variants) == [
         "residual=full,zz=with",
         "residual=full,zz=without",
         "residual=perpendicular,zz=with",
@@ -101,13 +103,13 @@ baseline: '0.001'
 axes:
   optimizer.lr: [1e-3, 3e-4, 5]
 """
-    found = studies.variants(tmp_path, body)
-    rates = {name: variant.experiment.optimizer.lr for name, variant in found.items()}
+    variants = studies.variants(tmp_path, body)
+    rates = {name: variant.experiment.optimizer.lr for name, variant in variants.items()}
     assert rates == {"0.001": 1e-3, "0.0003": 3e-4, "5": 5.0}
 
 
-def test_zip_exclude_include_overrides_set(tmp_path: Path) -> None:
-    found = studies.variants(
+def test_zip_exclude_include_overrides_and_set_combine(tmp_path: Path) -> None:
+    variants = studies.variants(
         tmp_path,
         """
 set: {training.epochs: 7}
@@ -125,20 +127,20 @@ overrides: {residual=value: {ffn: none, match: none}}
 baseline: batch_size=32,residual=full,lr=0.001,long
 """,
     )
-    assert list(found) == [
+    assert list(variants) == [
         "batch_size=32,residual=full,lr=0.001,long",
         "batch_size=32,residual=split+activation=silu,lr=0.001,short",
         "batch_size=32,residual=split+activation=silu,lr=0.001,long",
         "batch_size=64,residual=split+activation=silu,lr=0.002,short",
         "residual=value,short",
     ]
-    epochs = [variant.experiment.training.epochs for variant in found.values()]
+    epochs = [variant.experiment.training.epochs for variant in variants.values()]
     assert epochs == [7, 1, 7, 1, 1]
-    assert found["residual=value,short"].experiment.model.ffn is None
+    assert variants["residual=value,short"].experiment.model.ffn is None
 
 
-def test_what_wins_over_what(tmp_path: Path) -> None:
-    """The experiment, `set`, the cell, `overrides`, the command line: the later wins."""
+def test_later_changes_take_precedence(tmp_path: Path) -> None:
+    """The order is: experiment, `set`, cell, `overrides`, command line."""
     source = studies.study(
         tmp_path,
         """
@@ -157,8 +159,8 @@ overrides: {a: {optimizer.lr: 40, optimizer.weight_decay: 40}}
     assert (experiment.optimizer.lr, experiment.optimizer.weight_decay) == (40, 50)
 
 
-def test_matching(tmp_path: Path) -> None:
-    found = studies.variants(
+def test_variants_match_the_baseline_unless_the_model_is_the_same(tmp_path: Path) -> None:
+    variants = studies.variants(
         tmp_path,
         """
 baseline: standard
@@ -169,14 +171,14 @@ cells:
   same-model: {optimizer.lr: 1}
 """,
     )
-    baseline = found["standard"].experiment.model
-    matched = {name: variant.match_to for name, variant in found.items()}
+    baseline = variants["standard"].experiment.model
+    matched = {name: variant.match_to for name, variant in variants.items()}
     assert matched == {
         "standard": None, "belief2": baseline, "unmatched": None, "same-model": None,
     }  # fmt: skip
 
 
-def test_matching_can_be_asked_for_one_variant(tmp_path: Path) -> None:
+def test_one_variant_can_match_alone(tmp_path: Path) -> None:
     body = """
 baseline: a
 match: none
@@ -185,9 +187,9 @@ cells:
   b: {attention: xsa}
   c: {attention: xsa, match: parameters}
 """
-    found = studies.variants(tmp_path, body)
-    assert found["b"].match_to is None
-    assert found["c"].match_to == found["a"].experiment.model
+    variants = studies.variants(tmp_path, body)
+    assert variants["b"].match_to is None
+    assert variants["c"].match_to == variants["a"].experiment.model
 
 
 @pytest.mark.parametrize(
@@ -199,10 +201,10 @@ cells:
         ("zz: [false, true]", "false", "false"),
     ],
 )
-def test_a_baseline_is_what_axes_call_it(
+def test_a_baseline_is_named_as_axes_name_it(
     tmp_path: Path, axis: str, baseline: str, name: str
 ) -> None:
-    """A number or a truth value as YAML reads it."""
+    """A baseline can be a number or a boolean in YAML."""
     study = studies.study(tmp_path, f"baseline: {baseline}\naxes: {{{axis}}}")
     assert study.study.baseline == expand_axes(study)[0].name == name
 
@@ -226,7 +228,7 @@ def identities(folder: Path, body: str, experiment: str = studies.EXPERIMENT) ->
 
 def test_identity_ignores_order_comments_defaults_paths_and_devices(tmp_path: Path) -> None:
     spelled_out = """\
-# The same, said at length and in another order.
+# The same experiment with all defaults, in another order.
 training: {epochs: 2, compile: true, accelerator: cpu, precision: fp32, checkpoint_every: 9}
 schedule: {warmup: 1.0, kind: cosine, end: 0}
 optimizer: {lr: 0.001, kind: adamw, betas: [0.9, 0.999]}
@@ -250,13 +252,13 @@ data: {batch_size: 64, kind: digits}
     "changed",
     ["set: {optimizer.lr: 2e-3}", "set: {attention: xsa}", "metric: {selection: best-validation}"],
 )
-def test_identity_follows_what_is_computed(tmp_path: Path, changed: str) -> None:
+def test_identity_changes_with_the_computation(tmp_path: Path, changed: str) -> None:
     before = identities(tmp_path / "1", CELLS)
     after = identities(tmp_path / "2", f"{CELLS}\n{changed}")
     assert all(before[name] != after[name] for name in before if name.startswith("tiny/a"))
 
 
-def test_a_new_seed_or_variant_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_new_seed_or_variant_leaves_other_identities_alone(tmp_path: Path) -> None:
     before = identities(tmp_path / "1", CELLS)
     body = "baseline: a\ncells: {a: {}, new: {attention: xsa}, b: {attention: belief2}}"
     (tmp_path / "2").mkdir()
@@ -267,7 +269,7 @@ def test_a_new_seed_or_variant_leaves_the_others_alone(tmp_path: Path) -> None:
 
 
 def test_shared_parts_are_validated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10,000 cells in under a second rest on this: work grows with values, not with cells."""
+    """The work grows with the number of values and not of cells: 10,000 cells take under 1 s."""
     values = ", ".join(str(i) for i in range(1, 23))
     body = f"""
 baseline: lr=1,batch_size=1,epochs=1
@@ -281,16 +283,16 @@ axes:
     validated = []
     original = TypeAdapter.validate_python
 
-    def counting(self: TypeAdapter[object], value: object) -> object:
+    def count_calls(self: TypeAdapter[object], value: object) -> object:
         validated.append(value)
         return original(self, value)
 
-    monkeypatch.setattr(TypeAdapter, "validate_python", counting)
+    monkeypatch.setattr(TypeAdapter, "validate_python", count_calls)
     assert len(resolve(source)) == 10_648
     assert len(validated) == 3 * 22 + 2
 
 
-def test_published_numbers_and_seeds(tmp_path: Path) -> None:
+def test_a_plan_contains_published_numbers_and_seeds(tmp_path: Path) -> None:
     source = studies.study(tmp_path, CELLS + "\npublished: {a: [72.01, 0.20], b: 76}")
     written = expand(source, tmp_path).plan()
     assert [variant.published for variant in written.variants] == [(72.01, 0.20), (76.0, None)]
@@ -300,19 +302,19 @@ def test_published_numbers_and_seeds(tmp_path: Path) -> None:
     ]
 
 
-def test_choosing_studies(tmp_path: Path) -> None:
+def test_studies_are_chosen_by_name_or_default(tmp_path: Path) -> None:
     path = studies.write(tmp_path, CELLS)
     path.write_text(path.read_text().replace("studies:\n", "studies:\n  other: &head\n"
         "    title: t\n    experiment: experiment.yaml\n    seeds: [3]\n    baseline: x\n"
         "    cells: {x: {}}\n  child:\n    <<: *head\n    title: child\n    seeds: [4]\n"
     ))  # fmt: skip
-    found = read_studies(path)
-    assert [s.name for s in choose(found, [], path)] == ["tiny"]
-    assert [s.name for s in choose(found, ["tiny", "other"], path)] == ["other", "tiny"]
+    sources = read_studies(path)
+    assert [s.name for s in choose(sources, [], path)] == ["tiny"]
+    assert [s.name for s in choose(sources, ["tiny", "other"], path)] == ["other", "tiny"]
     path.write_text(path.read_text().replace("default: true", "default: false"))
     with pytest.raises(ConfigError, match="name one with --study: other, child, tiny"):
         choose(read_studies(path), [], path)
-    assert (found["child"].study.title, found["child"].study.seeds) == ("child", (4,))
+    assert (sources["child"].study.title, sources["child"].study.seeds) == ("child", (4,))
 
 
 def test_the_number_of_variants_and_cells_is_limited(

@@ -1,4 +1,4 @@
-"""Paths in a study: relative to the file they stand in, wherever the command runs."""
+"""Paths in a study are relative to their file, in whatever folder the command runs."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ training: {epochs: 2}
 """
 
 
-def matrix(folder: Path, body: str, experiment: str, *settings: str) -> Matrix:
-    """A study whose experiment's file stands in a folder of its own."""
+def expand_study(folder: Path, body: str, experiment: str, *settings: str) -> Matrix:
+    """Expand a study whose experiment is in the subfolder `recipes`."""
     path = studies.write(folder, body, experiment)
     (folder / "recipes").mkdir(exist_ok=True)
     (folder / "experiment.yaml").rename(folder / "recipes" / "experiment.yaml")
@@ -42,60 +42,59 @@ def matrix(folder: Path, body: str, experiment: str, *settings: str) -> Matrix:
     )
 
 
-def data_of(found: Matrix, variant: str) -> dict[str, str]:
-    (chosen,) = [v for v in found.variants if v.name == variant]
-    return {name: str(value) for name, value in chosen.experiment.data}
+def read_data(matrix: Matrix, variant: str) -> dict[str, str]:
+    (match,) = [v for v in matrix.variants if v.name == variant]
+    return {name: str(value) for name, value in match.experiment.data}
 
 
-def test_each_file_is_the_place_of_its_paths(tmp_path: Path) -> None:
+def test_a_path_is_relative_to_its_file(tmp_path: Path) -> None:
     body = "baseline: a\nmatch: none\ncells: {a: {}, b: {data: {name: x, path: ours}}}"
-    found = matrix(tmp_path, body, IMAGES)
-    assert data_of(found, "a")["path"] == str(tmp_path / "recipes" / "images")
-    assert data_of(found, "b")["path"] == str(tmp_path / "ours")
-    common = matrix(tmp_path, body + "\nset: {data.path: /all}", IMAGES)
-    assert [data_of(common, name)["path"] for name in "ab"] == ["/all", str(tmp_path / "ours")]
+    matrix = expand_study(tmp_path, body, IMAGES)
+    assert read_data(matrix, "a")["path"] == str(tmp_path / "recipes" / "images")
+    assert read_data(matrix, "b")["path"] == str(tmp_path / "ours")
+    common = expand_study(tmp_path, body + "\nset: {data.path: /all}", IMAGES)
+    assert [read_data(common, name)["path"] for name in "ab"] == ["/all", str(tmp_path / "ours")]
 
 
-def test_on_a_command_line_they_are_of_the_working_directory(
+def test_a_path_on_the_command_line_is_relative_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
-    found = matrix(tmp_path, "baseline: a\ncells: {a: {}}", IMAGES, "data.path=theirs")
-    assert data_of(found, "a")["path"] == "/theirs"
-    assert not found.is_trial
+    matrix = expand_study(tmp_path, "baseline: a\ncells: {a: {}}", IMAGES, "data.path=theirs")
+    assert read_data(matrix, "a")["path"] == "/theirs"
+    assert not matrix.is_trial
 
 
-def test_parts_of_parts_have_paths_too(tmp_path: Path) -> None:
+def test_nested_configurations_have_absolute_paths(tmp_path: Path) -> None:
     body = "baseline: a\ncells: {a: {}}\nmetric: {name: val/loss}"
-    found = matrix(tmp_path, body, TEXT)
-    (variant,) = found.variants
-    assert data_of(found, "a")["folder"] == str(tmp_path / "tokens")
+    matrix = expand_study(tmp_path, body, TEXT)
+    (variant,) = matrix.variants
+    assert read_data(matrix, "a")["folder"] == str(tmp_path / "tokens")
     words = variant.experiment.data.tokenizer.folder  # type: ignore[attr-defined]
     assert words == tmp_path / "recipes" / "words"
 
 
-def test_a_study_is_the_same_from_everywhere(
+def test_a_study_is_the_same_in_every_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a cell finds its data, wherever it is run again."""
+    """A cell finds its data in every working directory, and its identity has no path."""
     body = "baseline: a\ncells: {a: {}}"
-    found = []
-    for place, there in ((tmp_path, Path()), (tmp_path / "recipes", Path(".."))):
-        matrix(tmp_path, body, IMAGES)
-        monkeypatch.chdir(place)
-        found.append(expand(read_studies(there / "ablations.yaml")["tiny"], tmp_path / "runs"))
-    here, elsewhere = ([job.cell for job in one.jobs] for one in found)
-    assert here == elsewhere
-    here[0].write(tmp_path / "config.yaml")
+    matrices = []
+    for directory, prefix in ((tmp_path, Path()), (tmp_path / "recipes", Path(".."))):
+        expand_study(tmp_path, body, IMAGES)
+        monkeypatch.chdir(directory)
+        matrices.append(expand(read_studies(prefix / "ablations.yaml")["tiny"], tmp_path / "runs"))
+    first, second = ([job.cell for job in one.jobs] for one in matrices)
+    assert first == second
+    first[0].write(tmp_path / "config.yaml")
     read = Cell.read(tmp_path / "config.yaml")
     assert read.experiment.data.path == tmp_path / "recipes" / "images"  # type: ignore[attr-defined]
-    # It is no part of what is computed.
-    moved = matrix(tmp_path, body, IMAGES.replace("images", "others"))
-    assert [job.identity for job in moved.jobs] == [cell.fingerprint for cell in here]
+    moved = expand_study(tmp_path, body, IMAGES.replace("images", "others"))
+    assert [job.identity for job in moved.jobs] == [cell.fingerprint for cell in first]
 
 
-def test_every_key_of_a_path_is_known() -> None:
-    found = {".".join(keys) for keys in _path_keys()}
-    assert {"data.path", "data.root", "data.folder", "data.train", "data.tokenizer.folder"} < found
-    assert "model.checkpoint" in found
-    assert "data.name" not in found
+def test_the_keys_of_all_paths_are_found() -> None:
+    keys = {".".join(path) for path in _path_keys()}
+    assert {"data.path", "data.root", "data.folder", "data.train", "data.tokenizer.folder"} < keys
+    assert "model.checkpoint" in keys
+    assert "data.name" not in keys

@@ -1,0 +1,37 @@
+"""Cells in config.yaml files."""
+
+from pathlib import Path
+
+import pytest
+from helpers import studies
+
+from lit_attn.ablate.plan import expand
+from lit_attn.config.cell import Cell
+from lit_attn.schema.errors import ConfigError
+
+
+def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
+    body = "baseline: a\ncells: {a: {}, b: {attention: belief2, optimizer.lr: 1e-4}}"
+    cell = expand(studies.study(tmp_path, body), tmp_path).jobs[1].cell
+    cell.write(tmp_path / "config.yaml")
+    restored = Cell.read(tmp_path / "config.yaml")
+    assert restored == cell
+    assert restored.fingerprint == cell.fingerprint
+    assert restored.match_to is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "config.yaml: cannot be read: No such file or directory"),
+        ("a: [", "config.yaml: not YAML: "),
+        ("{}", "config.yaml: study: this key is required"),
+        ("studi: x", "config.yaml: studi: unknown key 'studi'; did you mean 'study'?"),
+    ],
+)
+def test_a_damaged_cell_is_one_error_line(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config.yaml") as caught:
+        Cell.read(tmp_path / "config.yaml")
+    assert message in str(caught.value)
