@@ -11,15 +11,21 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from timm.layers import Mlp, build_sincos2d_pos_embed
+from timm.layers import GELUTanh, Mlp, lecun_normal_
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vit import AttentionBlock, Shape, initialise, require_tiles
+from lit_attn.models.vit import (
+    AttentionBlock,
+    Shape,
+    initialise,
+    require_tiles,
+    separate_matrices,
+)
 
 FeedForward = Callable[[int, int, Device], nn.Module]
 
@@ -35,14 +41,17 @@ def build(
         model,
         image_shape,
         num_classes,
-        perceptron,
+        partial(perceptron, activation=model.ffn.activation if model.ffn else "gelu"),
         norm_eps=model.norm_eps,
         class_token=model.pool == "token",
         device=device,
     )
     if not vit.get_parameter("pos_embed").is_meta:
         with by_name(vit):
-            initialise(vit, "timm")
+            if model.init == "flax":
+                initialise_as_flax(vit)
+            else:
+                initialise(vit, model.init)
     if model.positions == "sincos":
         fix_positions(vit)
     return vit
@@ -96,18 +105,55 @@ def assemble(
     return vit
 
 
-def perceptron(dim: int, width: int, device: Device) -> Mlp:
-    """Return Linear, GELU, Linear."""
-    return Mlp(dim, width, device=device)
+def perceptron(dim: int, width: int, device: Device, activation: str = "gelu") -> Mlp:
+    """Return Linear, GELU (exact or by its tanh approximation), Linear."""
+    gelu = GELUTanh if activation == "gelu-tanh" else nn.GELU
+    return Mlp(dim, width, act_layer=gelu, device=device)
+
+
+def initialise_as_flax(vit: VisionTransformer) -> None:
+    """Fill every parameter as big_vision's flax code does.
+
+    Every matrix (q, k and v apart) is Xavier-uniform, the patch embedding LeCun-normal, the head
+    zero. Biases of the FFN are N(0, 1e-6), other biases and the class token zero, and learned
+    positions N(0, 1/d).
+    """
+    nn.init.normal_(vit.get_parameter("pos_embed"), std=vit.embed_dim**-0.5)
+    if vit.has_class_token:
+        nn.init.zeros_(vit.get_parameter("cls_token"))
+    for module in vit.modules():
+        if isinstance(module, nn.Conv2d):
+            lecun_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    for name, module, matrix in separate_matrices(vit):
+        if module is vit.head:
+            nn.init.zeros_(matrix)
+        else:
+            nn.init.xavier_uniform_(matrix)
+        if module.bias is not None:
+            nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
+    for module in vit.modules():
+        if isinstance(module, Attention):
+            module.copy_projection()
 
 
 def fix_positions(vit: VisionTransformer) -> None:
-    """Set the positions to the fixed sines and cosines of Beyer et al. 2022, untrained."""
+    """Set the positions to the fixed sines and cosines of Beyer et al. 2022, untrained.
+
+    Coordinate k of the w / 4 frequencies is 10,000^(-k / (w / 4 - 1)), for columns and rows alike.
+    """
     assert not vit.has_class_token
     positions = vit.get_parameter("pos_embed")
-    grid = build_sincos2d_pos_embed(
-        list(vit.patch_embed.grid_size), vit.embed_dim, device=positions.device
+    count = vit.embed_dim // 4
+    exponents = torch.arange(count, device=positions.device) / max(1, count - 1)
+    rows, columns = (
+        torch.arange(size, device=positions.device)[:, None] * 10_000.0**-exponents
+        for size in vit.patch_embed.grid_size
     )
+    x, y = columns.repeat(len(rows), 1), rows.repeat_interleave(len(columns), dim=0)
     with torch.no_grad():
-        positions.copy_(grid)
+        positions.copy_(torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1))
     positions.requires_grad_(False)

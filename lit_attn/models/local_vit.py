@@ -16,7 +16,7 @@ from lit_attn.config.models.imagenet import LocalViTConfig
 from lit_attn.models.imagenet_vit import assemble
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vit import Shape
+from lit_attn.models.vit import Shape, separate_matrices
 
 
 class LocalFFN(nn.Module):
@@ -58,19 +58,18 @@ def build(
 
 
 def initialise(vit: VisionTransformer) -> None:
-    """Draw every Linear, the class token and the positions Xavier-normal; biases are zero.
+    """Draw every matrix (q, k and v apart), the class token and the positions Xavier-normal.
 
-    Convolutions and norms keep PyTorch's defaults.
+    Biases, convolutions and norms keep PyTorch's defaults.
     """
     for name in ("cls_token", "pos_embed"):
         nn.init.xavier_normal_(vit.get_parameter(name))
-    for module in vit.modules():
-        if isinstance(module, nn.Conv2d | nn.LayerNorm):
+    for name, module in vit.named_modules():
+        is_composer = "composers" in name.split(".")
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm) and not is_composer:
             module.reset_parameters()
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    for _, _, matrix in separate_matrices(vit):
+        nn.init.xavier_normal_(matrix)
     for module in vit.modules():
         if isinstance(module, Attention):
             module.copy_projection()

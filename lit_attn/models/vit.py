@@ -8,6 +8,8 @@ Sources of the two shapes that the experiments use:
 Shapes: images (B, C, H, W) -> logits (B, classes); d width, P side of a patch in pixels.
 """
 
+from collections.abc import Iterator
+
 import torch
 from timm.layers import DropPath, Mlp
 from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
@@ -144,6 +146,23 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
     for module in vit.modules():
         if isinstance(module, Attention):
             module.copy_projection()
+
+
+def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, Tensor]]:
+    """Yield (name, layer, matrix) of all Linears, with q, k and v of a layer as three matrices.
+
+    Compositions across heads are left out: they keep the initial values of their own paper.
+    """
+    for name, module in vit.named_modules():
+        if not isinstance(module, nn.Linear) or "composers" in name.split("."):
+            continue
+        attention = vit.get_submodule(name.rpartition(".")[0])
+        if isinstance(attention, Attention) and module is attention.qkv:
+            shared = attention.key_heads * attention.head_dim
+            sizes = (attention.num_heads * attention.head_dim, shared, shared)
+            yield from ((name, module, matrix) for matrix in module.weight.split(sizes))
+        else:
+            yield name, module, module.weight
 
 
 def _fitted(block: nn.Module, model: ViTConfig, device: Device) -> nn.Module:

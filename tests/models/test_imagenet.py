@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import PerpendicularConfig
@@ -126,13 +127,39 @@ def test_the_class_token_goes_around_the_local_ffn() -> None:
 
 
 def test_local_vit_starts_from_xavier() -> None:
+    """The released code has three Linears for q, k and v, and keeps PyTorch's default biases."""
     torch.manual_seed(0)
-    network = local_vit.build(LocalViTConfig(depth=1), (3, 32, 32), 10)
-    for linear in (network.blocks[0].attn.qkv, network.blocks[0].mlp.fc1, network.head):
-        rows, columns = linear.weight.shape
-        assert linear.weight.std().item() == pytest.approx((2 / (rows + columns)) ** 0.5, rel=0.05)
-    assert network.blocks[0].attn.qkv.bias is None
-    assert not network.head.bias.any()
+    network = local_vit.build(LocalViTConfig(depth=1), (3, 32, 32), 1000)
+    attention = network.blocks[0].attn
+    matrices = (*attention.qkv.weight.chunk(3), network.blocks[0].mlp.fc1.weight)
+    for matrix in (*matrices, attention.proj.weight, network.head.weight):
+        rows, columns = matrix.shape
+        assert matrix.std().item() == pytest.approx((2 / (rows + columns)) ** 0.5, rel=0.02)
+    assert attention.qkv.bias is None
+    for bias in (attention.proj.bias, network.head.bias):
+        assert bias.std().item() == pytest.approx((3 * 384) ** -0.5, rel=0.1)
+
+
+def test_flax_initialisation_is_big_visions() -> None:
+    torch.manual_seed(0)
+    model = ImageViTConfig(depth=1, init="flax", ffn=FFN(width=1536, activation="gelu-tanh"))
+    network = imagenet_vit.build(model, (3, 224, 224), 1000)
+    block = network.blocks[0]
+    matrices = (*block.attn.qkv.weight.chunk(3), block.attn.proj.weight, block.mlp.fc1.weight)
+    for matrix in (*matrices, block.mlp.fc2.weight):
+        bound = (6 / sum(matrix.shape)) ** 0.5
+        assert matrix.abs().max().item() == pytest.approx(bound, rel=1e-3)
+        assert matrix.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+    patches = network.patch_embed.proj.weight
+    assert patches.std().item() == pytest.approx(768**-0.5, rel=0.01)
+    # Truncated at two deviations of the wider normal that has this deviation after truncation.
+    assert patches.abs().max().item() == pytest.approx(2 * 768**-0.5 / 0.8796, rel=1e-3)
+    assert 5e-7 < block.mlp.fc1.bias.std().item() < 2e-6
+    zeros = (network.head.weight, network.head.bias, block.attn.qkv.bias, network.cls_token)
+    assert not any(parameter.any() for parameter in zeros)
+    x = torch.randn(2, 5, 384)
+    hidden = F.gelu(block.mlp.fc1(x), approximate="tanh")
+    torch.testing.assert_close(block.mlp(x), block.mlp.fc2(hidden))
 
 
 def test_local_vit_refuses_images_that_are_not_square() -> None:
@@ -162,11 +189,11 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
     assert network.cls_token is None
     assert network.pos_embed.shape == (1, 16, 32)
     assert not network.pos_embed.requires_grad
-    # Row 2, column 3: sines and cosines of the coordinates at frequencies 10000^(-k / 8).
-    frequencies = 10_000.0 ** (-torch.arange(8) / 8)
+    # Row 2, column 3: sines and cosines of the coordinates at frequencies 10000^(-k / 7).
+    frequencies = 10_000.0 ** (-torch.arange(8) / 7)
     rows, columns = 2 * frequencies, 3 * frequencies
-    known = torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()]).sort().values
-    torch.testing.assert_close(network.pos_embed[0, 11].sort().values, known)
+    expected = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()])
+    torch.testing.assert_close(network.pos_embed[0, 11], expected)
     x = torch.randn(2, 3, 16, 16)
     mean = network.forward_features(x).mean(1)
     torch.testing.assert_close(network(x), network.head(mean))

@@ -41,14 +41,22 @@ class ImageViTConfig(Transformer):
     """timm's VisionTransformer for images of any size, with positions resampled to each size.
 
     The defaults are DeiT-S/16 (Touvron et al. 2021). With `pool: average`, which drops the class
-    token, and `positions: sincos` (fixed) it is the ViT-S/16 of Beyer et al. 2022.
+    token, `positions: sincos` (fixed), `init: flax` and `ffn.activation: gelu-tanh` it is the
+    ViT-S/16 of Beyer et al. 2022.
     """
 
     takes = (ImageLabels,)
 
+    activations = ("gelu", "gelu-tanh")
+
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = "token"
     positions: Literal["learned", "sincos"] = "learned"
+    init: Literal["timm", "flax"] = Field(
+        "timm",
+        description="initial values; timm: matrices N(0, 0.02), truncated; flax: as big_vision, "
+        "Xavier-uniform matrices and a head of zeros",
+    )
     norm_eps: PositiveFloat = 1e-6
 
     def check(self, signature: ImageLabels) -> None:
