@@ -27,7 +27,9 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
     if head_dim % 2:
         raise ValueError(f"rotary positions turn pairs: a head width of {head_dim} is odd")
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-    angles = torch.outer(positions.to(torch.float32), base ** (-exponents / head_dim))
+    # In float32 this is the released codes' value to the last bit; base ** (-j / D) is not.
+    frequencies = 1.0 / base ** (exponents / head_dim)
+    angles = torch.outer(positions.to(torch.float32), frequencies)
     return Rotary(angles.cos(), angles.sin())
 
 

@@ -19,9 +19,9 @@ from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator
 from released.replaying import Replay, shipped_cell
 from released.vision import rename
 
-# Rotary angles are float32 and differ in the last bit, so outputs differ by 1e-9. Seed 1 is left
-# out: in its fifth step a weight lies so near a tie of e5m2 that the two sides round it apart.
-TOLERANCES = {"loss": 1e-9, "gradient": 1e-7, "change": 1e-6, "sample": 1e-6}
+# Seed 1 is left out. In its fifth step the scaled weight lies so near a tie of e5m2 that rounding it
+# in float64, as the released code does here, and through float32, as torch does, differ.
+TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 STEPS, WARMUP, WARMDOWN, BATCH, CONTEXT, WIDTH, HEADS = 20, 4, 6, 2, 16, 32, 2
 
 
