@@ -186,8 +186,12 @@ def released_names(ours: Tensors) -> Tensors:
         parts = renamed.pop(name).chunk(3)
         for letter, part in zip("qkv", parts, strict=True):
             renamed[name.replace(".attn.qkv.", f".mha.W_{letter}.")] = part
-    for name in [name for name in renamed if name.endswith(".mha.attn.pi")]:
-        renamed[name] = renamed[name].flatten()
+    for name in renamed:
+        if name.endswith(".mha.attn.pi"):
+            renamed[name] = renamed[name].flatten()
+        if name.endswith(".mu"):
+            # Subtracted from the key there, added to it here.
+            renamed[name] = -renamed[name]
     return renamed
 
 

@@ -84,12 +84,29 @@ def shared_draws(seed: int) -> Iterator[None]:
     def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
         return x.copy_(mask(tuple(x.shape), p))
 
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        # The fused kernel draws its own dropout: spell out what it computes.
+        if not (p := options.pop("dropout_p", 0.0)):
+            return fused(q, k, v, attn_mask, **options)
+        logits = q @ k.transpose(-1, -2) * (options.get("scale") or q.shape[-1] ** -0.5)
+        assert not options.get("is_causal")
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            logits = logits + attn_mask
+        return dropout(logits.softmax(-1), p) @ v
+
     def rand(*shape: Any, **_: Any) -> Tensor:
         # Some drop paths are floor(keep + rand(shape)), which is 1 if rand is at least 1 - keep.
         return 1 - uniform(shape[0] if isinstance(shape[0], tuple) else shape)
 
     with (
         patch.object(torch.nn.functional, "dropout", dropout),
+        patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
         patch.object(torch.Tensor, "bernoulli_", bernoulli_),
         patch.object(torch, "rand", rand),
     ):
@@ -149,7 +166,7 @@ class Recorder:
                 name: torch.full_like(p, key(groups[id(p)]), dtype=torch.float64)
                 for name, p in parameters.items()
             }
-            return {name: t.flatten()[0].item() for name, t in self.view(constants).items()}
+            return {name: t.flatten()[0].abs().item() for name, t in self.view(constants).items()}
 
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad.detach()

@@ -28,8 +28,8 @@ class Replay(NamedTuple):
 
     `batch(step)` returns the tensors of one optimiser step; without it the cell reads its own data.
     `view` renames parameters of this
-    project to released names. It may also cut a tensor into several or reorder its rows, and each
-    tensor that it returns must be a view or a copy of this project's values.
+    project to released names. It may also cut a tensor into several, reorder its elements or change
+    their sign.
     """
 
     cell: Cell
@@ -67,18 +67,20 @@ def start_from_record(
 ) -> None:
     """Give the network the initial values that the released code started from.
 
-    Each element of this project's parameters is numbered, `view` shows where the numbers stand
-    under released names, and the released values are written back to those places.
+    Each element of this project's parameters is numbered from 1, `view` shows where the numbers
+    stand under released names, and the released values are written back to those places. A
+    negative number stands for a value of the opposite sign.
     """
     parameters = dict(network.named_parameters())
-    numbers, first = {}, 0
+    numbers, first = {}, 1
     for name, parameter in parameters.items():
         numbers[name] = torch.arange(first, first + parameter.numel()).double().view_as(parameter)
         first += parameter.numel()
     flat = torch.full((first,), torch.nan, dtype=torch.float64)
     for name, places in view(numbers).items():
-        flat[places.long().flatten()] = initial_values(name, tuple(places.shape), seed).flatten()
-    if flat.isnan().any():
+        values = initial_values(name, tuple(places.shape), seed) * places.sign()
+        flat[places.abs().long().flatten()] = values.flatten()
+    if flat[1:].isnan().any():
         raise ValueError("the renaming leaves out parameters of this project")
     with torch.no_grad():
         for name, parameter in parameters.items():

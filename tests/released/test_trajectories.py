@@ -6,9 +6,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from released import modded_nanogpt, nanogpt, recording, replaying, spt_lsa_vit, vit_small
+from released import lra, modded_nanogpt, nanogpt, recording, replaying, spt_lsa_vit, vit_small
 
-SETUPS = {
+SETUPS: dict[str, ModuleType] = {
+    "lra": lra,
     "modded_nanogpt": modded_nanogpt,
     "nanogpt": nanogpt,
     "spt_lsa_vit": spt_lsa_vit,
@@ -27,7 +28,7 @@ def runs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "run"), runs())
 def test_training_steps_agree_with_released_code(name: str, run: str, tmp_path: Path) -> None:
-    setup: ModuleType = SETUPS[name]
+    setup = SETUPS[name]
     with np.load(recording.FOLDER / f"{name}.npz") as record:
         theirs = {k.split("/")[1]: v for k, v in record.items() if k.startswith(f"{run}/")}
     ours = replaying.run(setup.replay(run, tmp_path), tmp_path)
