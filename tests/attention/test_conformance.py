@@ -1,4 +1,4 @@
-"""The fast layer is held to the reference, value and gradient, over the registry of parts."""
+"""Values and gradients of the fast layer equal the reference's, for every registered part."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ every_softmax = pytest.mark.parametrize(
 
 @every_spec
 @pytest.mark.parametrize("n", [1, 2, 7, 33])
-def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
+def test_value_and_gradient_equal_the_reference(spec: AttentionSpec, n: int) -> None:
     assert_same(make(spec), tokens(n))
 
 
 @every_spec
-def test_causal(spec: AttentionSpec) -> None:
+def test_a_causal_layer_equals_the_reference_and_ignores_later_tokens(spec: AttentionSpec) -> None:
     layer, x = make(spec), tokens(9)
     assert_same(layer, x, is_causal=True)
     changed = x.clone()
@@ -36,7 +36,7 @@ def test_causal(spec: AttentionSpec) -> None:
 
 
 @every_spec
-def test_padding_mask(spec: AttentionSpec) -> None:
+def test_a_padded_layer_equals_the_reference_and_ignores_padding(spec: AttentionSpec) -> None:
     layer, x = make(spec), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
@@ -49,15 +49,15 @@ def test_padding_mask(spec: AttentionSpec) -> None:
 
 
 @every_softmax
-def test_additive_mask(spec: AttentionSpec) -> None:
+def test_an_additive_mask_equals_the_reference(spec: AttentionSpec) -> None:
     bias = torch.randn(1, HEADS, 9, 9, dtype=torch.double)
     assert_same(make(spec), tokens(9), attn_mask=bias)
 
 
 @every_spec
 @pytest.mark.parametrize("absent", [slice(6, 9), slice(0, 3)], ids=["right", "left"])
-def test_causal_with_a_padding_mask(spec: AttentionSpec, absent: slice) -> None:
-    """Padded on the left, the first tokens see nothing at all."""
+def test_causal_and_padding_masks_combine(spec: AttentionSpec, absent: slice) -> None:
+    """With padding on the left, the first tokens attend to nothing."""
     layer, x = make(spec), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., absent] = False
@@ -66,7 +66,7 @@ def test_causal_with_a_padding_mask(spec: AttentionSpec, absent: slice) -> None:
     layer.train()
     layer.attn_drop = 0.5
     if getattr(spec.similarity, "prior", None) == "m-step":
-        # Its pi are learned in training, from all tokens.
+        # In training, pi are updated from all tokens.
         assert torch.isfinite(layer(x, **given)).all()
         return
     changed = x.clone()
@@ -81,7 +81,7 @@ def test_causal_with_a_padding_mask(spec: AttentionSpec, absent: slice) -> None:
 
 @every_softmax
 @pytest.mark.parametrize("dtype", [torch.bool, torch.double], ids=["boolean", "additive"])
-def test_causal_with_a_mask_of_pairs(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_causal_and_pair_masks_combine(spec: AttentionSpec, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     mask = torch.randn(1, HEADS, 9, 9, dtype=torch.double, generator=generator)
     mask = mask > 0 if dtype == torch.bool else mask.masked_fill(mask < -1, -torch.inf)
@@ -98,13 +98,13 @@ def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
 
 
 @every_softmax
-def test_local_self_attention(spec: AttentionSpec) -> None:
+def test_local_self_attention_equals_the_reference(spec: AttentionSpec) -> None:
     assert_same(make(spec, lsa=True), tokens(9))
 
 
 @every_spec
 def test_zero_values_give_no_nan(spec: AttentionSpec) -> None:
-    """alpha is 0 / 0 where V is zero; the floor makes it zero, in the gradient too."""
+    """alpha is 0 / 0 if V is zero; its lower bound makes it zero, in the gradient too."""
     layer = make(spec)
     with torch.no_grad():
         layer.qkv.weight[2 * DIM :] = 0
@@ -119,8 +119,8 @@ def test_zero_values_give_no_nan(spec: AttentionSpec) -> None:
 
 @every_spec
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(spec: AttentionSpec, dtype: torch.dtype) -> None:
-    """Relative error of the whole output stays near the format's rounding."""
+def test_half_precision_is_near_rounding(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    """The relative error of the output is near the rounding error of the format."""
     layer = make(spec)
     x = tokens(16)
     with torch.no_grad():
@@ -131,8 +131,8 @@ def test_half_precision(spec: AttentionSpec, dtype: torch.dtype) -> None:
 
 
 @every_spec
-def test_values_beyond_half_range(spec: AttentionSpec) -> None:
-    """<V, V> of large values overflows float16; the projection does not."""
+def test_large_values_stay_finite_in_half_precision(spec: AttentionSpec) -> None:
+    """<V, V> of large values would overflow float16."""
     layer = make(spec)
     with torch.no_grad():
         layer.qkv.weight[2 * DIM :] *= 100
@@ -144,7 +144,7 @@ def test_values_beyond_half_range(spec: AttentionSpec) -> None:
 def test_uninitialised_memory_is_never_read(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fresh memory is poisoned with NaN; nothing unwritten reaches the output or a gradient."""
+    """New memory is filled with NaN; the output and the gradients stay finite."""
     layer, x = make(spec), tokens(7)
     expected = layer(x)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
@@ -160,14 +160,14 @@ def test_uninitialised_memory_is_never_read(
 
 
 @every_spec
-def test_gradcheck(spec: AttentionSpec) -> None:
+def test_gradients_pass_gradcheck(spec: AttentionSpec) -> None:
     layer = make(spec)
     x = tokens(3, batch=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: layer(t), (x,), atol=1e-6, fast_mode=True)
 
 
 @every_softmax
-def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
+def test_a_token_that_attends_to_nothing_gets_zero(spec: AttentionSpec) -> None:
     layer, x = make(spec), tokens(5).requires_grad_()
     nobody = torch.zeros(5, 5, dtype=torch.bool)
     nobody[:3] = True
@@ -176,7 +176,7 @@ def test_a_token_that_may_see_nothing_gets_nothing(spec: AttentionSpec) -> None:
     assert torch.isfinite(x.grad).all()
 
 
-# One of each way to compute; compiling takes seconds.
+# One preset for each path; compiling takes seconds.
 COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha-all"]
 COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
 COMPILED_SPECS |= {
@@ -186,7 +186,7 @@ COMPILED_SPECS |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED_SPECS)
-def test_compiled(name: str) -> None:
+def test_the_compiled_layer_agrees(name: str) -> None:
     torch.compiler.reset()
     layer, x = make(COMPILED_SPECS[name]).float(), tokens(9).float()
     expected = layer(x)
@@ -197,7 +197,7 @@ def test_compiled(name: str) -> None:
 @pytest.mark.gpu
 @every_spec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_the_layer_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> None:
     layer, x = make(spec), tokens(65)
     exact = reference.attention(layer, x)
     got = layer.to("cuda", dtype)(x.to("cuda", dtype)).cpu().double()
@@ -205,6 +205,6 @@ def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_meta_device_counts_without_computing(name: str) -> None:
+def test_layers_run_on_the_meta_device(name: str) -> None:
     layer = make(PRESETS[name]).float().to("meta")
     assert layer(torch.empty(2, 9, DIM, device="meta")).shape == (2, 9, DIM)

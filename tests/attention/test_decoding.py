@@ -1,4 +1,4 @@
-"""Decoding with a cache is the whole sequence's causal attention, over the registry of parts."""
+"""Decoding with a cache gives the causal output of the whole sequence, for every part."""
 
 import random
 from itertools import pairwise
@@ -26,22 +26,24 @@ every_softmax = pytest.mark.parametrize(
 N = 11
 
 
-def decoded(layer: Attention, x: Tensor, cuts: list[int], turned: bool = False) -> Tensor:
-    """The layer's output for x, given in pieces that end at `cuts` and at the end."""
+def decoded(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> Tensor:
+    """Return the layer's output for x, passed in pieces that end at `cuts`."""
     cache, found = layer.new_cache(), []
     for start, stop in pairwise([0, *cuts, x.shape[1]]):
         assert cache.seen == start
-        by = rotary(torch.arange(start, stop), layer.head_dim) if turned else None
+        by = rotary(torch.arange(start, stop), layer.head_dim) if is_rotated else None
         found.append(layer(x[:, start:stop], is_causal=True, rotary=by, cache=cache))
     return torch.cat(found, dim=1)
 
 
-def assert_decodes(layer: Attention, x: Tensor, cuts: list[int], turned: bool = False) -> None:
+def assert_decodes(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> None:
     n = x.shape[1]
-    by = rotary(torch.arange(n), layer.head_dim) if turned else None
+    by = rotary(torch.arange(n), layer.head_dim) if is_rotated else None
     with torch.no_grad():
         whole = layer(x, is_causal=True, rotary=by)
-        torch.testing.assert_close(decoded(layer, x, cuts, turned), whole, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(
+            decoded(layer, x, cuts, is_rotated), whole, rtol=1e-10, atol=1e-11
+        )
 
 
 def random_cuts(n: int, seed: int) -> list[int]:
@@ -49,8 +51,8 @@ def random_cuts(n: int, seed: int) -> list[int]:
     return sorted(drawn.sample(range(1, n), drawn.randrange(1, n - 1)))
 
 
-def held_bytes(layer: Attention, n: int, size: int) -> int:
-    """What a cache occupies after n tokens, `size` at a time."""
+def cache_bytes(layer: Attention, n: int, size: int) -> int:
+    """Return the bytes of a cache after n tokens, `size` at a time."""
     cache = layer.new_cache()
     with torch.no_grad():
         for part in tokens(n, batch=1).split(size, dim=1):
@@ -60,51 +62,57 @@ def held_bytes(layer: Attention, n: int, size: int) -> int:
 
 
 @every_spec
-@pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
-def test_token_by_token(spec: AttentionSpec, turned: bool) -> None:
-    assert_decodes(make(spec), tokens(N), list(range(1, N)), turned)
+@pytest.mark.parametrize("is_rotated", [False, True], ids=["plain", "rotary"])
+def test_decoding_token_by_token_gives_the_output_of_the_sequence(
+    spec: AttentionSpec, is_rotated: bool
+) -> None:
+    assert_decodes(make(spec), tokens(N), list(range(1, N)), is_rotated)
 
 
 @every_spec
-def test_a_prompt_then_tokens(spec: AttentionSpec) -> None:
-    assert_decodes(make(spec), tokens(N), list(range(6, N)), turned=True)
+def test_decoding_after_a_prompt_gives_the_output_of_the_sequence(spec: AttentionSpec) -> None:
+    assert_decodes(make(spec), tokens(N), list(range(6, N)), is_rotated=True)
 
 
 @every_spec
 @pytest.mark.parametrize("seed", [0, 1])
-def test_pieces_of_any_length(spec: AttentionSpec, seed: int) -> None:
+def test_pieces_of_any_length_give_the_output_of_the_sequence(
+    spec: AttentionSpec, seed: int
+) -> None:
     assert_decodes(make(spec, seed), tokens(N, seed=seed), random_cuts(N, seed))
 
 
 @every_spec
-def test_with_a_window_and_shared_keys(spec: AttentionSpec) -> None:
-    """Where a part allows it: linear keys have no window."""
+def test_windows_and_shared_keys_decode(spec: AttentionSpec) -> None:
+    """Linear keys have no window and are decoded without one."""
     window = None if isinstance(spec.similarity, LinearConfig) else 4
     for kv_heads in (1, None):
         layer = make(spec.model_copy(update={"window": window, "kv_heads": kv_heads}))
-        assert_decodes(layer, tokens(N), random_cuts(N, 3), turned=True)
+        assert_decodes(layer, tokens(N), random_cuts(N, 3), is_rotated=True)
         assert_decodes(layer, tokens(N), [7, 8, 9, 10])
 
 
 @every_softmax
 @pytest.mark.parametrize("window", [1, 2])
-def test_narrow_windows(spec: AttentionSpec, window: int) -> None:
-    """A window of 1 leaves nothing to keep."""
+def test_narrow_windows_decode(spec: AttentionSpec, window: int) -> None:
+    """With a window of 1 the cache stays empty."""
     layer = make(spec.model_copy(update={"window": window}))
     assert_decodes(layer, tokens(N), [1, 2, 5, 6])
 
 
 @every_softmax
-def test_local_self_attention(spec: AttentionSpec) -> None:
-    """No token sees itself, so the first one sees nothing."""
+def test_local_self_attention_decodes(spec: AttentionSpec) -> None:
+    """No token attends to itself, so the first one attends to nothing."""
     layer = make(spec, lsa=True)
     assert_decodes(layer, tokens(N), list(range(1, N)))
     assert_decodes(layer, tokens(N), [4, 6])
 
 
 @every_spec
-def test_chunks_of_queries(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What longer pieces run: several chunks of queries, before and after something is cached."""
+def test_several_chunks_of_queries_decode(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer pieces take several chunks of queries, with an empty and with a filled cache."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 2)
     monkeypatch.setattr(chunked, "CHUNK", 3)
     assert_decodes(make(spec), tokens(N), [4])
@@ -114,8 +122,10 @@ def test_chunks_of_queries(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("scope", ["head", "layer", "position"])
 @pytest.mark.parametrize("part", [MixtureConfig, LinearConfig])
-def test_weights_of_keys_by_position(part: type[MixtureConfig | LinearConfig], scope: str) -> None:
-    """A key keeps the weight of its own position, behind a window too."""
+def test_keys_keep_the_weights_of_their_positions(
+    part: type[MixtureConfig | LinearConfig], scope: str
+) -> None:
+    """This also holds with a window."""
     similarity = part(keys=2, prior_scope=scope, **{"positions": N} if scope == "position" else {})
     for window in (None, 3) if part is MixtureConfig else (None,):
         layer = make(AttentionSpec(similarity=similarity, window=window))
@@ -129,8 +139,8 @@ def test_weights_of_keys_by_position(part: type[MixtureConfig | LinearConfig], s
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
-    """Of cached keys, whose maps are of low rank, H x H numbers each would be used once."""
+def test_one_query_forms_no_matrix_for_every_key(groups: int) -> None:
+    """The maps of cached keys have low rank; H x H matrices of them would be used only once."""
     heads, n, rank = 12, 64, 2
     spec = AttentionSpec(compose=KeyComposeConfig(groups=groups, rank=rank))
     composer = attn_layer(spec)(24, heads).composers["pre"]
@@ -144,15 +154,15 @@ def test_one_query_forms_no_map_of_every_key(groups: int) -> None:
     assert largest <= 4 * n * rank * heads < 4 * n * heads * heads // groups
 
 
-def test_many_tokens_of_linear_keys() -> None:
-    """Beyond the chunks in which a prompt's running sums are formed."""
+def test_linear_keys_decode_beyond_one_chunk() -> None:
+    """150 tokens are more than one chunk of causal linear attention."""
     x = tokens(150)
     assert_decodes(make(PRESETS["mlk"]), x, [70, 71, 140])
 
 
 @every_softmax
-def test_autocast(spec: AttentionSpec) -> None:
-    """In bfloat16 too: equal to the rounding of the whole sequence's own."""
+def test_decoding_under_autocast_agrees_to_rounding(spec: AttentionSpec) -> None:
+    """In bfloat16 the difference is as small as the rounding error."""
     layer = make(spec).float()
     x = tokens(N).float()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -162,21 +172,21 @@ def test_autocast(spec: AttentionSpec) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
-def test_linear_keys_keep_as_much_after_any_number_of_tokens(name: str) -> None:
+def test_the_cache_of_linear_keys_has_a_constant_size(name: str) -> None:
     layer = make(PRESETS[name])
     width = DIM // HEADS
     for n in (1, 20, 100):
-        assert held_bytes(layer, n, 1) == 8 * HEADS * (width * width + width)
+        assert cache_bytes(layer, n, 1) == 8 * HEADS * (width * width + width)
 
 
 @pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
-def test_a_window_bounds_what_is_kept(name: str) -> None:
-    """Token by token, and after a long prompt in one piece."""
+def test_a_window_bounds_the_cache(name: str) -> None:
+    """This holds token by token and after a long prompt in one piece."""
     layer = make(PRESETS[name].model_copy(update={"window": 5}))
-    most = held_bytes(layer, 4, 1)
-    assert held_bytes(layer, 3, 1) < most
-    assert held_bytes(layer, 60, 1) == most
-    assert held_bytes(layer, 60, 60) == most
+    most = cache_bytes(layer, 4, 1)
+    assert cache_bytes(layer, 3, 1) < most
+    assert cache_bytes(layer, 60, 1) == most
+    assert cache_bytes(layer, 60, 60) == most
 
 
 @pytest.mark.parametrize(
@@ -189,16 +199,16 @@ def test_a_window_bounds_what_is_kept(name: str) -> None:
         (PRESETS["mgk"], 3 * DIM),
         (PRESETS["mgk"].model_copy(update={"kv_heads": 1}), 3 * DIM // HEADS),
         (PRESETS["talking-heads"], 2 * DIM),
-        # At two places two vectors of rank 2 over the heads, and the gate.
+        # Two places, each with two vectors of rank 2 over the heads, and the gate.
         (PRESETS["dcmha"], 2 * DIM + 2 * (2 * 2 * HEADS + HEADS)),
         (PRESETS["dcmha-query"], 2 * DIM),
     ],
     ids=lambda value: attention_cases.label(value) if isinstance(value, AttentionSpec) else "",
 )
-def test_what_is_kept_of_a_token(spec: AttentionSpec, numbers: int) -> None:
-    """Keys and values of key heads, every key of a mixture, z, and key-wise maps: nothing else."""
+def test_the_numbers_that_a_cache_keeps_for_a_token(spec: AttentionSpec, numbers: int) -> None:
+    """A cache keeps keys and values of key heads, all keys of a mixture, z, and maps of keys."""
     layer = make(spec)
-    assert held_bytes(layer, 9, 1) == 9 * 8 * numbers
+    assert cache_bytes(layer, 9, 1) == 9 * 8 * numbers
 
 
 def test_a_cache_is_for_causal_inference() -> None:
@@ -215,7 +225,7 @@ def test_a_cache_is_for_causal_inference() -> None:
         layer(tokens(3), is_causal=True, cache=layer.new_cache())
 
 
-def test_caches_of_two_batches_do_not_mix() -> None:
+def test_two_caches_are_independent() -> None:
     layer, x = make(PRESETS["dcmha"]), tokens(4)
     first, second = layer.new_cache(), layer.new_cache()
     layer(x, is_causal=True, cache=first)

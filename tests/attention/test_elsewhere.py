@@ -1,4 +1,4 @@
-"""The layer in others' hands: README's calls, mappings for choices, pickles and copies."""
+"""Use of the layer from outside: documented calls, mappings as choices, pickles and copies."""
 
 import copy
 import multiprocessing
@@ -22,7 +22,7 @@ IDENTITY = {"residual": {"kind": "split", "activation": "identity", "init": "cop
 
 
 class Mine(attn_layer("belief2")):
-    """A subclass that a user writes."""
+    """Subclass as a user would write it."""
 
 
 def timm_model(chosen: Any) -> nn.Module:
@@ -31,8 +31,8 @@ def timm_model(chosen: Any) -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", attn_layer=chosen, **sizes).eval()
 
 
-def test_the_readme_calls_work() -> None:
-    """As printed, but for the download of pretrained weights."""
+def test_the_documented_calls_work() -> None:
+    """The calls are executed as printed, without the download of pretrained weights."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     assert "attn_layer({" in code
@@ -61,7 +61,7 @@ def test_the_readme_calls_work() -> None:
         ({}, {}),
     ],
 )
-def test_mappings_are_read_as_yaml_would_be(chosen: Any, meant: Any) -> None:
+def test_mappings_mean_the_same_as_in_yaml(chosen: Any, meant: Any) -> None:
     made = attn_layer(chosen)
     expected = AttentionSpec(**meant) if meant is not None else AttentionSpec.model_validate(chosen)
     assert made.spec == expected
@@ -87,7 +87,7 @@ def test_mappings_are_read_as_yaml_would_be(chosen: Any, meant: Any) -> None:
         (3, "needs a preset's name or a mapping, not 3"),
     ],
 )
-def test_what_is_no_choice_is_one_line(chosen: Any, line: str) -> None:
+def test_an_invalid_choice_is_one_line(chosen: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         attn_layer(chosen)
     assert str(caught.value).startswith(f"attn_layer: attention: {line}")
@@ -99,7 +99,7 @@ CHOICES = [*PRESETS, IDENTITY]
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("lsa", [False, True])
-def test_a_layer_is_pickled_and_copied(chosen: Any, lsa: bool) -> None:
+def test_layers_can_be_pickled_and_copied(chosen: Any, lsa: bool) -> None:
     made = attn_layer(chosen, local_self_attention=lsa)
     assert pickle.loads(pickle.dumps(made)) is made
     layer, x = made(24, 3).eval(), torch.randn(2, 5, 24)
@@ -120,7 +120,7 @@ def test_a_subclass_is_pickled_by_its_name() -> None:
 @pytest.mark.parametrize(
     "chosen", ["standard", "belief2", "mgk", "mlk", "dcmha-all", IDENTITY], ids=str
 )
-def test_a_whole_model_is_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
+def test_models_can_be_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
     model, images = timm_model(attn_layer(chosen)), torch.randn(2, 3, 32, 32)
     torch.save(model, tmp_path / "model.pt")
     again = torch.load(tmp_path / "model.pt", weights_only=False)
@@ -130,13 +130,13 @@ def test_a_whole_model_is_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
 
 
 def outputs_of(model: nn.Module, made: type[Attention], images: Tensor) -> tuple[list[float], bool]:
-    """What a process of its own computes of a model that was sent to it."""
+    """Put the output of a model that was sent to this process into a queue."""
     with torch.no_grad():
         return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, made)
 
 
 @pytest.mark.slow
-def test_a_model_is_sent_to_a_spawned_process() -> None:
+def test_models_can_be_sent_to_a_spawned_process() -> None:
     made, images = attn_layer(IDENTITY), torch.randn(2, 3, 32, 32)
     model = timm_model(made)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -1,4 +1,4 @@
-"""Joined logits and several keys by flash attention, a slice of the batch at a time.
+"""Attention with z or several keys by flash attention, one slice of the batch at a time.
 
 Shapes as in lit_attn.attention.fused.
 """
@@ -35,7 +35,7 @@ def made(
     n: int = 37,
     device: str = "cpu",
 ) -> list[Tensor | None]:
-    """q, k, z, v, the features wider than the values and no multiple of 8."""
+    """Return q, k, z, v; the features are wider than the values and no multiple of 8."""
     generator = torch.Generator().manual_seed(m)
     sizes = [(n, 7), (m, n, 7), (n, 5), (n, 5)]
     given = [torch.randn(batch, heads, *size, generator=generator) for size in sizes]
@@ -46,7 +46,7 @@ def made(
 def formula(
     q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> Tensor:
-    """What `attend` says it computes, with all logits in float64."""
+    """Return the definition of `attend` with all logits in float64."""
     logits = torch.einsum("bhie,bhrje->bhirj", q.double(), k.double())
     if z is not None:
         logits = logits + (z.double() @ z.double().transpose(-1, -2)).unsqueeze(3)
@@ -95,8 +95,8 @@ def test_value_and_gradient(m: int, joined: bool, is_causal: bool, dtype: torch.
 
 @several_keys
 @causal
-def test_without_a_kernel(m: int, is_causal: bool) -> None:
-    """Where torch has no kernel for what is given the logits are formed."""
+def test_logits_are_formed_without_a_kernel(m: int, is_causal: bool) -> None:
+    """Torch has no kernel for these inputs."""
     with sdpa_kernel(SDPBackend.MATH):
         assert_like_the_formula(made(m, True), is_causal)
         assert_like_the_formula(made(m, True, torch.bfloat16), is_causal)
@@ -113,7 +113,7 @@ def test_without_a_kernel(m: int, is_causal: bool) -> None:
         (2, 2, 1, 0, [1, 1]),
     ],
 )
-def test_slices(
+def test_slices_of_batch_or_heads_give_the_same_result(
     batch: int,
     heads: int,
     limit: int,
@@ -121,7 +121,7 @@ def test_slices(
     lengths: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Along the batch, or along the heads of a small one; [q|z] of 37 tokens takes 4.7 KB here."""
+    """Slices go along the batch, or along the heads of a small batch; [q|z] takes 4.7 KB here."""
     monkeypatch.setitem(fused.SLICE, "cpu", limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     q, k, z, v = made(2, True, batch=batch, heads=heads)
@@ -133,8 +133,8 @@ def test_slices(
 
 @torch_reads_grad
 @with_z
-def test_torch_checks_the_operators(joined: bool) -> None:
-    """Schema, fake tensors, autograd registration, and both traced by AOTAutograd."""
+def test_the_operators_pass_torchs_checks(joined: bool) -> None:
+    """The checks cover schema, fake tensors, autograd registration and tracing by AOTAutograd."""
     parts = made(2, joined)
     torch.library.opcheck(fused._attend, (*parts, True, SCALE))
     detached = [None if part is None else part.detach() for part in parts]
@@ -146,10 +146,10 @@ def test_torch_checks_the_operators(joined: bool) -> None:
 @pytest.mark.parametrize("zz", [False, True])
 @pytest.mark.parametrize("name", ["mgk", "smgk", "mgk-soft-e", "softmax-smgk"])
 @causal
-def test_presets_of_many_tokens(
+def test_presets_agree_with_the_reference_on_this_path(
     name: str, zz: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What more than a few hundred tokens take on a CPU, and all on a GPU."""
+    """More than 384 tokens on a CPU, and all on a GPU, take this path."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
     layer = make(PRESETS[name].model_copy(update={"zz": zz}))
     assert_same(layer, tokens(9), is_causal=is_causal)
@@ -157,13 +157,15 @@ def test_presets_of_many_tokens(
 
 @pytest.mark.parametrize("similarity", [DotConfig(), GaussianConfig()])
 @causal
-def test_z_beside_every_single_key(similarity: DotConfig | GaussianConfig, is_causal: bool) -> None:
+def test_z_combines_with_every_similarity_of_one_key(
+    similarity: DotConfig | GaussianConfig, is_causal: bool
+) -> None:
     layer = make(AttentionSpec(similarity=similarity, zz=True))
     assert_same(layer, tokens(9), is_causal=is_causal)
 
 
-def test_masks_and_dropout_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator knows neither."""
+def test_masks_and_dropout_take_another_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator supports neither."""
     monkeypatch.setattr(fused, "attend", lambda *a: pytest.fail("not for this"))
     layer = make(PRESETS["belief2"])
     hidden = torch.ones(9, 9, dtype=torch.bool).tril(3)
@@ -175,8 +177,10 @@ def test_masks_and_dropout_go_another_way(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
-def test_nothing_joined_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what attention keeps for its backward pass, the widest is as wide as what was given."""
+def test_no_joined_tensor_is_kept_for_the_backward_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The widest tensor that is kept is as wide as the inputs."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
     layer, kept = make(PRESETS[name]), []
     given = []
@@ -194,13 +198,13 @@ def test_nothing_joined_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     handed = {x.untyped_storage().data_ptr() for x in given if x is not None}
     new = [x for x in kept if x.untyped_storage().data_ptr() not in handed]
     assert len(kept) > len(new)
-    # The output, the normalisers and what belongs to a dropout that is off.
+    # The output, the log-sum-exps and the two values of disabled dropout.
     assert sum(x.numel() for x in new) == 2 * 64 * (DIM + layer.num_heads)
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_a_belief2_block_peaks_near_the_standard_one(mode: str) -> None:
-    """Beside timm's block of as many parameters: what torch allocates, the same in every run."""
+def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> None:
+    """The comparison is with timm's block of as many parameters; allocations do not vary."""
     torch.compiler.reset()
     shape = blocks.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)
@@ -218,10 +222,10 @@ def test_a_belief2_block_peaks_near_the_standard_one(mode: str) -> None:
 @pytest.mark.parametrize("choice", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"])
 @several_keys
 @with_z
-def test_kernels_of_a_gpu_are_called_as_they_are_declared(
+def test_gpu_kernels_are_called_as_they_are_declared(
     choice: str, m: int, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On tensors without contents: names, orders, dtypes and shapes, but not what they compute."""
+    """Fake tensors check names, orders, dtypes and shapes, not values."""
     monkeypatch.setattr(kernels, "choose", lambda *a: getattr(SDPBackend, choice))
     with FakeTensorMode(), torch.no_grad():
         sizes = [(2, 3, 40, 24), (2, 3, m, 40, 24), (2, 3, 40, 16), (2, 3, 40, 16)]
@@ -243,13 +247,15 @@ def test_kernels_of_a_gpu_are_called_as_they_are_declared(
 @with_z
 @causal
 @pytest.mark.parametrize("dtype", [torch.double, torch.float, torch.bfloat16, torch.half])
-def test_on_a_gpu(m: int, joined: bool, is_causal: bool, dtype: torch.dtype) -> None:
+def test_gpu_kernels_agree_with_the_definition(
+    m: int, joined: bool, is_causal: bool, dtype: torch.dtype
+) -> None:
     assert_like_the_formula(made(m, joined, dtype, device="cuda"), is_causal)
 
 
 @pytest.mark.gpu
-def test_what_is_kept_on_a_gpu() -> None:
-    """A block's held and peak memory beside timm's, as on a CPU."""
+def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
+    """Memory that is kept and peak memory are compared with timm's block, as on a CPU."""
     shape = blocks.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
     standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
@@ -263,8 +269,8 @@ def test_what_is_kept_on_a_gpu() -> None:
 
 
 @torch_reads_grad
-def test_split_is_computed_again_where_it_is_compiled() -> None:
-    """Value and gradient of the recomputed parts are those of the kept ones."""
+def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
+    """Value and gradient of the recomputed terms equal those of the stored ones."""
     layer = make(AttentionSpec(residual=SplitConfig(activation="gelu")))
     x = tokens(9).requires_grad_()
     results = []
@@ -277,8 +283,8 @@ def test_split_is_computed_again_where_it_is_compiled() -> None:
 
 
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
-def test_flash_attention_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways; without a kernel the result is the same."""
+def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called in both passes; without a kernel the result is the same."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
@@ -289,7 +295,7 @@ def test_flash_attention_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch
     assert "aten::bmm" not in ran
 
 
-def test_one_key_is_what_torch_computes() -> None:
+def test_one_key_gives_torchs_result() -> None:
     q, k, _, v = made(1, False)
     assert q is not None
     assert k is not None

@@ -1,4 +1,4 @@
-"""Fifty training steps of every preset at a fixed seed: the losses stored in golden_losses.json.
+"""Losses of fifty training steps of every preset, compared with golden_losses.json.
 
 A change of a mechanism that nobody meant shows here. After one that was meant:
 `python tests/attention/test_golden.py` writes the file anew.
@@ -23,7 +23,7 @@ STEPS, EVERY = 50, 7
 
 
 def losses(name: str) -> list[float]:
-    """The loss of every seventh of fifty AdamW steps on the real digits, in float64."""
+    """Return the loss at every seventh of fifty AdamW steps on the digits, in float64."""
     torch.manual_seed(0)
     model = ViTConfig(
         dim=16, depth=2, heads=4, patch=2, ffn=FFN(width=16), attention=PRESETS[name], init="xavier"
@@ -47,7 +47,7 @@ def test_every_preset_has_golden_losses() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_losses_are_the_golden_ones(name: str) -> None:
+def test_losses_equal_the_golden_losses(name: str) -> None:
     golden = json.loads(GOLDEN.read_text())[name]
     assert losses(name) == pytest.approx(golden, rel=1e-4)
     assert golden[-1] < 0.95 * golden[0]

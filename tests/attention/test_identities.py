@@ -1,4 +1,4 @@
-"""What the papers prove about the parts, and what follows from their formulas."""
+"""Identities that the papers prove about the parts, or that follow from their formulas."""
 
 import pytest
 import timm
@@ -77,15 +77,15 @@ def test_xsa_is_belief_star_without_the_global_term() -> None:
     torch.testing.assert_close(star(x), xsa(x))
 
 
-def test_one_token_leaves_nothing_perpendicular() -> None:
-    """With one token MH = V: the belief residual is W's bias alone."""
+def test_one_token_has_no_perpendicular_component() -> None:
+    """With one token MH = V, so the output of `belief` is the bias of W."""
     layer = layer_of("belief")
     out = layer(torch.randn(4, 1, DIM, dtype=torch.double))
     torch.testing.assert_close(out, layer.proj.bias.expand_as(out))
 
 
 @pytest.mark.parametrize("name", ["standard", "belief-star", "belief2"])
-def test_timm_models_take_the_layer_and_standard_weights(name: str) -> None:
+def test_timm_models_accept_the_layer_and_standard_weights(name: str) -> None:
     torch.manual_seed(0)
     arguments = {"img_size": 32, "depth": 2, "num_classes": 3}
     pretrained = timm.create_model("vit_tiny_patch16_224", **arguments)
@@ -110,8 +110,8 @@ def test_belief2_with_init_copy_keeps_a_pretrained_models_outputs() -> None:
     torch.testing.assert_close(model(x), pretrained(x), rtol=1e-5, atol=1e-5)
 
 
-def test_half_a_checkpoint_is_still_an_error() -> None:
-    """Only weights that hold nothing beyond the standard layer are completed."""
+def test_an_incomplete_checkpoint_is_an_error() -> None:
+    """Only the weights of a standard layer are completed."""
     star = layer_of("belief-star")
     state = star.state_dict()
     del state["residual.local.bias"]
@@ -119,7 +119,7 @@ def test_half_a_checkpoint_is_still_an_error() -> None:
         star.load_state_dict(state)
 
 
-def test_bad_arguments_name_what_is_wrong() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="5 heads do not divide a width of 24"):
         attn_layer("standard")(24, 5)
     with pytest.raises(ValueError, match="did you mean 'belief-star'"):

@@ -1,4 +1,4 @@
-"""Linear keys: linear in n, and the readings of the paper and of its released code."""
+"""Linear attention: memory linear in n, and the variants of the paper and of its code."""
 
 import math
 from typing import Any
@@ -23,12 +23,12 @@ def elu_features(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("n", [63, 64, 65, 128, 150])
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
-def test_chunks_are_the_whole(name: str, n: int) -> None:
+def test_chunks_give_the_result_of_the_whole(name: str, n: int) -> None:
     assert_same(make(preset(name)), tokens(n, batch=1), is_causal=True)
 
 
 def kept(n: int, is_causal: bool) -> int:
-    """Numbers kept for the backward pass of two keys over n tokens."""
+    """Return how many numbers two keys of n tokens keep for the backward pass."""
     layer = attn_layer("mlk")(DIM, HEADS)
     storages: dict[int, int] = {}
 
@@ -44,13 +44,13 @@ def kept(n: int, is_causal: bool) -> int:
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_memory_is_linear_in_the_tokens(is_causal: bool) -> None:
-    """Past a fixed part (the weights) twice the tokens keep twice as much."""
+    """Apart from a constant part (the weights), twice the tokens keep twice as much."""
     one, two, four = (kept(n, is_causal) for n in (1024, 2048, 4096))
     assert four - two == pytest.approx(2 * (two - one), rel=0.01)
 
 
 def parts(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, the two keys and v, each (B, H, n, D)."""
+    """Return q, the two keys and v, each (B, H, n, D)."""
     inner = layer.num_heads * layer.head_dim
     q, k, v = layer.qkv(x).split(inner, dim=-1)
     split = (q, k, layer.similarity.more(x), v)
@@ -61,8 +61,8 @@ def projected(layer: Attention, heads: Tensor) -> Tensor:
     return layer.proj(heads.transpose(1, 2).flatten(2))
 
 
-def test_the_released_lra_code() -> None:
-    """Keys mixed before the features, both features over n^(1/4), no normaliser; one pair of pi."""
+def test_the_variant_of_the_released_lra_code() -> None:
+    """It mixes keys before phi, divides both features by n^(1/4), and has one pair of pi."""
     layer = layer_of(
         keys=2, mixing="before", divide_by="root-length", prior="clamped", prior_scope="layer"
     )
@@ -75,8 +75,8 @@ def test_the_released_lra_code() -> None:
     torch.testing.assert_close(layer(x), projected(layer, heads))
 
 
-def test_the_released_language_model_code() -> None:
-    """Each feature over its own sum, pi of every head and position, a running normaliser, and
+def test_the_variant_of_the_released_language_model_code() -> None:
+    """It divides each feature by its sum, has pi for every head and position, a running sum, and
     1 / sqrt(D); all but its 1e-5 in the normaliser."""
     layer = layer_of(
         keys=2,
@@ -101,8 +101,8 @@ def test_the_released_language_model_code() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_sequence_of_padding_gets_nothing(is_causal: bool) -> None:
-    """0 / 0 is zero, not NaN, in the gradient too."""
+def test_a_sequence_of_padding_gets_zero(is_causal: bool) -> None:
+    """0 / 0 gives zero, not NaN, in the gradient too."""
     layer, x = make(preset("mlk")), tokens(5).requires_grad_()
     present = torch.tensor([True, False]).view(2, 1, 1, 1).expand(2, 1, 1, 5)
     out = layer(x, attn_mask=present, is_causal=is_causal)
@@ -114,8 +114,8 @@ def test_a_sequence_of_padding_gets_nothing(is_causal: bool) -> None:
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_long_sums_in_half_precision(is_causal: bool, dtype: torch.dtype) -> None:
-    """Sums over 4096 tokens of values near 100 leave float16; one in 256 is all bfloat16 holds."""
+def test_long_sums_are_exact_under_autocast(is_causal: bool, dtype: torch.dtype) -> None:
+    """Sums over 4096 values near 100 overflow float16; bfloat16 resolves one part in 256."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 4096, 8, generator=generator) for _ in range(3))
     layer = attn_layer("linear")(16, 2)
@@ -130,7 +130,7 @@ def test_long_sums_in_half_precision(is_causal: bool, dtype: torch.dtype) -> Non
     assert (half.double() - exact).abs().max() < 100 * torch.finfo(dtype).eps
 
 
-def test_linear_keys_add_a_key_projection_or_offsets_and_weights() -> None:
+def test_linear_keys_add_the_expected_parameters() -> None:
     def count(name: str) -> int:
         return sum(p.numel() for p in attn_layer(name)(DIM, HEADS).parameters())
 

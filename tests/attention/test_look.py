@@ -1,4 +1,4 @@
-"""What a layer shows of itself is what the reference computes, for every part and every mask."""
+"""`look` returns what the reference computes, for every part and every mask."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=at
 def expected(
     layer: Attention, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """The attention matrices by definition."""
+    """Return the weights by the reference."""
     q, keys, _ = reference.project(layer, x, None)
     seen = reference.may_attend(
         x.shape[1], layer.spec.window, layer.local_self_attention, is_causal
@@ -29,46 +29,48 @@ def expected(
 
 @every_spec
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_reference_and_the_forward_pass(spec: AttentionSpec, is_causal: bool) -> None:
+def test_look_equals_the_reference_and_the_forward_pass(
+    spec: AttentionSpec, is_causal: bool
+) -> None:
     layer, x = make(spec), tokens(9)
-    found = layer.look(x, is_causal=is_causal)
+    record = layer.look(x, is_causal=is_causal)
     if isinstance(spec.similarity, LinearConfig):
-        assert found.weights is None
+        assert record.weights is None
     else:
         weights = expected(layer, x, is_causal=is_causal)
-        torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
-        heads = weights @ found.values.transpose(1, 2)
+        torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
+        heads = weights @ record.values.transpose(1, 2)
         heads = spec.normaliser.reference_heads(layer.normaliser, heads).transpose(1, 2)
-        torch.testing.assert_close(found.heads, heads, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
-    torch.testing.assert_close(found.values, v.transpose(1, 2))
-    out = layer.residual(x, found.heads, found.values, layer.proj)
+    torch.testing.assert_close(record.values, v.transpose(1, 2))
+    out = layer.residual(x, record.heads, record.values, layer.proj)
     torch.testing.assert_close(out, layer(x, is_causal=is_causal), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_padding(name: str) -> None:
+def test_look_equals_the_forward_pass_with_padding(name: str) -> None:
     layer, x = make(PRESETS[name]), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
-    found = layer.look(x, present)
-    if found.weights is not None:
+    record = layer.look(x, present)
+    if record.weights is not None:
         weights = expected(layer, x, present)
-        torch.testing.assert_close(found.weights, weights, rtol=1e-9, atol=1e-10)
-        assert not found.weights[1, ..., 6:].any()
-    out = layer.residual(x, found.heads, found.values, layer.proj)
+        torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
+        assert not record.weights[1, ..., 6:].any()
+    out = layer.residual(x, record.heads, record.values, layer.proj)
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 
 
-def test_beyond_one_chunk() -> None:
-    """The layer itself goes through so many tokens in parts."""
+def test_look_equals_the_forward_pass_beyond_one_chunk() -> None:
+    """The forward pass computes so many tokens in chunks."""
     layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
-    found = layer.look(x, is_causal=True)
-    out = layer.residual(x, found.heads, found.values, layer.proj)
+    record = layer.look(x, is_causal=True)
+    out = layer.residual(x, record.heads, record.values, layer.proj)
     torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
 
 
-def test_dropout_is_off_and_nothing_is_learned() -> None:
+def test_look_applies_no_dropout_and_changes_no_buffer() -> None:
     layer, x = make(PRESETS["mgk-soft-e"]).train(), tokens(9)
     layer.attn_drop = 0.5
     prior = layer.similarity.prior.clone()

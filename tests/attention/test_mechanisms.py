@@ -1,4 +1,4 @@
-"""Mixtures, linear keys, composition and windows: what is particular to each."""
+"""Properties of single mechanisms: mixtures, linear keys, composition and windows."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_talking_heads_add_two_matrices() -> None:
     assert parameters(make("talking-heads")) - parameters(make("standard")) == 2 * HEADS**2
 
 
-def test_mixtures_have_a_key_projection_or_offsets_and_weights() -> None:
+def test_mixtures_add_the_expected_parameters() -> None:
     plain = parameters(make("standard"))
     assert parameters(make("mgk")) - plain == DIM * DIM + 2 * HEADS
     assert parameters(make("smgk")) - plain == 2 * DIM + 2 * HEADS
@@ -70,8 +70,8 @@ def test_mixtures_have_a_key_projection_or_offsets_and_weights() -> None:
     ids=["mgk-hard", "dcmha", "talking-heads", "mixture-composed-window"],
 )
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_chunks_are_the_whole(spec: AttentionSpec, is_causal: bool) -> None:
-    """Beyond one chunk, value and gradient stay the reference's; the last chunk is a short one."""
+def test_chunks_give_the_result_of_the_whole(spec: AttentionSpec, is_causal: bool) -> None:
+    """Value and gradient of several chunks, the last one shorter, equal the reference's."""
     n = WHOLE_UP_TO + 13
     layer = make(spec, 8, 2)
     x = torch.randn(1, n, 8, dtype=torch.double, requires_grad=True)
@@ -84,8 +84,8 @@ def test_chunks_are_the_whole(spec: AttentionSpec, is_causal: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["mgk-hard", "dcmha", "talking-heads", "mlk"])
-def test_nothing_of_size_n_squared_is_kept(name: str) -> None:
-    """What waits for the backward pass is O(n chunk H), also where logits have to be formed."""
+def test_no_tensor_of_size_n_squared_is_kept(name: str) -> None:
+    """The memory kept for the backward pass is O(n chunk H), even where logits are formed."""
     n = 1024
     layer = attn_layer(name)(DIM, HEADS)
     largest = 0
@@ -100,7 +100,7 @@ def test_nothing_of_size_n_squared_is_kept(name: str) -> None:
     assert largest <= n * masks.CHUNK * HEADS
 
 
-def test_windows_skip_the_keys_that_no_query_sees() -> None:
+def test_windows_skip_keys_that_no_query_sees() -> None:
     causal = masks.Masks(None, True, 256, False)
     assert causal.visible(slice(512, 640), 2048) == slice(257, 640)
     both_ways = masks.Masks(None, False, 256, False)
@@ -109,8 +109,8 @@ def test_windows_skip_the_keys_that_no_query_sees() -> None:
 
 
 @pytest.mark.parametrize("name", ["talking-heads", "mgk-hard", "dcmha"])
-def test_flops_are_of_all_queries_and_keys(name: str) -> None:
-    """a n + b n^2 at any length, like a fused call's, though chunks pass over what is hidden."""
+def test_flops_count_all_queries_and_keys(name: str) -> None:
+    """FLOPs are a n + b n^2, as for one kernel call, although chunks skip masked keys."""
     with torch.device("meta"):
         layer = attn_layer(name)(DIM, HEADS).eval()
 
@@ -126,7 +126,7 @@ def test_flops_are_of_all_queries_and_keys(name: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_window_counts_the_token_itself(window: int) -> None:
-    """As in the released JAX code: window w sees i - w + 1 .. i."""
+    """A window of w contains the keys i - w + 1 to i, as in the released JAX code."""
     layer = make(AttentionSpec(window=window))
     x = torch.randn(1, 9, DIM, dtype=torch.double)
     out = layer(x, is_causal=True)
@@ -135,8 +135,8 @@ def test_a_window_counts_the_token_itself(window: int) -> None:
         torch.testing.assert_close(out[:, i], alone[:, -1])
 
 
-def test_the_m_step_takes_the_mean_responsibility() -> None:
-    """By brute force over every pair that may attend; the step itself uses the weights before."""
+def test_the_m_step_sets_the_mean_responsibility() -> None:
+    """The expectation loops over every pair that attends; the step itself uses the old pi."""
     layer = make(AttentionSpec(similarity=MixtureConfig(keys=3, prior="m-step"))).train()
     x = torch.randn(2, 5, DIM, dtype=torch.double)
     q, keys, _ = reference.project(layer, x, None)
@@ -159,7 +159,7 @@ def test_the_m_step_takes_the_mean_responsibility() -> None:
     torch.testing.assert_close(layer.similarity.prior, before)
 
 
-def test_weights_per_position_have_an_end() -> None:
+def test_more_tokens_than_weights_per_position_are_refused() -> None:
     layer = make(AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=6)))
     layer(torch.randn(1, 6, DIM, dtype=torch.double))
     with pytest.raises(ValueError, match="7 tokens, but the mixture's weights are for 6 positions"):
@@ -182,15 +182,15 @@ def test_weights_per_position_have_an_end() -> None:
         ({"compose": "queries"}, "did you mean 'query'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(
+def test_invalid_combinations_are_refused_with_a_reason(
     choices: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         AttentionSpec.model_validate(choices)
 
 
-def test_groups_compose_among_themselves() -> None:
-    """With as many groups as heads, every head's composition is a number of its own."""
+def test_groups_mix_only_their_own_heads() -> None:
+    """With as many groups as heads, the composition of a head is a factor."""
     spec = AttentionSpec(compose=QueryKeyComposeConfig(groups=2, gate=False))
     layer = make(spec, 16, 4)
     a = torch.randn(1, 4, 5, 5, dtype=torch.double)
@@ -205,8 +205,8 @@ def test_groups_compose_among_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", ["standard", "belief"])
-def test_one_call_copies_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values as wide as the queries go into the call as they are."""
+def test_one_call_copies_no_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values as wide as the queries are passed without a copy."""
     n, given = 512, []
     layer = attn_layer(name)(16, 2)
     call = F.scaled_dot_product_attention
@@ -222,8 +222,8 @@ def test_one_call_copies_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
-def test_no_copies_token_by_token(side: str) -> None:
-    """A batched product of strided matrices on a CPU copies each by itself, in both passes."""
+def test_no_matrix_is_copied_token_by_token(side: str) -> None:
+    """A batched product of strided matrices on a CPU would copy each one, in both passes."""
     n, heads = 512, 8
     layer = attn_layer(f"dcmha-{side}")(heads * 2, heads)
     cpu = [torch.profiler.ProfilerActivity.CPU]
@@ -233,7 +233,7 @@ def test_no_copies_token_by_token(side: str) -> None:
     assert copies < n
 
 
-def test_composition_starts_near_the_heads_as_they_are() -> None:
+def test_composition_starts_near_the_identity() -> None:
     x = torch.randn(2, 7, 64)
     torch.manual_seed(0)
     composed = attn_layer("dcmha")(64, 4)
@@ -243,7 +243,7 @@ def test_composition_starts_near_the_heads_as_they_are() -> None:
     assert 0 < difference < 0.2
 
 
-def test_static_with_skip_is_beside_the_identity() -> None:
+def test_static_composition_with_skip_adds_the_identity() -> None:
     layer = make(AttentionSpec(compose=StaticConfig(skip=True, place="post")))
     with torch.no_grad():
         layer.composers["post"].matrix.zero_()
@@ -253,8 +253,8 @@ def test_static_with_skip_is_beside_the_identity() -> None:
     torch.testing.assert_close(layer(x), plain(x))
 
 
-def test_linear_keys_remember_in_one_sum() -> None:
-    """A prefix does not depend on what follows, over several chunks."""
+def test_a_causal_prefix_of_linear_keys_ignores_later_tokens() -> None:
+    """This holds over several chunks."""
     layer = make(AttentionSpec(similarity=LinearConfig(keys=2)))
     x = torch.randn(1, 150, DIM, dtype=torch.double)
     whole = layer(x, is_causal=True)

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussian keys: identities, the readings of the paper and of its released code."""
+"""Mixtures of Gaussian keys: identities, and the variants of the paper and of its code."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ MIXTURES = [
 
 
 class Unit(nn.Module):
-    """Keys of length one."""
+    """Norm that scales keys to length one."""
 
     def forward(self, k: Tensor) -> Tensor:
         return F.normalize(k, dim=-1)
@@ -37,10 +37,10 @@ def mixture(seed: int = 0, **choices: Any) -> Attention:
 
 @pytest.mark.parametrize("spec", MIXTURES, ids=attention_cases.label)
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "additive"])
-def test_the_form_for_many_tokens(
+def test_the_paths_for_many_tokens_equal_the_reference(
     spec: AttentionSpec, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call on all keys, or by chunks where hard: what longer sequences and GPUs run."""
+    """Longer sequences and GPUs take one kernel call for each key, or chunks if hard."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
     monkeypatch.setattr(chunked, "CHUNK", 4)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
@@ -55,7 +55,7 @@ def test_the_form_for_many_tokens(
 
 
 @pytest.mark.parametrize("assignment", ["soft", "hard"])
-def test_equal_keys_are_one_gaussian_key(assignment: str) -> None:
+def test_equal_keys_equal_one_gaussian_key(assignment: str) -> None:
     mixed = mixture(source="shifted", assignment=assignment)
     one = make(AttentionSpec(similarity=GaussianConfig()))
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_equal_keys_are_one_gaussian_key(assignment: str) -> None:
 
 
 def test_keys_of_equal_length_make_the_gaussian_kernel_the_dot_product() -> None:
-    """MGK (3), (4): what differs is |k_j|^2, and nothing where that is the same."""
+    """The two kernels differ by |k_j|^2, which is then constant (MGK eq. 3, 4)."""
     gaussian = make(AttentionSpec(similarity=GaussianConfig()))
     dot = make(preset("standard"))
     x = tokens(7)
@@ -76,8 +76,8 @@ def test_keys_of_equal_length_make_the_gaussian_kernel_the_dot_product() -> None
     torch.testing.assert_close(gaussian(x), dot(x))
 
 
-def test_clamped_weights_need_not_sum_to_one_and_end_at_zero() -> None:
-    """Only ratios of the weights matter, and a key of weight below zero is no key."""
+def test_clamped_weights_are_relative_and_at_least_zero() -> None:
+    """Only ratios of the weights count, and a key with a negative weight has no effect."""
     layer = mixture(prior="clamped")
     x = tokens(7)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_clamped_weights_need_not_sum_to_one_and_end_at_zero() -> None:
 @pytest.mark.parametrize("prior", ["learned", "clamped", "m-step"])
 @pytest.mark.parametrize("scope", ["head", "layer", "position"])
 def test_weights_start_equal(prior: str, scope: str) -> None:
-    """At pi_r = 1 / M, as published, every reading of pi is the fixed one."""
+    """With pi_r = 1 / M, as published, every variant of pi equals the fixed one."""
     torch.manual_seed(0)
     layer, fixed = (
         attn_layer(AttentionSpec(similarity=MixtureConfig(keys=3, **choices)))(DIM, HEADS).eval()
@@ -122,7 +122,7 @@ def test_offsets_start_as_published() -> None:
 
 
 def test_the_released_m_step_counts_every_pair() -> None:
-    """Where causal, the released code averages over future queries too."""
+    """The released code averages over future queries too if it is causal."""
     every, attending, unmasked = (
         mixture(prior="m-step", responsibilities=which).train()
         for which in ("all", "attending", "attending")
@@ -135,8 +135,8 @@ def test_the_released_m_step_counts_every_pair() -> None:
     assert not torch.allclose(every.similarity.prior, attending.similarity.prior)
 
 
-def test_a_position_that_nobody_attends_to_keeps_its_weights() -> None:
-    """Zero pairs are no evidence that both keys weigh nothing."""
+def test_a_position_without_attention_keeps_its_weights() -> None:
+    """Without pairs there is no responsibility to average."""
     layer = mixture(prior="m-step", prior_scope="position", positions=8).train()
     present = torch.tensor([True] * 5 + [False] * 2)
     layer(tokens(7), attn_mask=present.view(1, 1, 1, 7))
@@ -147,7 +147,7 @@ def test_a_position_that_nobody_attends_to_keeps_its_weights() -> None:
 
 
 @pytest.mark.slow
-def test_the_m_step_compiled() -> None:
+def test_the_compiled_m_step_agrees() -> None:
     torch.compiler.reset()
     plain, other = (mixture(prior="m-step").float().train() for _ in range(2))
     compiled = torch.compile(other)
@@ -158,10 +158,10 @@ def test_the_m_step_compiled() -> None:
 
 
 @pytest.mark.parametrize("few", [True, False], ids=["few tokens", "many tokens"])
-def test_dropout_takes_a_pair_out_with_all_of_its_keys(
+def test_dropout_drops_a_pair_with_all_of_its_keys(
     few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read off the weights: values are the unit vectors, one head, the output as it is."""
+    """Unit vectors as values and an identity projection make the output equal the weights."""
     if not few:
         monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
     layer = attn_layer("mgk")(4, 1, attn_head_dim=4, attn_drop=0.5, proj_bias=False).double()
@@ -176,8 +176,8 @@ def test_dropout_takes_a_pair_out_with_all_of_its_keys(
 
 
 @pytest.mark.parametrize("source", ["projected", "shifted"])
-def test_autocast_loses_no_more_than_half_precision_itself(source: str) -> None:
-    """Offsets are float32 parameters; |k|^2 / 2 of long keys must not be rounded to 8 bits."""
+def test_autocast_is_as_exact_as_half_precision(source: str) -> None:
+    """|k|^2 / 2 of long keys must not be rounded to 8 bits."""
     errors = []
     for autocast in (True, False):
         layer = mixture(source=source)
@@ -198,7 +198,7 @@ def test_autocast_loses_no_more_than_half_precision_itself(source: str) -> None:
 
 @pytest.mark.parametrize(("heads", "bias"), [(1, True), (2, True), (4, False)])
 def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
-    """W_K2 with and without a bias, offsets, pi; heads keep their width of 32 (docs/setups.md)."""
+    """Parameters are W_K2 with and without a bias, offsets and pi (docs/setups.md)."""
 
     def count(**choices: Any) -> int:
         spec = AttentionSpec(similarity=MixtureConfig(**choices)) if choices else AttentionSpec()
@@ -229,7 +229,7 @@ def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
     ],
 )
 def test_a_choice_without_effect_is_refused(choices: dict[str, object], reason: str) -> None:
-    """Two cells of one computation would look like a finding."""
+    """Two cells that compute the same would look like a result."""
     with pytest.raises(ValueError, match=reason):
         MixtureConfig(**choices)
 
@@ -248,8 +248,8 @@ def test_different_widths_prefer_the_wide_key_far_away() -> None:
     torch.testing.assert_close(logits[..., 0], expected)
 
 
-def test_compiled_weights_are_the_softmaxs() -> None:
-    """Compiled, the softmax over all keys of all tokens is spelled out; masked rows included."""
+def test_compiled_weights_equal_the_softmax() -> None:
+    """Compiled, the softmax over all keys of all tokens is written out; rows can be masked."""
     plain = make(AttentionSpec()).normaliser.over_keys
     compiled = torch.compile(plain, backend="eager", fullgraph=True)
     logits = 5 * torch.randn(2, 3, 5, 2, 7, dtype=torch.double)

@@ -1,4 +1,4 @@
-"""Parts from a file of the user's: studies, cells and the benchmark take them, mistakes are a line.
+"""Parts from a user's file: studies, cells and the benchmark accept them; a mistake is one line.
 
 What is registered is for good, so whatever registers something does so in a process of its own.
 """
@@ -34,7 +34,7 @@ studies:
 
 
 def page() -> str:
-    """The file that docs/adding-a-part.md puts together."""
+    """Return the code of docs/adding-a-part.md as one file."""
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
@@ -57,16 +57,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
+def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     study(tmp_path)
     done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     (cell,) = (tmp_path / "runs" / "mine" / "reflected").iterdir()
     first = Result.model_validate_json((cell / "result.json").read_text())
-    # The file is code too, which a table says; not another cell.
+    # The code hash includes the file; the identity of the cell does not.
     assert first.code != code_hash([])
-    # A cell knows its parts, wherever it is run again from.
+    # A cell names its parts by absolute paths, so it can be trained from any folder.
     (cell / "result.json").unlink()
     again = run(cell, "lit_attn.train", str(cell), "--smoke")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -82,7 +82,7 @@ def test_a_study_runs_with_a_part_of_ones_own(tmp_path: Path) -> None:
     assert cell.name.removeprefix("0-") in told.stdout
 
 
-def test_the_study_of_the_page(tmp_path: Path) -> None:
+def test_the_study_on_the_page_is_valid(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
@@ -110,7 +110,7 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
     assert missing.stderr.endswith(f"error: {tmp_path}/other.py: no such file\n")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").touch()
     path = study(tmp_path, parts="reflekted.py")
     said = f"{path}:5: studies.mine.parts: no file {tmp_path}/reflekted.py; did you mean"
@@ -133,7 +133,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
     ],
 )
-def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mistaken.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(f"{path}{said}")) as caught:
@@ -142,14 +142,14 @@ def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str)
     assert "mistaken" not in sys.modules
 
 
-def test_a_file_hides_no_other_module(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_module_is_refused(tmp_path: Path) -> None:
     for name in ("json", "lit_attn", "this", "pandas"):
         (tmp_path / f"{name}.py").write_text("raise AssertionError")
         with pytest.raises(ConfigError, match=f"{name}.py: another module is called '{name}'"):
             load_parts([tmp_path / f"{name}.py"])
 
 
-def test_what_lies_beside_it_can_be_imported_and_it_is_loaded_once(
+def test_a_file_can_import_its_neighbours_and_is_loaded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -168,8 +168,10 @@ def test_what_lies_beside_it_can_be_imported_and_it_is_loaded_once(
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_the_code_is_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever becomes of the file while a cell trains, which has to end with a result."""
+def test_the_code_hash_is_that_of_the_loaded_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell ends with a result even if the file changes or disappears while it trains."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / "a_part_that_goes.py"
     path.write_text("X = 1")
@@ -188,7 +190,7 @@ def test_the_code_is_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("written", ["own.py", "3", "{a: 1}", "[3]"])
-def test_what_is_no_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written: str) -> None:
+def test_an_invalid_list_of_files_in_a_cell_is_one_line(tmp_path: Path, written: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"study: s\nvariant: v\nseed: 0\nparts: {written}\n")
     with pytest.raises(ConfigError, match=re.escape(f"{path}: ")) as caught:

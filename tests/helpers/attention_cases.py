@@ -1,6 +1,6 @@
-"""Every specification the attention tests run over, made from the registry of parts.
+"""Specifications for the attention tests, made from the registry of parts.
 
-A part is covered the day it is registered. Its choices (Literal and bool fields) are covered
+Every registered part is covered. Its choices (Literal and bool fields) are covered
 pairwise: every two choices stand together in some case, and so do every two parts of different
 families.
 """
@@ -24,7 +24,7 @@ from lit_attn.schema.base import Kind
 
 
 def members(family: type[Kind]) -> Iterator[Kind]:
-    """Every member of a family, its finite choices covered pairwise; senseless ones left out."""
+    """Yield every member of a family with pairwise combinations of its choices, if valid."""
     for member in family.family.values():
         choices: dict[str, Sequence[Any]] = {}
         for name, field in member.model_fields.items():
@@ -39,7 +39,7 @@ def members(family: type[Kind]) -> Iterator[Kind]:
 
 
 def sensible(member: type[Kind], case: dict[str, Any]) -> Iterator[Kind]:
-    """The member that `case` describes, without the choice or the two that make no sense in it."""
+    """Yield the member that `case` describes, without the one or two choices that it refuses."""
     for dropped in itertools.chain([()], *(itertools.combinations(case, n) for n in (1, 2))):
         try:
             yield member(**{name: case[name] for name in case if name not in dropped})
@@ -49,7 +49,7 @@ def sensible(member: type[Kind], case: dict[str, Any]) -> Iterator[Kind]:
 
 
 def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Few cases in which every two values of different keys meet (greedy, deterministic)."""
+    """Return few cases in which every two values of different keys meet (greedy, deterministic)."""
     names = list(choices)
     if len(names) < 3:
         product = itertools.product(*choices.values())
@@ -78,26 +78,26 @@ def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def label(spec: AttentionSpec) -> str:
-    """A readable test id: the preset's name, or the choices that differ from the standard layer."""
+    """Return a test id: the preset's name, or the choices that differ from the standard layer."""
     for name, known in PRESETS.items():
         if spec == known:
             return name
-    found = []
+    chosen_parts = []
     for key, value in spec.identity().items():
         chosen = [str(v) for v in value.values()] if isinstance(value, dict) else [str(value)]
-        found.append(f"{key}-" + "-".join(chosen))
-    return ",".join(found)
+        chosen_parts.append(f"{key}-" + "-".join(chosen))
+    return ",".join(chosen_parts)
 
 
 def all_specs() -> list[AttentionSpec]:
-    """Presets, every choice of every family alone, and pairwise crosses of the families."""
-    found = list(PRESETS.values())
-    found += [AttentionSpec(residual=residual) for residual in members(Residual)]
-    found += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
-    found += [AttentionSpec(compose=compose) for compose in members(Compose)]
-    found += [AttentionSpec(normaliser=normaliser) for normaliser in members(Normaliser)]
-    found.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
-    found.append(AttentionSpec(similarity=LinearConfig(keys=3)))
+    """Return presets, every choice of every family, and pairwise crosses of the families."""
+    specs = list(PRESETS.values())
+    specs += [AttentionSpec(residual=residual) for residual in members(Residual)]
+    specs += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
+    specs += [AttentionSpec(compose=compose) for compose in members(Compose)]
+    specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(Normaliser)]
+    specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
+    specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {
             "similarity": [
@@ -116,8 +116,8 @@ def all_specs() -> list[AttentionSpec]:
     )
     for cross in crosses:
         try:
-            found.append(AttentionSpec.model_validate(cross))
+            specs.append(AttentionSpec.model_validate(cross))
         except ValidationError:
             # Linear keys refuse composition, zz and windows.
-            found.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
-    return [spec for i, spec in enumerate(found) if spec not in found[:i]]
+            specs.append(AttentionSpec.model_validate({**cross, "similarity": "gaussian"}))
+    return [spec for i, spec in enumerate(specs) if spec not in specs[:i]]

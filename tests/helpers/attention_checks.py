@@ -1,4 +1,4 @@
-"""Small attention layers, and the check that holds a fast one to the reference."""
+"""Small attention layers, and the comparison of a layer with the reference."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ DIM, HEADS = 24, 4
 
 
 def make(spec: AttentionSpec, seed: int = 0, lsa: bool = False) -> Attention:
-    """A float64 layer whose parameters are all nonzero."""
+    """Return a float64 layer with nonzero parameters."""
     torch.manual_seed(seed)
     layer = attn_layer(spec, local_self_attention=lsa)(DIM, HEADS, qkv_bias=True).double()
-    layer.eval()  # the M-step would change pi between the two that are compared
+    layer.eval()  # the M-step would change pi between the two computations
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -27,7 +27,7 @@ def tokens(n: int, batch: int = 2, seed: int = 1) -> Tensor:
 
 
 def assert_same(layer: Attention, x: Tensor, **masks: Tensor | bool) -> None:
-    """Values, input gradient and parameter gradients agree to rounding."""
+    """Check that values, input gradient and parameter gradients agree to rounding."""
     results = []
     weights = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
     parameters = dict(layer.named_parameters())
