@@ -145,7 +145,7 @@ def write_line(text: str, stream: TextIO) -> None:
     except BrokenPipeError:
         silence(stream)
     except OSError:
-        # The text stays in the stream's buffer, and later output writes it.
+        # The disk may have space again for the next line.
         pass
 
 

@@ -376,14 +376,17 @@ def test_a_frozen_runner_does_not_take_its_cells_for_hangs(tmp_path: Path) -> No
     """A paused container freezes the runner and its cells, while the clock goes on."""
     studies.write(tmp_path, names("steps"))
     with cli(tmp_path, "--jobs", "1", "--seeds", "0,", "--stall", "0.05") as process:
-        until(lambda: running(tmp_path))
+        until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
+        # The runner sees this step before everything freezes, and the next step comes later.
+        time.sleep(0.6)
         frozen = [*running(tmp_path), process.pid]
         for pid in reversed(frozen):
-            os.kill(pid, signal.SIGSTOP)
+            os.killpg(pid, signal.SIGSTOP)
         time.sleep(4)
+        # The runner checks its cells before they can make a step.
         for pid in reversed(frozen):
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(0.5)
+            os.killpg(pid, signal.SIGCONT)
+            time.sleep(0.5)
         (tmp_path / "runs" / "tiny" / "go").touch()
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
@@ -423,8 +426,12 @@ def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_di
         until(lambda: running(tmp_path))
         with pytest.raises(OSError, match="No space left"):
             (small_disk / "ballast").write_bytes(bytes(2**21))
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                os.write(log.fileno(), bytes(100))
         (tmp_path / "runs" / "tiny" / "go").touch()
-        assert process.wait(TIMEOUT) == 0
+        process.wait(TIMEOUT)
+    assert process.returncode == 0
     assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 

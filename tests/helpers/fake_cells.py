@@ -64,7 +64,7 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
         case "steps":
             while not (folder.parents[1] / "go").exists():
                 (folder / "progress.json").write_text('{"step": 0, "total": 1}')
-                time.sleep(0.05)
+                time.sleep(1.0)
         case "brief":
             time.sleep(0.05)
         case "rankcrash" | "rankkilled" | "rankpreempted":
