@@ -1,6 +1,7 @@
 """Run the studies of an ablations.yaml: `python -m lit_attn.ablate ablations.yaml`."""
 
 import argparse
+import contextlib
 import io
 import math
 import signal
@@ -235,9 +236,11 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     if summary.stopped_by not in (None, signal.SIGINT):
         return 128 + summary.stopped_by
 
-    # Written again, because another command may have started further seeds in the meantime.
-    for matrix in matrices:
-        matrix.write_plan()
+    # Written again, because another command may have started further seeds in the meantime. On a
+    # full disk the first plan remains.
+    with contextlib.suppress(OSError):
+        for matrix in matrices:
+            matrix.write_plan()
     names = [matrix.name for matrix in matrices]
     write_reports(options.out, options.reports, names)
     for name in names:

@@ -426,7 +426,7 @@ def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_di
         until(lambda: running(tmp_path))
         with pytest.raises(OSError, match="No space left"):
             (small_disk / "ballast").write_bytes(bytes(2**21))
-        with pytest.raises(OSError, match="No space left"):
+        with contextlib.suppress(OSError):
             while True:
                 os.write(log.fileno(), bytes(100))
         (tmp_path / "runs" / "tiny" / "go").touch()
