@@ -1,4 +1,4 @@
-"""What a study, a record or a checkpoint from somebody else can and cannot do."""
+"""Tests of files from other people: studies, records and checkpoints run no code unasked."""
 
 import os
 import pickle

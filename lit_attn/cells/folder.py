@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 
 
 class CellStatus(NamedTuple):
-    """What a cell's folder says about the cell.
+    """Status of a cell, read from its folder.
 
     `exit` is the recorded end of the last attempt. A cell that is done has only a result.
     """

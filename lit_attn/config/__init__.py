@@ -1,1 +1,1 @@
-"""What a user writes: experiments, studies, and the errors that name a file, a key and a remedy."""
+"""Configurations that a user writes in YAML: experiments and studies."""

@@ -1,1 +1,1 @@
-"""Where the attention layer stands, and how many parameters and FLOPs that costs."""
+"""Networks around the attention layer, and their numbers of parameters and FLOPs."""

@@ -86,7 +86,7 @@ def build(model: GPTConfig, vocabulary: int, context: int, device: Device = None
 
 
 class Sampling(NamedTuple):
-    """How to draw a token: from softmax(logits / temperature) over the `top_k` largest logits.
+    """Rule for drawing a token: softmax(logits / temperature) over the `top_k` largest logits.
 
     Temperature 0 takes the largest logit. Equal seeds draw equal tokens on one kind of device.
     """

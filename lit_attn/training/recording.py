@@ -1,4 +1,4 @@
-"""What a training cell writes: metric rows, progress and printed lines, and pictures at its end."""
+"""Output of a training cell: metric rows, progress, printed lines, and pictures at the end."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a cell's own code can do to its process, and that nothing of it outlives the cell."""
+"""Tests of the worker: effects of a cell's own code, and processes that it leaves behind."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is drawn, and what becomes of images: each policy against its own published form."""
+"""Tests of the augmentation policies: random draws and images, against the published forms."""
 
 import random
 from collections.abc import Callable

@@ -331,7 +331,7 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
 def test_a_long_tmpdir_is_said_and_not_waited_in(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a worker cannot hand over is dropped, and the trainer would wait for it for ever."""
+    """Otherwise the worker drops what it cannot send, and the trainer waits for ever."""
     monkeypatch.setattr(loading, "get_temp_dir", lambda: "/" + "deep" * 25)
     (loader,) = at(config(folders, workers=1)).val_dataloader()
     with pytest.raises(ConfigError, match=r"TMPDIR: /deep.* at most 75 characters"):

@@ -64,8 +64,8 @@ def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
         network.to(GPU).train()
         optimizer = (SET_ADAM if bf16 else ADAMW).build(network)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            found = loss(network)
-        found.backward()
+            result = loss(network)
+        result.backward()
         optimizer.step()
         left = [name for name, part in network.state_dict().items() if part.device.type != "cuda"]
         idle = [n for n, p in network.named_parameters() if p.requires_grad and p.grad is None]
@@ -96,7 +96,7 @@ def test_two_devices_are_refused_as_a_gpu_refuses_them() -> None:
                 call()
         # A GPU takes these.
         taken = [there * torch.tensor(2.0), there[number], there.clone().copy_(here), here.to(GPU)]
-        assert {found.device.type for found in taken} == {"cuda"}
+        assert {tensor.device.type for tensor in taken} == {"cuda"}
         assert torch.equal(here * 2, torch.full((3,), 2.0))
         assert reads == []
         assert (there.tolist(), bool(there[0] > 1)) == ([0, 0, 0], True)
@@ -206,15 +206,15 @@ def test_every_network_trains(name: str) -> None:
 
 
 def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
-    """Of all that the shipped studies have."""
-    found = {
+    """The test covers every augmentation of the shipped studies."""
+    pipelines = {
         job.cell.experiment.data.augment: job.cell.experiment.data
         for study in read_studies(ABLATIONS).values()
         for job in expand(study, tmp_path, seeds=(0,)).jobs
         if isinstance(job.cell.experiment.data, config.Images)
     }
-    assert len(found) >= 5
-    for data in found.values():
+    assert len(pipelines) >= 5
+    for data in pipelines.values():
         shape, classes = data.image_shape, data.num_classes
         pipeline = Pipeline(data, [0.5] * shape[0], [0.2] * shape[0])
         drawn = [pipeline.draw(n, torch_generator(0, "batch", n)) for n in (40, 23)]

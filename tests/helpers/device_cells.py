@@ -47,12 +47,12 @@ def cut_short(devices: int) -> Cell:
 
 
 def text(devices: int) -> Cell:
-    """Of a step in two parts."""
+    """Return a language-model cell whose steps have two micro-batches."""
     return text_cell(model={"dropout": 0.0}, training={"devices": devices})
 
 
 def growing(devices: int) -> Cell:
-    """Images read from the disk, with everything but mixing, which is each device's own."""
+    """Return a cell that reads images from disk, without mixing, which differs between devices."""
     found = experiment(
         FOLDERS,
         data={"sizes": [8], "repeats": 2, "augment": {"policy": "rand-m9-mstd0.5-inc1"}},

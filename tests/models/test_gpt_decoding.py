@@ -39,7 +39,7 @@ def assert_decodes(network: GPT, cuts: list[int]) -> None:
 
 
 def without_caches(network: GPT, prompt: list[int], count: int, how: Sampling) -> list[int]:
-    """What `continuation` draws, the whole context computed again for each token."""
+    """Return the tokens of `continuation`, computed from the whole context for each token."""
     ids, draws = list(prompt), torch.Generator().manual_seed(how.seed)
     for _ in range(count):
         with torch.no_grad():

@@ -26,7 +26,7 @@ def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
 
 @every_softmax
 def test_only_distances_matter(spec: AttentionSpec) -> None:
-    """Of linear keys this is not true: phi comes after the turn."""
+    """This does not hold for linear keys, because phi comes after the rotation."""
     layer, x = make(spec), tokens(6)
     here = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
     there = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))

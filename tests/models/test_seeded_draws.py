@@ -1,4 +1,4 @@
-"""What variants have in common starts the same: draws by seed and name."""
+"""Tests of random draws by seed and name: parameters that variants share start equal."""
 
 from collections.abc import Callable
 
@@ -101,7 +101,7 @@ def test_parameters_differ_from_each_other_and_from_draw_to_draw() -> None:
 
 
 def test_the_generator_of_torch_does_not_move() -> None:
-    """What is drawn later is the same behind every network."""
+    """Later random draws do not depend on the network."""
     network = nn.Linear(4, 4)
     torch.manual_seed(0)
     expected = torch.rand(3)

@@ -1,4 +1,4 @@
-"""What the recordings of image classification share: batches, and names of transformer blocks."""
+"""Code that recordings of image classification share: batches and names of transformer blocks."""
 
 from pathlib import Path
 

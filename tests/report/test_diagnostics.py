@@ -1,4 +1,4 @@
-"""What a report draws of attention layers, from made-up records."""
+"""Tests of the figures of attention layers, from invented records."""
 
 import html
 import re

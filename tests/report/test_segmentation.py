@@ -101,7 +101,7 @@ def tell(
     shown: list[str],
     classes: dict[str, tuple[int, int, int]] = CLASSES,
 ) -> None:
-    """What a cell of the first seed says of its pictures' colours."""
+    """Write the legend of a cell of the first seed."""
     legend = Legend(weights=weights, classes=classes, shown=shown)
     legend.write(study.variant_cells(variant)[0].folder / "pictures" / "legend.json")
 
@@ -140,7 +140,7 @@ def test_the_legend_says_which_weights_predict(tmp_path: Path) -> None:
 
 
 def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
-    """So does a title of two kinds of weights, one of them in two lines."""
+    """The same holds for a title with two kinds of weights, one of them in two lines."""
     name = "belief2 with an identity, without zz"
     study = write(tmp_path, second=name)
     classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}

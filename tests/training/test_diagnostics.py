@@ -128,7 +128,7 @@ def test_the_trained_weights_and_not_their_average(looked: Path, tmp_path: Path)
 
 
 def test_an_estimate_counts_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of seven evaluations four are looked after, for two seconds each."""
+    """Diagnostics follow four of seven evaluations and take two seconds each."""
     original = DiagnosticsCallback.on_validation_end
 
     def slow(self: DiagnosticsCallback, *given: Any) -> None:

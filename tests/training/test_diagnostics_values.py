@@ -1,4 +1,4 @@
-"""What is recorded of attention layers is what the papers say, and looking changes nothing."""
+"""Tests of the recorded diagnostics: values of the papers' formulas, and no effect on training."""
 
 import math
 from collections.abc import Iterator

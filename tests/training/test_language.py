@@ -195,7 +195,7 @@ def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
 
 
 def test_losses_of_ranks_add_up() -> None:
-    """What torchmetrics sums over ranks: tokens count alike, however many a rank has."""
+    """The sum over ranks gives every token the same weight, however many a rank has."""
     whole, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
     for rank, nll, target in [(0, 1.0, 5), (0, 2.0, 5), (0, 4.0, 5), (1, 9.0, 5), (1, 0.0, -100)]:
         for metric in (whole, ranks[rank]):
