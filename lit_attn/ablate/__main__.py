@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import dry_run, logs, status
+from lit_attn.ablate import dry_run, logs, rerun, status
 from lit_attn.ablate.display import silence, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
 from lit_attn.config.cell import LARGEST_SEED
@@ -31,6 +31,8 @@ EPILOG = """\
 other commands:
   python -m lit_attn.ablate status [FILE or FOLDER]   show what is done, running or failed, and why
   python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
+  python -m lit_attn.ablate rerun CHOICE FILE         set cells aside and run them again; CHOICE is
+      stale (code, parts or data have changed), failed, or STUDY/VARIANT/SEED
   (for a file of studies that has the name of a command, write ./status)
 
 exit codes:
@@ -103,15 +105,24 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
+        choice = None
+        if words and words[0] == "rerun":
+            if len(words) < 3:
+                raise ConfigError(rerun.USAGE)
+            choice, words = words[1], words[2:]
         options, unknown = make_parser().parse_known_args(words)
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _expand_studies(options)
+        chosen = None if choice is None else rerun.select_cells(matrices, choice)
+        if options.dry_run and chosen is not None:
+            print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
+            return 0
         if options.dry_run and options.estimate:
             return 0 if dry_run.print_estimate(matrices, options.jobs, sys.stdout) else 1
         if options.dry_run:
             dry_run.print_cells(matrices, sys.stdout, with_costs=options.params)
             return 0
-        return _run(matrices, options, target)
+        return _run(matrices, options, target, chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -169,7 +180,7 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
     options.reports = options.reports or default
     if not options.file.exists():
         files = map(str, sorted(options.file.parent.glob("*.y*ml")))
-        hint = suggest(str(options.file), [*COMMANDS, *files])
+        hint = suggest(str(options.file), [*COMMANDS, "rerun", *files])
         raise ConfigError(f"{options.file}: no such file or command{hint}")
     studies = choose(read_studies(options.file), options.study, options.file)
     changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
@@ -197,7 +208,10 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> int:
+def _run(
+    matrices: list[Matrix], options: argparse.Namespace, target: str, chosen: list[Job] | None
+) -> int:
+    """Run the missing cells and write the tables. Run only the `chosen` cells, but from scratch."""
     # Imported here, because a dry run needs no reports.
     from lit_attn.report import write_reports
 
@@ -211,11 +225,18 @@ def _run(matrices: list[Matrix], options: argparse.Namespace, target: str) -> in
     tables = [options.reports / matrix.name for matrix in matrices]
     for folder in (options.reports, *(folder for folder in tables if folder.exists())):
         require_writable(folder, "--reports")
+    if chosen is not None:
+        for job in chosen:
+            rerun.set_aside(job)
+        write_line(f"{len(chosen)} cells set aside", sys.stdout)
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
     diverged = [job for job, state in states if state == "diverged" and not options.retry]
     skipped = {job.folder for job in diverged}
     missing = [j for j, state in states if state != "done" and j.folder not in skipped]
     done = len(states) - len(missing) - len(diverged)
+    if chosen is not None:
+        folders = {job.folder for job in chosen}
+        missing = [job for job in missing if job.folder in folders]
     missing = missing[: options.limit]
     if options.launcher == "local":
         require_inputs(matrices, missing)

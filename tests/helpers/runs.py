@@ -65,10 +65,11 @@ def cli(
     *arguments: str,
     environment: dict[str, str] | None = None,
     stdout: IO[str] | int = subprocess.PIPE,
+    command: tuple[str, ...] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the command line with fake cells in a new session, as a terminal does."""
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "ablations.yaml", *arguments],
+        [sys.executable, str(SCRIPT), *command, "ablations.yaml", *arguments],
         cwd=path,
         stdout=stdout,
         stderr=subprocess.STDOUT,
@@ -92,8 +93,8 @@ def running(path: Path) -> list[int]:
     return [holder.pid for holder in holders if holder is not None and alive(holder.pid)]
 
 
-def call(path: Path, *arguments: str) -> tuple[int, str]:
+def call(path: Path, *arguments: str, command: tuple[str, ...] = ()) -> tuple[int, str]:
     """Run the command line with fake cells; return its exit code and output."""
-    with cli(path, *arguments) as process:
+    with cli(path, *arguments, command=command) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
         return process.returncode, output
