@@ -1,0 +1,185 @@
+"""Data, model, task and metric from a file outside the package: the example of docs/own-members.md.
+
+A registered member stays registered, so the tests import the example in other processes.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.paths import ROOT
+from helpers.training_cells import digits_cell
+
+from lit_attn.cells.records import Plan, Result
+from lit_attn.config.data.images import Digits
+from lit_attn.config.experiment import Experiment
+from lit_attn.schema.errors import ConfigError
+from lit_attn.training.build import build
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def write_example(folder: Path, **changes: str) -> None:
+    """Write the files of the page; `changes` replace lines of the experiment."""
+    text = (ROOT / "docs" / "own-members.md").read_text(encoding="utf-8")
+    (folder / "signals.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", text, re.S)))
+    experiment, study = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    for key, value in changes.items():
+        experiment = re.sub(rf"^{key}: .*$", f"{key}: {value}", experiment, flags=re.M)
+    (folder / "signals.yaml").write_text(experiment)
+    (folder / "signals-study.yaml").write_text(study)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def ablate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "lit_attn.ablate", "signals-study.yaml", *arguments)
+
+
+def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
+    """All variants reach a result, and the metric has the heading and direction of the task."""
+    write_example(tmp_path)
+    finished = ablate(tmp_path, "--jobs", "2")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    plan = Plan.model_validate_json((tmp_path / "runs/signals/plan.json").read_text())
+    metric = plan.metric
+    assert (metric.label, metric.goal, metric.scale) == ("mean absolute error", "min", 1)
+    paths = [tmp_path / "runs/signals" / cell.path for cell in plan.cells]
+    results = [Result.model_validate_json((path / "result.json").read_text()) for path in paths]
+    assert {result.steps for result in results} == {4 * 8}
+    assert all(0 < result.metrics["test/mae"] < 4 for result in results)
+    # The FFN of belief2, which has more matrices, is narrower: the parameters match.
+    parameters = {result.variant: result.parameters for result in results}
+    assert parameters["belief2"] == pytest.approx(parameters["standard"], rel=0.01)
+    assert all(result.flops > 0 for result in results)
+    written = yaml.safe_load((paths[0] / "config.yaml").read_text())
+    assert written["experiment"]["task"] == {"kind": "regression"}
+    assert written["parts"] == [str(tmp_path / "signals.py")]
+
+
+def test_a_cell_with_own_members_runs_on_two_devices(tmp_path: Path) -> None:
+    write_example(tmp_path, training="{epochs: 1, devices: 2, accelerator: cpu}")
+    finished = ablate(tmp_path, "--jobs", "1", "--seeds", "1")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    paths = sorted((tmp_path / "runs/signals").glob("*/*/result.json"))
+    assert [json.loads(path.read_text())["devices"] for path in paths] == [2, 2]
+
+
+def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
+    """The metrics of a cell that was stopped are those of one that was not."""
+    training = "{epochs: 150, evaluate_every: 50, checkpoint_every: 0.1, accelerator: cpu}"
+    write_example(tmp_path, training=training)
+    assert ablate(tmp_path, "--jobs", "1", "--seeds", "1").returncode == 0
+    whole = next((tmp_path / "runs/signals/standard").iterdir())
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    (stopped / "config.yaml").write_bytes((whole / "config.yaml").read_bytes())
+    command = [sys.executable, "-m", "lit_attn.train", str(stopped)]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not list(stopped.glob("checkpoints/*")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 143
+    assert run(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
+    assert (stopped / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
+    def cells(data: str) -> list[str]:
+        write_example(tmp_path, data=data)
+        finished = ablate(tmp_path, "--dry-run")
+        assert finished.returncode == 0, finished.stderr
+        return re.findall(r"\b[0-9a-f]{10}\b", finished.stdout)
+
+    first = cells("{kind: waves, batch_size: 32}")
+    assert len(set(first)) == 4
+    assert cells("{batch_size: 32, length: 64, kind: waves}") == first
+    assert not set(cells("{kind: waves, batch_size: 32, length: 128}")) & set(first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data": "{kind: digits}"},
+            "data: 'digits' does not go with `task: regression`; choose from waves, or set "
+            "`task: image-classification`",
+        ),
+        (
+            {"model": "{kind: vit, dim: 8, depth: 1, heads: 1, patch: 1, ffn: none}"},
+            "model: 'vit' does not go with `data: waves`; choose from signal-transformer",
+        ),
+        (
+            {"model": "{kind: signal-transformer, patch: 7}"},
+            "model: patch: 7 values do not divide signals of 64; the nearest that do are 8",
+        ),
+        (
+            {"task": "regresion"},
+            "task: 'regresion' is not a known task; did you mean 'regression'?",
+        ),
+    ],
+)
+def test_mistakes_with_own_members(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    write_example(tmp_path, **changes)
+    finished = ablate(tmp_path, "--dry-run")
+    assert finished.returncode == 2
+    assert finished.stderr.endswith(f"{message}\n")
+    assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (r"    def build\(self, seed.*?\n\n", "class Waves (kind 'waves') does not define build"),
+        (r" -> Signals:", "the return annotation of `signature` has to be a signature class"),
+        (r"    takes = \(Signals,\)\n", "(kind 'signal-transformer') does not define takes"),
+        (r"    def metrics.*?\n\n", "class Regression (kind 'regression') does not define metrics"),
+    ],
+)  # fmt: skip
+def test_an_incomplete_member_is_one_error_line(tmp_path: Path, removed: str, message: str) -> None:
+    write_example(tmp_path)
+    path = tmp_path / "signals.py"
+    replacement = ":" if removed.endswith(":") else ""
+    path.write_text(re.sub(removed, replacement, path.read_text(), count=1, flags=re.S))
+    finished = ablate(tmp_path, "--dry-run")
+    assert finished.returncode == 2
+    assert message in finished.stderr
+    assert re.match(r"\S*signals\.py:\d+: ", finished.stderr)
+    assert finished.stderr.count("\n") == 1
+
+
+def test_a_build_that_returns_something_else_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Digits, "build", lambda *_: [1])
+    with pytest.raises(ConfigError, match=r"data: `build` of kind 'digits' returns list, which is"):
+        build(digits_cell(), torch.device("cpu"))
+
+
+def test_the_default_task_is_not_the_only_hint() -> None:
+    """A text without `task:` names the task that it needs."""
+    text = {"kind": "text", "name": "t", "train": "t.txt"}
+    experiment = {"data": text, "model": {"kind": "gpt"}, "optimizer": "adamw", "training": {}}
+    with pytest.raises(
+        ValueError, match=r"'text' does not go .* or set `task: language-modelling`"
+    ):
+        Experiment.model_validate(experiment)
