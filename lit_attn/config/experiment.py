@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 # Importing these modules registers the members of the families.
 from lit_attn.config.data import class_folders, composition, images, labelled, segmentation, text
@@ -31,13 +31,16 @@ class Experiment(Config):
     must take the signature of the data, and the model checks its own conditions on it.
     """
 
-    task: Task = ImageClassificationConfig()
-    data: Data
-    model: Model
-    loss: Loss = CrossEntropyLoss()
-    optimizer: Optimizer
-    schedule: Schedule = Constant()
-    training: Training
+    task: Task = Field(
+        ImageClassificationConfig(),
+        description="objective and metrics; decides which data and models fit",
+    )
+    data: Data = Field(description="data set")
+    model: Model = Field(description="network")
+    loss: Loss = Field(CrossEntropyLoss(), description="loss of the classification tasks")
+    optimizer: Optimizer = Field(description="optimiser")
+    schedule: Schedule = Field(Constant(), description="learning rate over training")
+    training: Training = Field(description="length, precision and devices of the training")
 
     def identity(self) -> dict[str, Any]:
         """Return the identity, with a task of default values as its kind alone.

@@ -40,9 +40,9 @@ def write_page() -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def iterate_fields() -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every field of an experiment as (class and key, field)."""
-    for config in [Experiment, *_find_configs(Experiment, set())]:
+def iterate_fields(root: type[Config]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field of `root` and of the configurations below it as (class and key, field)."""
+    for config in [root, *_find_configs(root, set())]:
         for member in config.family.values() if _is_family(config) else [config]:
             for name, field in member.model_fields.items():
                 if name != "kind":

@@ -31,12 +31,26 @@ class MetricChoice(Config):
     `label`, `goal` and `scale` are those of the metric unless they are given.
     """
 
-    name: str = DEFAULT_METRIC.name
-    label: str | None = None
-    goal: Literal["max", "min"] | None = None
-    scale: FiniteFloat | None = None
-    selection: Literal["last", "best-validation"] = "last"
-    margin: FiniteFloat | None = Field(None, gt=0)
+    name: str = Field(
+        DEFAULT_METRIC.name,
+        description="name of the metric, beginning with its split, as test/accuracy",
+    )
+    label: str | None = Field(None, description="heading of the column; null: the metric's own")
+    goal: Literal["max", "min"] | None = Field(
+        None, description="direction of improvement; null: the metric's own"
+    )
+    scale: FiniteFloat | None = Field(
+        None, description="factor from the logged to the printed value; null: the metric's own"
+    )
+    selection: Literal["last", "best-validation"] = Field(
+        "last", description="epoch that counts: the last, or the best on the validation split"
+    )
+    margin: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        description="largest difference that does not matter, in printed units; null: no "
+        "test of equivalence",
+    )
 
     def resolve(self, experiment: Experiment) -> Metric:
         """Return the metric with its label, goal and scale.

@@ -1,9 +1,15 @@
 """The page with all keys of an experiment, docs/keys.md."""
 
+import re
 import subprocess
 import sys
 
 from helpers.paths import ROOT
+
+from lit_attn.config.cell import Cell
+from lit_attn.config.experiment import Experiment
+from lit_attn.config.keys import iterate_fields
+from lit_attn.config.study import Study
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
@@ -17,3 +23,11 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
     assert page.count("| `lr` | number > 0 | required |") == 4
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
     assert "| `depth` | whole number >= 2 | `10` |" in page
+
+
+def test_every_key_has_a_description() -> None:
+    """A description is a phrase without an antecedent: it does not begin with a preposition."""
+    for config in (Experiment, Study, Cell):
+        for name, field in iterate_fields(config):
+            assert field.description, name
+            assert not re.match(r"(of|where|that|which|what|as|it) ", field.description), name

@@ -23,8 +23,10 @@ class Data(Kind):
     Batch sizes are totals over all devices.
     """
 
-    batch_size: PositiveInt = 128
-    eval_batch_size: PositiveInt = 512
+    batch_size: PositiveInt = Field(128, description="samples of a training step, over all devices")
+    eval_batch_size: PositiveInt = Field(
+        512, description="samples of an evaluation batch, over all devices"
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
@@ -89,8 +91,12 @@ class TokenData(Data):
     """Data made of tokens, whose steps may be cut into micro-batches."""
 
     batch_size: PositiveInt = Field(32, description="sequences of a step, over all devices")
-    eval_batch_size: PositiveInt = Field(32, description="sequences, on one device")
-    accumulate: PositiveInt = outside_identity(1, "micro-batches of a step, to save memory")
+    eval_batch_size: PositiveInt = Field(
+        32, description="sequences of an evaluation batch, on one device"
+    )
+    accumulate: PositiveInt = outside_identity(
+        1, "micro-batches of a training step, to save memory"
+    )
 
     @property
     def micro_batches(self) -> int:

@@ -21,22 +21,32 @@ class TimmAugmentation(Config):
     """timm's augmentation of a training image; timm applies the fields in their order."""
 
     crop: Literal["resized", "centre"] = Field(
-        "resized", description="centre: the short side to `size`, the middle; nothing is drawn"
+        "resized", description="resized: a random crop; centre: the middle of the resized image"
     )
-    area: Range = Field((0.08, 1.0), description="share of the image that a resized crop takes")
-    aspect: Range = (3 / 4, 4 / 3)
-    flip: float = Field(0.5, ge=0, le=1, description="probability")
+    area: Range = Field(
+        (0.08, 1.0), description="least and greatest share of the image in a resized crop"
+    )
+    aspect: Range = Field(
+        (3 / 4, 4 / 3), description="least and greatest aspect ratio of a resized crop"
+    )
+    flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left-right")
     policy: str | None = Field(
         None,
         pattern=r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.]*)*$",
-        description="timm's name of it, as in rand-m9-mstd0.5-inc1",
+        description="timm's name of the policy, as rand-m9-mstd0.5-inc1; null: none",
     )
-    jitter: float = Field(0.0, ge=0, description="of brightness, contrast and saturation")
-    erasing: float = Field(0.0, ge=0, le=1, description="probability; filled with noise")
-    mixup: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha); 0 switches it off")
-    cutmix: float = Field(0.0, ge=0)
-    mix: float = Field(1.0, ge=0, le=1, description="share of batches that are mixed at all")
-    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix where both are on")
+    jitter: float = Field(
+        0.0, ge=0, description="strength of random brightness, contrast and saturation"
+    )
+    erasing: float = Field(0.0, ge=0, le=1, description="probability of random erasing with noise")
+    mixup: float = Field(
+        0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
+    )
+    cutmix: float = Field(
+        0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
+    )
+    mix: float = Field(1.0, ge=0, le=1, description="share of batches that are mixed")
+    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
 
     @model_validator(mode="after")
     def _agrees_with_timm(self) -> "TimmAugmentation":
@@ -63,25 +73,43 @@ class ClassFolders(Data):
     last partial batch of an epoch is dropped.
     """
 
-    name: str
-    classes: PositiveInt
+    name: str = Field(description="name of the data set in identities and tables")
+    classes: PositiveInt = Field(description="number of classes")
     path: Path = outside_identity(Path("data/imagenet"), "folder of train and val")
-    size: PositiveInt = 224
-    sizes: tuple[PositiveInt, ...] = ()
-    epochs_per_size: PositiveInt = 1
-    repeats: PositiveInt = 1
-    validation: NonNegativeInt = Field(0, description="images held out of train, by a fixed split")
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: Range3 = (0.229, 0.224, 0.225)
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    crop_share: float = Field(
-        0.875, gt=0, le=1, description="evaluation's crop: `size` over the short side it is cut of"
+    size: PositiveInt = Field(224, description="side of an image in pixels")
+    sizes: tuple[PositiveInt, ...] = Field(
+        (), description="sides in pixels of the images of the first epochs (progressive sizes)"
     )
-    augment: TimmAugmentation = TimmAugmentation()
+    epochs_per_size: PositiveInt = Field(1, description="epochs that each of `sizes` lasts")
+    repeats: PositiveInt = Field(
+        1, description="times that an epoch repeats each image (repeated augmentation)"
+    )
+    validation: NonNegativeInt = Field(0, description="images held out of train, by a fixed split")
+    mean: tuple[float, float, float] = Field(
+        (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
+    )
+    std: Range3 = Field(
+        (0.229, 0.224, 0.225),
+        description="standard deviation of each channel for the normalisation, from 0 to 1",
+    )
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bicubic", description="method of resizing"
+    )
+    crop_share: float = Field(
+        0.875,
+        gt=0,
+        le=1,
+        description="evaluation crop: `size` over the short side of the resized image",
+    )
+    augment: TimmAugmentation = Field(
+        TimmAugmentation(), description="timm's augmentation of training images"
+    )
     unreadable: NonNegativeInt = outside_identity(
         10, "images that cannot be read and are skipped before the cell fails"
     )
-    workers: NonNegativeInt = outside_identity(8, "processes that read; 0: the trainer's own")
+    workers: NonNegativeInt = outside_identity(
+        8, "processes that read images; 0: the training process"
+    )
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)
@@ -131,5 +159,5 @@ class ImageNet(ClassFolders):
     """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
 
     kind: Literal["imagenet"] = "imagenet"
-    name: str = "imagenet"
-    classes: PositiveInt = 1000
+    name: str = Field("imagenet", description="name of the data set in identities and tables")
+    classes: PositiveInt = Field(1000, description="number of classes")

@@ -38,13 +38,18 @@ class HeadCompositionConfig(TokenData):
 
     kind: Literal["head-composition"] = "head-composition"
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
-    entities: PositiveInt = 16
-    classes: int = Field(4, ge=2)
-    capabilities: int = Field(4, ge=2)
-    held_out: Literal["none", "diagonal"] = "diagonal"
-    epoch_steps: PositiveInt = 100
-    eval_batch_size: PositiveInt = 512
-    eval_questions: PositiveInt = Field(80, description="of each task, in each split")
+    entities: PositiveInt = Field(16, description="number of entities; a multiple of `classes`")
+    classes: int = Field(4, ge=2, description="number of classes of entities")
+    capabilities: int = Field(4, ge=2, description="number of capabilities of entities")
+    held_out: Literal["none", "diagonal"] = Field(
+        "diagonal",
+        description="tasks without training questions: none, or the diagonal of the grid",
+    )
+    epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
+    eval_batch_size: PositiveInt = Field(512, description="questions of an evaluation batch")
+    eval_questions: PositiveInt = Field(
+        80, description="evaluation questions of each task in each split"
+    )
 
     def signature(self) -> Questions:
         return Questions(self.vocabulary, CONTEXT, TASK_NAMES, self.held_out_tasks)

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 class Images(Data):
     """Images with one label each, held in memory and augmented on the device."""
 
-    epoch_length: PositiveInt = Field(1, description="passes over the data that one epoch counts")
-    drop_last: bool = True
+    epoch_length: PositiveInt = Field(1, description="passes over the data in an epoch")
+    drop_last: bool = Field(True, description="leave out an epoch's last batch if it is not full")
     validation: int = Field(0, ge=0, description="images held out of train, by a fixed split")
-    augment: tuple[Augmentation, ...] = (NormalizeConfig(),)
+    augment: tuple[Augmentation, ...] = Field(
+        (NormalizeConfig(),), description="augmentation steps in the order of their application"
+    )
 
     @field_validator("augment")
     @classmethod
@@ -72,7 +74,7 @@ class Digits(Images):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
 
     kind: Literal["digits"] = "digits"
-    validation: Literal[0] = Field(0, description="it has a validation split of its own")
+    validation: Literal[0] = Field(0, description="0, because the data has a validation split")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -126,11 +128,11 @@ class OwnImages(Images):
     """Images from the user's files; `name` stands for them in identities and tables."""
 
     kind: Literal["folder", "npz"]
-    name: str
-    path: Path = outside_identity(..., "where the images are")
-    size: PositiveInt
-    channels: Literal[1, 3] = 3
-    classes: PositiveInt
+    name: str = Field(description="name of the data set in identities and tables")
+    path: Path = outside_identity(..., "file or folder of the images")
+    size: PositiveInt = Field(description="side of an image in pixels")
+    channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
+    classes: PositiveInt = Field(description="number of classes")
 
     def check_files(self) -> None:
         try:

@@ -25,9 +25,11 @@ class Labelled(TokenData):
     max_tokens: PositiveInt | None = Field(
         None, description="tokens of a sequence that are read; null: as many as `context`"
     )
-    vocabulary: PositiveInt
-    epoch_steps: PositiveInt | None = Field(None, description="one pass over train if null")
-    pairs: bool = False
+    vocabulary: PositiveInt = Field(description="number of embeddings of the model")
+    epoch_steps: PositiveInt | None = Field(
+        None, description="training steps of an epoch; null: one pass over train"
+    )
+    pairs: bool = Field(False, description="a sample is a pair of sequences")
 
     def signature(self) -> LabelledTokens:
         return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
@@ -57,16 +59,22 @@ class ListOps(Labelled):
     """
 
     kind: Literal["listops"] = "listops"
-    context: PositiveInt = 2000
-    vocabulary: PositiveInt = Field(32, ge=16)
-    pairs: Literal[False] = False
-    lengths: tuple[PositiveInt, PositiveInt] = (500, 2000)
-    depth: PositiveInt = Field(10, ge=2, description="levels of a tree, the last of digits")
+    context: PositiveInt = Field(
+        2000, description="tokens of a sequence; longer ones are cut, shorter ones padded with id 0"
+    )
+    vocabulary: PositiveInt = Field(32, ge=16, description="number of embeddings of the model")
+    pairs: Literal[False] = Field(False, description="a sample is one sequence")
+    lengths: tuple[PositiveInt, PositiveInt] = Field(
+        (500, 2000), description="least and greatest number of tokens of an expression"
+    )
+    depth: PositiveInt = Field(
+        10, ge=2, description="levels of a tree; the last level contains digits"
+    )
     arguments: PositiveInt = Field(10, ge=2, description="most arguments of an operation")
-    train: PositiveInt = 96_000
-    val: PositiveInt = 2000
-    test: PositiveInt = 2000
-    folder: Path | None = outside_identity(None, "of basic_*.tsv; generated if null")
+    train: PositiveInt = Field(96_000, description="training expressions")
+    val: PositiveInt = Field(2000, description="validation expressions")
+    test: PositiveInt = Field(2000, description="test expressions")
+    folder: Path | None = outside_identity(None, "folder of basic_*.tsv; null: generated data")
 
     def check_files(self) -> None:
         if self.folder is not None:
@@ -106,11 +114,13 @@ class LabelledText(Labelled):
     """
 
     kind: Literal["labelled-text"] = "labelled-text"
-    name: str = Field(description="stands for the data in identities and tables")
-    folder: Path = outside_identity(..., "of train.tsv, val.tsv and test.tsv")
-    context: PositiveInt = 4000
-    vocabulary: PositiveInt = Field(512, ge=257)
-    classes: PositiveInt = 2
+    name: str = Field(description="name of the data set in identities and tables")
+    folder: Path = outside_identity(..., "folder of train.tsv, val.tsv and test.tsv")
+    context: PositiveInt = Field(
+        4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
+    )
+    vocabulary: PositiveInt = Field(512, ge=257, description="number of embeddings of the model")
+    classes: PositiveInt = Field(2, description="number of labels")
 
     def check_files(self) -> None:
         splits = ("train", "val", "test")

@@ -40,16 +40,19 @@ class Scenery(Data):
     pixels along each side.
     """
 
-    root: Path
-    crop: PositiveInt
-    short_side: PositiveInt
-    long_side: PositiveInt
-    batch_size: PositiveInt = 8
-    eval_batch_size: Literal[1] = Field(1, description="images differ in size")
-    drop_last: bool = False
+    root: Path = Field(description="folder of the images and annotations")
+    crop: PositiveInt = Field(description="side of a training window in pixels")
+    short_side: PositiveInt = Field(description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(description="most pixels of the long side of a resized image")
+    batch_size: PositiveInt = Field(8, description="windows of a training step, over all devices")
+    eval_batch_size: Literal[1] = Field(1, description="1, because images differ in size")
+    drop_last: bool = Field(False, description="leave out an epoch's last batch if it is not full")
     validation: int = Field(0, ge=0, description="images held out of training, by a fixed split")
-    augment: tuple[SceneAugmentation, ...] = (Rescale(), CategoryCrop(), SceneFlip(), Photometric())
-    workers: int = outside_identity(4, "processes that read and augment; 0: the trainer's own")
+    augment: tuple[SceneAugmentation, ...] = Field(
+        (Rescale(), CategoryCrop(), SceneFlip(), Photometric()),
+        description="augmentation steps in the order of their application",
+    )
+    workers: int = outside_identity(4, "processes that read images; 0: the training process")
 
     @field_validator("augment")
     @classmethod
@@ -83,10 +86,12 @@ class Ade20k(Scenery):
     """ADE20K's 150 classes (Zhou et al. 2017); `root` is the folder ADEChallengeData2016."""
 
     kind: Literal["ade20k"] = "ade20k"
-    root: Path = outside_identity(Path("data/ADEChallengeData2016"), "where the images are")
-    crop: PositiveInt = 512
-    short_side: PositiveInt = 512
-    long_side: PositiveInt = 2048
+    root: Path = outside_identity(Path("data/ADEChallengeData2016"), "folder of the images")
+    crop: PositiveInt = Field(512, description="side of a training window in pixels")
+    short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(
+        2048, description="most pixels of the long side of a resized image"
+    )
 
     def check_files(self) -> None:
         require_scenery(self.root)
@@ -106,14 +111,18 @@ class Scenes(Scenery):
     """
 
     kind: Literal["scenes"] = "scenes"
-    root: Path = outside_identity(Path("data/scenes"), "where the images are written")
-    training_images: PositiveInt = 2000
-    evaluation_images: PositiveInt = 200
-    augment: tuple[SceneAugmentation, ...] = (CategoryCrop(),)
-    crop: PositiveInt = 32
-    short_side: PositiveInt = 32
-    long_side: PositiveInt = 128
-    workers: int = outside_identity(0, "processes that read and augment; 0: the trainer's own")
+    root: Path = outside_identity(Path("data/scenes"), "folder to which the images are written")
+    training_images: PositiveInt = Field(2000, description="number of training images")
+    evaluation_images: PositiveInt = Field(200, description="number of evaluation images")
+    augment: tuple[SceneAugmentation, ...] = Field(
+        (CategoryCrop(),), description="augmentation steps in the order of their application"
+    )
+    crop: PositiveInt = Field(32, description="side of a training window in pixels")
+    short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(
+        128, description="most pixels of the long side of a resized image"
+    )
+    workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     @model_validator(mode="after")
     def _has_a_batch(self) -> Self:

@@ -47,7 +47,9 @@ class Gpt2(Tokenizer):
     """
 
     kind: Literal["gpt2"] = "gpt2"
-    folder: Path | None = outside_identity(None, "of encoder.json and vocab.bpe")
+    folder: Path | None = outside_identity(
+        None, "folder of encoder.json and vocab.bpe; null: download"
+    )
 
     def check_files(self) -> None:
         if self.folder is not None:
@@ -67,7 +69,7 @@ class Words(Tokenizer):
     """
 
     kind: Literal["words"] = "words"
-    size: PositiveInt
+    size: PositiveInt = Field(description="words in the vocabulary, <eos> included")
 
     @property
     def vocabulary(self) -> int:
@@ -80,15 +82,17 @@ class Tokens(TokenData):
     An epoch is `epoch_steps` steps; if null, the number of complete batches in the tokens.
     """
 
-    tokenizer: Tokenizer
-    context: PositiveInt = 1024
+    tokenizer: Tokenizer = Field(description="conversion of text to token ids")
+    context: PositiveInt = Field(1024, description="tokens of a sequence")
     order: Literal["random", "shuffled", "sequential", "columns"] = Field(
         "random",
         description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
         "in a pass, whose order and first offset are drawn; sequential: in the order of the text; "
         "columns: `batch_size` equal parts of the text side by side, each in order",
     )
-    epoch_steps: PositiveInt | None = None
+    epoch_steps: PositiveInt | None = Field(
+        None, description="training steps of an epoch; null: one pass over the tokens"
+    )
     eval_stride: PositiveInt | None = Field(
         None,
         description="tokens by which evaluation windows advance, and that each window scores; "
@@ -124,9 +128,13 @@ class PythonText(Tokens):
     """
 
     kind: Literal["python-text"] = "python-text"
-    tokenizer: Tokenizer = Bytes()
-    context: PositiveInt = 128
-    parts: tuple[Literal["topics", "library"], ...] = Field(("topics", "library"), min_length=1)
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids; bytes only")
+    context: PositiveInt = Field(128, description="tokens of a sequence")
+    parts: tuple[Literal["topics", "library"], ...] = Field(
+        ("topics", "library"),
+        min_length=1,
+        description="texts to use: the documentation topics, the standard library",
+    )
 
     @model_validator(mode="after")
     def _reads_bytes(self) -> Self:
@@ -138,18 +146,23 @@ class PythonText(Tokens):
 class NamedTokens(Tokens):
     """Text of the user; `name` stands for it in identities and tables."""
 
-    name: str
+    name: str = Field(description="name of the data set in identities and tables")
 
 
 class TextFiles(NamedTokens):
     """UTF-8 text files; without `val`, the last `holdout` share of `train` is that split."""
 
     kind: Literal["text"] = "text"
-    tokenizer: Tokenizer = Bytes()
-    train: Path = outside_identity(..., "a text file")
-    val: Path | None = outside_identity(None, "a text file")
-    test: Path | None = outside_identity(None, "a text file")
-    holdout: float = Field(0.1, gt=0, lt=1)
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+    train: Path = outside_identity(..., "text file of the split train")
+    val: Path | None = outside_identity(None, "text file of the split val")
+    test: Path | None = outside_identity(None, "text file of the split test")
+    holdout: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="share of the training text that becomes the split `val`, if `val` is null",
+    )
 
     def check_files(self) -> None:
         super().check_files()
@@ -170,8 +183,8 @@ class Shards(NamedTokens):
     """
 
     kind: Literal["shards"] = "shards"
-    tokenizer: Tokenizer = Gpt2()
-    folder: Path = outside_identity(..., "of train*.bin and val*.bin")
+    tokenizer: Tokenizer = Field(Gpt2(), description="tokeniser that made the ids")
+    folder: Path = outside_identity(..., "folder of train*.bin and val*.bin")
 
     def check_files(self) -> None:
         super().check_files()

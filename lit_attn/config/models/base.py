@@ -23,8 +23,10 @@ class FFN(Config):
     `gelu-tanh` is the tanh approximation of GELU; `swiglu` is down(silu(gate(x)) * up(x)).
     """
 
-    width: PositiveInt = Field(description="hidden units; what `match: parameters` solves for")
-    activation: Literal["gelu", "gelu-tanh", "relu", "hard-swish", "swiglu"] = "gelu"
+    width: PositiveInt = Field(description="hidden units; `match: parameters` solves for them")
+    activation: Literal["gelu", "gelu-tanh", "relu", "hard-swish", "swiglu"] = Field(
+        "gelu", description="nonlinearity between the Linears"
+    )
 
 
 class Model(Kind):
@@ -40,8 +42,11 @@ class Model(Kind):
     activations: ClassVar[tuple[str, ...]] = ("gelu",)
     """Activations that the FFN can have."""
 
-    attention: AttentionSpec = AttentionSpec()
-    ffn: FFN | None
+    attention: AttentionSpec = Field(AttentionSpec(), description="attention layer of every block")
+    ffn: FFN | None = Field(
+        description="feed-forward network of every block; null (or `none`): no FFN and no "
+        "norm of it"
+    )
 
     @abstractmethod
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":

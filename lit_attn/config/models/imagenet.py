@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 class Transformer(Model):
     """Base of the models of images; the defaults are those of ViT-S/16."""
 
-    dim: PositiveInt = 384
-    depth: PositiveInt = 12
-    heads: PositiveInt = 6
-    patch: PositiveInt = 16
-    ffn: FFN | None = FFN(width=1536)
-    drop_path: float = Field(0.0, ge=0, lt=1, description="of the last layer; linear from 0")
+    dim: PositiveInt = Field(384, description="width of the residual stream")
+    depth: PositiveInt = Field(12, description="number of blocks")
+    heads: PositiveInt = Field(6, description="attention heads of a block")
+    patch: PositiveInt = Field(16, description="side of a patch in pixels")
+    ffn: FFN | None = Field(
+        FFN(width=1536),
+        description="feed-forward network of every block; null (or `none`): no FFN and no "
+        "norm of it",
+    )
+    drop_path: float = Field(
+        0.0, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -50,14 +56,19 @@ class ImageViTConfig(Transformer):
     activations = ("gelu", "gelu-tanh")
 
     kind: Literal["image-vit"] = "image-vit"
-    pool: Literal["token", "average"] = "token"
-    positions: Literal["learned", "sincos"] = "learned"
+    pool: Literal["token", "average"] = Field(
+        "token",
+        description="input of the classifier: the class token, or the average of the patches",
+    )
+    positions: Literal["learned", "sincos"] = Field(
+        "learned", description="position embeddings: learned, or fixed sines and cosines"
+    )
     init: Literal["timm", "flax"] = Field(
         "timm",
         description="initial values; timm: matrices N(0, 0.02), truncated; flax: as big_vision, "
         "Xavier-uniform matrices and a head of zeros",
     )
-    norm_eps: PositiveFloat = 1e-6
+    norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
     def check(self, signature: ImageLabels) -> None:
         require_tiling(self.patch, image_sizes(signature))
@@ -84,9 +95,19 @@ class LocalViTConfig(Transformer):
     activations = ("hard-swish",)
 
     kind: Literal["local-vit"] = "local-vit"
-    positions: Literal["learned", "fixed"] = "learned"
-    ffn: FFN | None = FFN(width=1536, activation="hard-swish")
-    drop_path: float = Field(0.1, ge=0, lt=1)
+    positions: Literal["learned", "fixed"] = Field(
+        "learned",
+        description="learned; fixed: a change of the image size makes new positions that "
+        "never train",
+    )
+    ffn: FFN | None = Field(
+        FFN(width=1536, activation="hard-swish"),
+        description="feed-forward network of every block; null (or `none`): no FFN and no "
+        "norm of it",
+    )
+    drop_path: float = Field(
+        0.1, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
+    )
 
     def check(self, signature: ImageLabels) -> None:
         require_tiling(self.patch, image_sizes(signature))
@@ -112,10 +133,16 @@ class JiTConfig(Transformer):
     activations = ("swiglu",)
 
     kind: Literal["jit"] = "jit"
-    dim: PositiveInt = 768
-    heads: PositiveInt = 12
-    ffn: FFN | None = FFN(width=2048, activation="swiglu")
-    bottleneck: PositiveInt = Field(128, description="width between the patch embedding's maps")
+    dim: PositiveInt = Field(768, description="width of the residual stream")
+    heads: PositiveInt = Field(12, description="attention heads of a block")
+    ffn: FFN | None = Field(
+        FFN(width=2048, activation="swiglu"),
+        description="feed-forward network of every block; null (or `none`): no FFN and no "
+        "norm of it",
+    )
+    bottleneck: PositiveInt = Field(
+        128, description="width between the two maps of the patch embedding"
+    )
 
     @model_validator(mode="after")
     def _heads_rotate_by_row_and_column(self) -> Self:

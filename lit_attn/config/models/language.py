@@ -22,11 +22,15 @@ class Init(Config):
     Compositions across heads keep the initialisation of their paper.
     """
 
-    matrices: PositiveFloat | Literal["torch"] = 0.02
-    embedding: PositiveFloat | Literal["torch"] = 0.02
-    norms: float = Field(0.0, ge=0, description="deviation of the norm weights around one")
+    matrices: PositiveFloat | Literal["torch"] = Field(
+        0.02, description="standard deviation of the matrices, or torch"
+    )
+    embedding: PositiveFloat | Literal["torch"] = Field(
+        0.02, description="standard deviation of the embeddings, or torch"
+    )
+    norms: float = Field(0.0, ge=0, description="standard deviation of the norm weights around 1")
     depth_scaled: bool = Field(
-        True, description="projections onto the residual stream / sqrt(2 depth), as GPT-2's"
+        True, description="divide the projections onto the residual stream by sqrt(2 depth)"
     )
 
 
@@ -38,29 +42,35 @@ class TokenTransformer(Model):
 
     activations: ClassVar[tuple[str, ...]] = ("gelu", "gelu-tanh", "relu", "swiglu")
 
-    dim: PositiveInt
-    depth: PositiveInt
-    heads: PositiveInt
-    head_dim: PositiveInt | None = Field(None, description="dim / heads if null")
+    dim: PositiveInt = Field(description="width of the residual stream")
+    depth: PositiveInt = Field(description="number of blocks")
+    heads: PositiveInt = Field(description="attention heads of a block")
+    head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
     positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
         "learned",
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
         "the last token, as in Transformer-XL's code",
     )
-    rotary_base: PositiveFloat = 10_000.0
-    norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = (
-        "layernorm-unbiased"
+    rotary_base: PositiveFloat = Field(
+        10_000.0, description="base of the rotary frequencies, for `positions: rotary`"
     )
-    norm_eps: PositiveFloat = 1e-5
-    norm_order: Literal["pre", "post"] = "pre"
+    norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
+        "layernorm-unbiased", description="kind of normalisation layer"
+    )
+    norm_eps: PositiveFloat = Field(1e-5, description="epsilon of the norms")
+    norm_order: Literal["pre", "post"] = Field(
+        "pre", description="norm before (pre) or after (post) attention and FFN"
+    )
     qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
     bias: Literal["none", "ffn", "all"] = Field(
-        "none", description="Linears of the blocks with a bias"
+        "none", description="Linears of the blocks that have a bias"
     )
     attention_branch: Literal["as-is", "depth-scaled"] = Field(
         "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
     )
-    embedding_scale: Literal["one", "sqrt-dim"] = "one"
+    embedding_scale: Literal["one", "sqrt-dim"] = Field(
+        "one", description="factor of the token embeddings: 1 or sqrt(dim)"
+    )
     windows: tuple[PositiveInt | None, ...] = Field(
         (None,),
         min_length=1,
@@ -69,9 +79,13 @@ class TokenTransformer(Model):
     weights: Literal["exact", "e5m2"] = Field(
         "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="embedding, after W, and in the FFN")
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    init: Init = Init()
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of the embedding, after W, and in the FFN"
+    )
+    attention_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of the attention weights"
+    )
+    init: Init = Field(Init(), description="initial values of the parameters")
 
     @property
     def width_of_heads(self) -> int:
@@ -117,8 +131,14 @@ class GPTConfig(TokenTransformer):
     takes = (TokenStream, Questions)
 
     kind: Literal["gpt"] = "gpt"
-    head: Literal["tied", "untied", "adaptive"] = "tied"
-    cutoffs: tuple[PositiveInt, ...] = ()
+    head: Literal["tied", "untied", "adaptive"] = Field(
+        "tied",
+        description="output layer: the embedding's weights (tied), its own weights "
+        "(untied), or an adaptive softmax with tied weights",
+    )
+    cutoffs: tuple[PositiveInt, ...] = Field(
+        (), description="first ids of the rarer classes of `head: adaptive`"
+    )
     vocabulary_multiple: PositiveInt = Field(
         1, description="round the vocabulary up, as nanoGPT does to 50,304"
     )
@@ -163,7 +183,7 @@ class SequenceClassifierConfig(TokenTransformer):
         description="tokens: the mean over the tokens; zero-padded: their sum divided by the "
         "context, so that padding counts as zero vectors",
     )
-    classifier_width: PositiveInt = 128
+    classifier_width: PositiveInt = Field(128, description="hidden units of the classifier")
 
     def build(
         self, signature: LabelledTokens, device: "torch.device | str | None" = None

@@ -26,18 +26,26 @@ class SegmenterConfig(Transformer):
     takes = (ImageMasks,)
 
     kind: Literal["segmenter"] = "segmenter"
-    dim: PositiveInt = 192
-    heads: PositiveInt = 3
-    ffn: FFN | None = FFN(width=768)
-    drop_path: float = Field(0.1, ge=0, lt=1, description="of the encoder's last layer")
-    decoder_depth: PositiveInt = 2
+    dim: PositiveInt = Field(192, description="width of the residual stream")
+    heads: PositiveInt = Field(3, description="attention heads of a block")
+    ffn: FFN | None = Field(
+        FFN(width=768),
+        description="feed-forward network of encoder and decoder; null (or `none`): no FFN "
+        "and no norm of it",
+    )
+    drop_path: float = Field(
+        0.1, ge=0, lt=1, description="drop-path rate of the encoder's last layer; linear from 0"
+    )
+    decoder_depth: PositiveInt = Field(2, description="blocks of the mask transformer")
     decoder_attention: Literal["same", "standard"] = Field(
         "same", description="same: the decoder has the attention of the encoder"
     )
-    decoder_dropout: float = Field(0.1, ge=0, lt=1)
-    stride: PositiveInt | None = Field(None, description="pixels; the size of the window if null")
+    decoder_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the decoder")
+    stride: PositiveInt | None = Field(
+        None, description="step of the evaluation window in pixels; null: its size"
+    )
     pretrained: str | None = Field(
-        None, description="timm's name of the encoder's weights; no weights if null"
+        None, description="timm's name of the encoder's weights; null: random weights"
     )
     checkpoint: Path | None = outside_identity(
         None, "file of those weights; downloaded through timm if null"

@@ -25,22 +25,31 @@ class ViTConfig(Model):
     takes = (ImageLabels,)
 
     kind: Literal["vit"] = "vit"
-    dim: PositiveInt
-    depth: PositiveInt
-    heads: PositiveInt
-    patch: PositiveInt
-    qkv_bias: bool = False
+    dim: PositiveInt = Field(description="width of the residual stream")
+    depth: PositiveInt = Field(description="number of blocks")
+    heads: PositiveInt = Field(description="attention heads of a block")
+    patch: PositiveInt = Field(description="side of a patch in pixels")
+    qkv_bias: bool = Field(False, description="biases of the projections to q, k and v")
     patchify: Literal["plain", "shifted"] = Field(
         "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
     )
     local_self_attention: bool = Field(
         False, description="LSA: learned temperature per layer, no token attends to itself"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="after W and inside the FFN")
-    embed_dropout: float = Field(0.0, ge=0, lt=1)
-    drop_path: float = Field(0.0, ge=0, lt=1)
-    drop_path_schedule: Literal["linear", "constant"] = "linear"
-    init: Literal["xavier", "torch", "timm"] = "timm"
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after W and inside the FFN")
+    embed_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the embeddings")
+    drop_path: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="drop-path rate of the last layer (linear) or of all layers (constant)",
+    )
+    drop_path_schedule: Literal["linear", "constant"] = Field(
+        "linear", description="drop-path rate over the layers: linear from 0, or constant"
+    )
+    init: Literal["xavier", "torch", "timm"] = Field(
+        "timm", description="initial values of the Linears; timm: normal, deviation 0.02"
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
