@@ -100,8 +100,8 @@ class Lexicon:
         at = rows("same-value")
         sources[at] = keys[at, place[at]]
         facts = np.stack([keys, values], axis=2).reshape(size, 2 * FACTS)
-        question = [items, self.first_pattern + patterns, self.first_transformation + transformations]
-        return np.concatenate([facts, np.stack(question, 1)], 1), self.maps[transformations, sources]
+        query = [items, self.first_pattern + patterns, self.first_transformation + transformations]
+        return np.concatenate([facts, np.stack(query, 1)], 1), self.maps[transformations, sources]
 
 
 class CompositionData(TokenDataModule):
