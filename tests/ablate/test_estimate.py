@@ -41,12 +41,12 @@ def matrix(path: Path, body: str) -> Matrix:
 
 
 def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
-    found = matrix(tmp_path, TWO)
+    measured = matrix(tmp_path, TWO)
     assert timing(1800).seconds == 1800
-    kinds = {job.cell.variant: job.cell.kind for job in found.jobs}
+    kinds = {job.cell.variant: job.cell.kind for job in measured.jobs}
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([Device(None, None)] * 4)
-    rows = format_estimate(found, timings, cores).splitlines()
+    rows = format_estimate(measured, timings, cores).splitlines()
     assert rows[2].split() == [
         "a",
         "500",
@@ -71,12 +71,12 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
 def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     from helpers.fake_cells import result
 
-    found = matrix(tmp_path, TWO)
-    timings = {job.cell.kind: timing(1800) for job in found.jobs}
-    for job in found.jobs:
+    measured = matrix(tmp_path, TWO)
+    timings = {job.cell.kind: timing(1800) for job in measured.jobs}
+    for job in measured.jobs:
         result(job.cell).write(job.folder / "result.json")
     gpus = Slots([Device("0", None)] * 2)
-    assert format_estimate(found, timings, gpus).endswith("  0 cells to run\n")
+    assert format_estimate(measured, timings, gpus).endswith("  0 cells to run\n")
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def test_a_timing_predicts_the_whole_cell(tmp_path: Path) -> None:
     cell = digits_cell(data={"batch_size": 100, "eval_batch_size": 100}, training=training)
     folder = folder_of(cell, tmp_path)
     time_cell(folder)
-    found = Timing.model_validate_json((folder / "timing.json").read_bytes())
-    assert (found.steps, found.evaluations) == (7 * 12, 3)
+    measured = Timing.model_validate_json((folder / "timing.json").read_bytes())
+    assert (measured.steps, measured.evaluations) == (7 * 12, 3)
     result = Result.model_validate_json((folder / "result.json").read_bytes())
     assert result.steps == 15
     # Splits of 237 and 360 images are 3 and 4 batches; two of each were evaluated.
     assert result.evaluation_time is not None
-    assert found.evaluation_time == pytest.approx(result.evaluation_time.median * 7 / 4)
+    assert measured.evaluation_time == pytest.approx(result.evaluation_time.median * 7 / 4)

@@ -36,14 +36,14 @@ def run(cells: list[Job], limits: Limits | None = None, at_once: int = 2) -> tup
     display = Recorder()
     launcher = Launcher(fake_cells.TARGET)
     summary = Runner(launcher, make_slots(at_once), display, limits).run(cells)
-    return summary, "\n".join(display.said)
+    return summary, "\n".join(display.events)
 
 
 class Recorder(Lines):
     """Display that keeps the events and prints nothing."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.events: list[str] = []
 
     def open(self) -> None:
         pass
@@ -55,7 +55,7 @@ class Recorder(Lines):
         pass
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.events.append(text)
 
 
 def failures(cell: Job) -> list[FailureClass]:
@@ -66,12 +66,12 @@ def failures(cell: Job) -> list[FailureClass]:
 
 def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(tmp_path: Path) -> None:
     stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.cell.seed == 0)
-    summary, said = run([stuck, once], Limits(stall=1.5))
+    summary, events = run([stuck, once], Limits(stall=1.5))
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/stuck/0", "timed-out")]
     assert failures(stuck) == ["timed-out"] * 2
     assert failures(once) == ["timed-out"]
     assert once.state() == "done"
-    assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in said
+    assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in events
     log = folder.read_log_tail(folder.list_attempts(stuck.folder)[0])
     assert "in _stuck" in log, log
     until(lambda: not alive(int((stuck.folder / "child.pid").read_text())))
@@ -83,15 +83,15 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     """The time of the progress file changes, even if the disk's clock is wrong."""
     monkeypatch.setattr(fake_cells, "_wait", None)
     (gated, *_) = jobs(tmp_path, "gated")
-    said = gated.folder / "progress.json"
+    progress = gated.folder / "progress.json"
     rounds = iter(range(10))
 
     def stepping(self: Runner) -> None:
         if next(rounds, None) is None:
             (tmp_path / "runs" / "tiny" / "go").touch()
         elif gated.folder.exists():
-            said.touch()
-            os.utime(said, ns=(1, next(stamps)))
+            progress.touch()
+            os.utime(progress, ns=(1, next(stamps)))
 
     stamps = iter(range(1, 100))
     monkeypatch.setattr(Runner, "_enforce", stepping)
@@ -102,24 +102,24 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
 
 def test_a_cell_over_the_time_limit_saves_and_is_not_retried(tmp_path: Path) -> None:
     (hang, *_) = jobs(tmp_path, "hang")
-    summary, said = run([hang], Limits(time=2.5))
+    summary, events = run([hang], Limits(time=2.5))
     assert [o.failure for o in summary.failed] == ["timed-out"]
     assert summary.failed[0].message == "took longer than 2 s"
     # It ended on SIGTERM, as training does after its last checkpoint.
     assert "Preempted: stopped by SIGTERM" in folder.read_log_tail(
         folder.list_attempts(hang.folder)[0]
     )
-    assert "retry" not in said
+    assert "retry" not in events
     assert len(folder.list_attempts(hang.folder)) == 1
 
 
 def test_a_killed_cell_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
     always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.cell.seed == 0)
-    summary, said = run([always, once])
+    summary, events = run([always, once])
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/killed/0", "killed")]
     assert failures(always) == ["killed"] * (RETRIES["killed"] + 1)
     assert once.state() == "done"
-    assert said.count("retry    tiny/killed/0") == RETRIES["killed"]
+    assert events.count("retry    tiny/killed/0") == RETRIES["killed"]
 
 
 def test_the_delay_doubles_with_each_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +182,9 @@ def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     )
     assert run([first])[0].failed == []
     # One at a time, so that the second cell always meets a full disk.
-    summary, said = run([full, second], at_once=1)
-    assert {o.failure for o in summary.failed} == {"no-space"}, said
-    assert said.count("retry    tiny/full/0") == RETRIES["no-space"]
+    summary, events = run([full, second], at_once=1)
+    assert {o.failure for o in summary.failed} == {"no-space"}, events
+    assert events.count("retry    tiny/full/0") == RETRIES["no-space"]
     # With free space, the next run continues; finished cells stay done.
     (full.folder / "ballast").unlink()
     again, _ = run([first, second])
@@ -307,7 +307,7 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
 
     class Exhausting(Recorder):
         def update(self, snapshot: object) -> None:
-            if not self.said and running(tmp_path):
+            if not self.events and running(tmp_path):
                 (tmp_path / "runs" / "tiny" / "go").touch()
                 with contextlib.suppress(OSError):
                     while True:
@@ -325,8 +325,8 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
         summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), display).run(cells)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert any("Too many open files" in text for text in display.said)
-    assert summary.failed == [], display.said
+    assert any("Too many open files" in text for text in display.events)
+    assert summary.failed == [], display.events
     assert ran(tmp_path) == {"gated/0": 1, "ok/0": 1}
 
 

@@ -43,14 +43,14 @@ def check_data(folder: Path, data: str) -> str:
     """Return the error message about `data` without its place, or an empty string."""
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     matrix = expand(studies.study(folder, BODY, experiment), folder / "runs")
-    said = ""
+    error_line = ""
     try:
         require_inputs([matrix], matrix.jobs)
     except ConfigError as error:
-        said = str(error)
+        error_line = str(error)
     place = f"{folder / 'experiment.yaml'}:1: tiny: variant 'a': "
-    assert not said or (said.startswith(place) and "\n" not in said)
-    return said.removeprefix(place)
+    assert not error_line or (error_line.startswith(place) and "\n" not in error_line)
+    return error_line.removeprefix(place)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_contents_of_an_npz_file_are_checked(
 ) -> None:
     path = tmp_path / "mine.npz"
     write_npz(path, **changes)
-    said = check_data(tmp_path, f"{{kind: npz, path: {path}, {GIVEN}}}")
-    assert said.startswith(message.format(path))
-    assert bool(said) == bool(message)
+    error_line = check_data(tmp_path, f"{{kind: npz, path: {path}, {GIVEN}}}")
+    assert error_line.startswith(message.format(path))
+    assert bool(error_line) == bool(message)
 
 
 def test_a_missing_or_torn_npz_file_is_one_error_line(tmp_path: Path) -> None:
-    said = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
-    assert said.startswith(f"data.path: {tmp_path}/none.npz: cannot be read as .npz: ")
+    error_line = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}")
+    assert error_line.startswith(f"data.path: {tmp_path}/none.npz: cannot be read as .npz: ")
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
-    said = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
-    assert said.startswith(f"data.path: {tmp_path}/torn.npz: cannot be read as .npz: ")
+    error_line = check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/torn.npz, {GIVEN}}}")
+    assert error_line.startswith(f"data.path: {tmp_path}/torn.npz: cannot be read as .npz: ")
 
 
 def test_images_of_an_npz_file_are_not_read(
@@ -91,13 +91,15 @@ def test_images_of_an_npz_file_are_not_read(
 ) -> None:
     """The images of a large archive would not fit into memory."""
     read = np.lib.npyio.NpzFile.__getitem__
-    asked: list[str] = []
+    read_keys: list[str] = []
     monkeypatch.setattr(
-        np.lib.npyio.NpzFile, "__getitem__", lambda self, key: asked.append(key) or read(self, key)
+        np.lib.npyio.NpzFile,
+        "__getitem__",
+        lambda self, key: read_keys.append(key) or read(self, key),
     )
     write_npz(tmp_path / "mine.npz")
     assert check_data(tmp_path, f"{{kind: npz, path: {tmp_path}/mine.npz, {GIVEN}}}") == ""
-    assert asked == ["y_train", "y_test"]
+    assert read_keys == ["y_train", "y_test"]
 
 
 @pytest.mark.parametrize(

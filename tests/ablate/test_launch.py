@@ -21,12 +21,12 @@ from lit_attn.ablate.launch import TRAINING
 from lit_attn.train import run_cell
 for module in TRAINING:
     importlib.import_module(module)
-known, found = set(sys.modules), []
+loaded, added = set(sys.modules), []
 for folder in sys.argv[1:]:
     run_cell(Path(folder), smoke=True)
-    found.append(sorted(set(sys.modules) - known))
-    known |= set(sys.modules)
-print(json.dumps(found))
+    added.append(sorted(set(sys.modules) - loaded))
+    loaded |= set(sys.modules)
+print(json.dumps(added))
 """
 
 

@@ -53,10 +53,10 @@ def describe(where: Path, out: Path) -> str:
 def test_a_trial_is_named_by_what_it_changes(
     tmp_path: Path, settings: list[str], name: str
 ) -> None:
-    found = matrix(tmp_path, *settings)
-    assert (found.name, found.folder) == (name, tmp_path / "runs" / name)
-    assert {job.cell.study for job in found.jobs} == {name}
-    assert found.is_trial == (name != "tiny")
+    expanded = matrix(tmp_path, *settings)
+    assert (expanded.name, expanded.folder) == (name, tmp_path / "runs" / name)
+    assert {job.cell.study for job in expanded.jobs} == {name}
+    assert expanded.is_trial == (name != "tiny")
 
 
 def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title(
@@ -69,8 +69,8 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
     source = studies.study(tmp_path, names("ok"), experiment)
 
     def named(*settings: str) -> tuple[str, str]:
-        found = expand(source, tmp_path, parse_settings("--set", list(settings)))
-        return found.name, found.title
+        expanded = expand(source, tmp_path, parse_settings("--set", list(settings)))
+        return expanded.name, expanded.title
 
     assert named("data.path=/b") == ("tiny", "A tiny study")
     first, title = named("data.name=my images")
@@ -85,10 +85,10 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
 def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
     source = studies.study(tmp_path, names("ok"), experiment)
-    found = expand(
+    expanded = expand(
         source, tmp_path, parse_settings("--set", ["model.dim=16", "training.devices=2"])
     )
-    assert found.name == "tiny@model.dim=16"
+    assert expanded.name == "tiny@model.dim=16"
 
 
 def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
@@ -142,25 +142,25 @@ def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
 
 def test_seeds_of_a_simultaneous_command_are_in_the_report(tmp_path: Path) -> None:
     """The command that ends last reports the cells of both commands."""
-    found = matrix(tmp_path)
+    expanded = matrix(tmp_path)
     for seed in (7, 0):
-        (other,) = expand(found.source, tmp_path / "runs", seeds=(seed,)).jobs[:1]
+        (other,) = expand(expanded.source, tmp_path / "runs", seeds=(seed,)).jobs[:1]
         other.cell.write(other.folder / "config.yaml")
         result(other.cell).write(other.folder / "result.json")
-    (found.folder / "ok" / "8-0123456789").mkdir()
-    (found.folder / "ok" / "x-0123456789").mkdir()
-    (found.folder / "ok" / "99999999999-0123456789").mkdir()
-    found.plan().write(found.folder / "plan.json")
-    assert found.plan().seeds == [0, 1, 7]
+    (expanded.folder / "ok" / "8-0123456789").mkdir()
+    (expanded.folder / "ok" / "x-0123456789").mkdir()
+    (expanded.folder / "ok" / "99999999999-0123456789").mkdir()
+    expanded.plan().write(expanded.folder / "plan.json")
+    assert expanded.plan().seeds == [0, 1, 7]
     assert shown(tmp_path) == {"ok": [0, 7], "ok-2": []}
 
 
 def test_report_files_have_the_name_of_the_trial(tmp_path: Path) -> None:
     """The name is valid in LaTeX, in HTML and as a folder."""
-    found = matrix(tmp_path, "training.max_steps=2")
-    for job in found.jobs:
+    expanded = matrix(tmp_path, "training.max_steps=2")
+    for job in expanded.jobs:
         result(job.cell).write(job.folder / "result.json")
-    found.plan().write(found.folder / "plan.json")
+    expanded.plan().write(expanded.folder / "plan.json")
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     assert folder == tmp_path / "reports" / "tiny@training.max_steps=2"
     assert "(with training.max_steps=2)" in (folder / "table.html").read_text()
@@ -175,5 +175,5 @@ def test_a_dry_run_names_the_trial(
     studies.write(tmp_path, names("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["ablations.yaml", "--dry-run", "--set", "zz=with"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("tiny@zz=with: A tiny study (with zz=with)\n")
+    output = capsys.readouterr().out
+    assert output.startswith("tiny@zz=with: A tiny study (with zz=with)\n")

@@ -28,7 +28,7 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "crash", "diverged", "killed", "silent", "ok-2")
-    summary, said = run(cells)
+    summary, output = run(cells)
     ends = {(o.job.cell.variant, o.job.cell.seed): o.failure for o in summary.outcomes}
     assert ends == {
         (variant, seed): failure
@@ -47,7 +47,7 @@ def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
     assert (
         "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire\n"
         f"         run alone: python -m lit_attn.train {crash.folder}"
-    ) in said
+    ) in output
     attempt = crash.folder / "attempts" / "1"
     ended = folder.read_exit(attempt)
     assert ended is not None
@@ -105,10 +105,10 @@ def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) 
             if text.startswith("retry"):
                 (tmp_path / "runs" / "tiny" / "go").touch()
 
-    said = io.StringIO()
-    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(said)).run(cells)
+    output = io.StringIO()
+    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(output)).run(cells)
     assert summary.failed == []
-    assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in said.getvalue()
+    assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in output.getvalue()
     assert ran(tmp_path) == {"gated/0": 1, "crowded/0": 2}
 
 

@@ -37,116 +37,116 @@ def places(taken: Slot | None) -> tuple[int, ...]:
 
 
 def test_each_cell_gets_a_device() -> None:
-    found = cores_of(100, 100)
-    first, second = found.take(cell(0)), found.take(cell(1))
+    slots = cores_of(100, 100)
+    first, second = slots.take(cell(0)), slots.take(cell(1))
     assert {places(first), places(second)} == {(0,), (1,)}
-    assert found.take(cell(2)) is None
+    assert slots.take(cell(2)) is None
     assert first is not None
-    found.give_back(first, cell(0))
-    assert found.take(cell(2)) == first
+    slots.give_back(first, cell(0))
+    assert slots.take(cell(2)) == first
 
 
 def test_a_cell_on_several_devices_gets_whole_devices() -> None:
-    found = cores_of(100, 100, 100)
-    assert found.at_once([cell(devices=2)] * 5) == 1
-    assert found.at_once([cell()] * 5) == 3
-    assert found.at_once([]) == 1
-    assert len(places(found.take(cell(devices=2)))) == 2
-    assert found.take(cell(1, devices=2)) is None
-    assert places(found.take(cell(1))) == (2,)
+    slots = cores_of(100, 100, 100)
+    assert slots.at_once([cell(devices=2)] * 5) == 1
+    assert slots.at_once([cell()] * 5) == 3
+    assert slots.at_once([]) == 1
+    assert len(places(slots.take(cell(devices=2)))) == 2
+    assert slots.take(cell(1, devices=2)) is None
+    assert places(slots.take(cell(1))) == (2,)
     with pytest.raises(ConfigError, match=r"training.devices: 4 exceeds the 3 cores"):
-        found.check([cell(devices=4)])
+        slots.check([cell(devices=4)])
 
 
 def test_the_limit_may_be_smaller_than_the_number_of_devices() -> None:
-    found = cores_of(100, 100, limit=1)
-    assert (len(found), found.at_once([cell()] * 5)) == (1, 1)
-    assert found.take(cell()) is not None
-    assert found.take(cell(1)) is None
+    slots = cores_of(100, 100, limit=1)
+    assert (len(slots), slots.at_once([cell()] * 5)) == (1, 1)
+    assert slots.take(cell()) is not None
+    assert slots.take(cell(1)) is None
 
 
 def test_cells_share_a_device_only_after_a_measurement() -> None:
-    found = cores_of(100, limit=4)
-    assert found.take(cell(0)) is not None
-    assert found.take(cell(1)) is None
-    found.learn(cell(0), 30)
+    slots = cores_of(100, limit=4)
+    assert slots.take(cell(0)) is not None
+    assert slots.take(cell(1)) is None
+    slots.learn(cell(0), 30)
     # Three cells with the margin need 99 bytes. Another seed needs the same memory.
     assert MARGIN * 3 * 30 < 100 < MARGIN * 4 * 30
-    assert found.take(cell(1)) is not None
-    assert found.take(cell(2)) is not None
-    assert found.take(cell(3)) is None
+    assert slots.take(cell(1)) is not None
+    assert slots.take(cell(2)) is not None
+    assert slots.take(cell(3)) is None
 
 
 def test_the_largest_measurement_counts() -> None:
-    found = cores_of(100, limit=4)
-    assert found.take(cell(0)) is not None
-    found.learn(cell(0), 60)
-    found.learn(cell(0), 20)
-    assert found.take(cell(1)) is None
+    slots = cores_of(100, limit=4)
+    assert slots.take(cell(0)) is not None
+    slots.learn(cell(0), 60)
+    slots.learn(cell(0), 20)
+    assert slots.take(cell(1)) is None
 
 
 def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
-    found = cores_of(100, limit=4)
-    assert found.take(cell(0)) is not None
-    found.learn(cell(0), 20)
-    assert found.take(cell(0, lr=2.0)) is not None
-    assert found.take(cell(0, lr=3.0)) is None
-    found.learn(cell(0, lr=2.0), 25)
+    slots = cores_of(100, limit=4)
+    assert slots.take(cell(0)) is not None
+    slots.learn(cell(0), 20)
+    assert slots.take(cell(0, lr=2.0)) is not None
+    assert slots.take(cell(0, lr=3.0)) is None
+    slots.learn(cell(0, lr=2.0), 25)
     # Two measurements, and twice the larger one for the third kind: 20 + 25 + 50.
-    assert found.take(cell(0, lr=3.0)) is None
-    small = cores_of(1000, limit=4)
-    assert small.take(cell(0)) is not None
-    small.learn(cell(0), 20)
-    assert small.take(cell(0, lr=2.0)) is not None
-    assert small.take(cell(0, lr=3.0)) is None, "two unmeasured kinds"
-    small.learn(cell(0, lr=2.0), 25)
-    assert small.take(cell(0, lr=3.0)) is not None
+    assert slots.take(cell(0, lr=3.0)) is None
+    large_slots = cores_of(1000, limit=4)
+    assert large_slots.take(cell(0)) is not None
+    large_slots.learn(cell(0), 20)
+    assert large_slots.take(cell(0, lr=2.0)) is not None
+    assert large_slots.take(cell(0, lr=3.0)) is None, "two unmeasured kinds"
+    large_slots.learn(cell(0, lr=2.0), 25)
+    assert large_slots.take(cell(0, lr=3.0)) is not None
 
 
 def test_a_kind_that_ran_out_of_memory_gets_whole_devices() -> None:
-    found = cores_of(1000, limit=4)
-    found.learn(cell(0, lr=2.0), 10)
-    found.learn(cell(0), 10)
-    slot = found.take(cell(0))
+    slots = cores_of(1000, limit=4)
+    slots.learn(cell(0, lr=2.0), 10)
+    slots.learn(cell(0), 10)
+    slot = slots.take(cell(0))
     assert slot is not None
-    assert not found.is_shared(slot)
-    other = found.take(cell(0, lr=2.0))
+    assert not slots.is_shared(slot)
+    other = slots.take(cell(0, lr=2.0))
     assert other is not None
-    assert found.is_shared(slot)
-    found.give_back(slot, cell(0))
-    found.give_whole(cell(0))
-    assert found.take(cell(1)) is None
-    found.give_back(other, cell(0, lr=2.0))
-    assert found.take(cell(1)) is not None
-    assert found.take(cell(1, lr=2.0)) is None
+    assert slots.is_shared(slot)
+    slots.give_back(slot, cell(0))
+    slots.give_whole(cell(0))
+    assert slots.take(cell(1)) is None
+    slots.give_back(other, cell(0, lr=2.0))
+    assert slots.take(cell(1)) is not None
+    assert slots.take(cell(1, lr=2.0)) is None
 
 
 def test_devices_of_unknown_memory_are_not_shared() -> None:
-    found = cores_of(None, limit=4)
-    assert found.take(cell(0)) is not None
-    found.learn(cell(0), 1)
-    assert found.take(cell(1)) is None
+    slots = cores_of(None, limit=4)
+    assert slots.take(cell(0)) is not None
+    slots.learn(cell(0), 1)
+    assert slots.take(cell(1)) is None
 
 
 def test_a_cell_on_several_devices_shares_none() -> None:
-    found = cores_of(100, 100, limit=4)
-    found.learn(cell(0), 1)
-    found.learn(cell(0, devices=2), 1)
-    single = found.take(cell(0))
+    slots = cores_of(100, 100, limit=4)
+    slots.learn(cell(0), 1)
+    slots.learn(cell(0, devices=2), 1)
+    single = slots.take(cell(0))
     assert single is not None
-    assert found.take(cell(1, devices=2)) is None
-    found.give_back(single, cell(0))
-    both = found.take(cell(1, devices=2))
+    assert slots.take(cell(1, devices=2)) is None
+    slots.give_back(single, cell(0))
+    both = slots.take(cell(1, devices=2))
     assert both is not None
-    assert found.take(cell(0)) is None
-    found.give_back(both, cell(1, devices=2))
-    assert found.take(cell(0)) is not None
+    assert slots.take(cell(0)) is None
+    slots.give_back(both, cell(1, devices=2))
+    assert slots.take(cell(0)) is not None
 
 
 def test_the_emptiest_device_is_taken_first() -> None:
-    found = cores_of(100, 100, limit=4)
-    found.learn(cell(0), 10)
-    taken = [places(found.take(cell(seed))) for seed in range(4)]
+    slots = cores_of(100, 100, limit=4)
+    slots.learn(cell(0), 10)
+    taken = [places(slots.take(cell(seed))) for seed in range(4)]
     assert sorted(taken) == [(0,), (0,), (1,), (1,)]
     assert set(taken[:2]) == {(0,), (1,)}
 
@@ -184,9 +184,9 @@ def test_gpus_are_those_that_cuda_sees(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = make_slots(None).devices
+    slots = make_slots(None).devices
     mega = 2**20
-    assert found == [Device(name, free and free * mega) for name, free in expected]
+    assert slots == [Device(name, free and free * mega) for name, free in expected]
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -198,13 +198,13 @@ def test_a_cell_of_two_gpus_sees_both() -> None:
 
 def test_cores_are_used_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = make_slots(3)
-    assert len(found) == 3
-    assert {device.gpu for device in found.devices} == {None}
-    assert len(found.devices) == count_cores()
-    taken = found.take(cell())
+    slots = make_slots(3)
+    assert len(slots) == 3
+    assert {device.gpu for device in slots.devices} == {None}
+    assert len(slots.devices) == count_cores()
+    taken = slots.take(cell())
     assert taken is not None
     assert taken.gpus is None
-    share = found.devices[0].memory
+    share = slots.devices[0].memory
     assert share is not None
     assert 0 < share * count_cores() < 2**50

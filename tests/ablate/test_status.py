@@ -234,15 +234,15 @@ def test_a_watched_log_is_shown_until_the_cell_ends(
 
     def cell() -> None:
         with hold_lock(job.folder):
-            held.set()
+            is_locked.set()
             time.sleep(0.3)
             with log.open("a") as stream:
                 stream.write("last\n")
 
-    held = threading.Event()
+    is_locked = threading.Event()
     thread = threading.Thread(target=cell)
     thread.start()
-    held.wait()
+    is_locked.wait()
     assert main(["logs", str(job.folder), "--watch"]) == 0
     thread.join()
     assert capsys.readouterr().out == "first\nlast\n"

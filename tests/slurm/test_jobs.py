@@ -35,14 +35,14 @@ def call(path: Path, cluster: dict[str, str], *arguments: str) -> tuple[int, str
 def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
     """Return the ids of the jobs of this test in one of `states`."""
     names = {NAME + batch.parent.name for batch in (path / "runs").glob("*/.slurm/*/batch.json")}
-    said = subprocess.run(
+    output = subprocess.run(
         ["squeue", "-h", "--array", "--states=all", "--format=%i|%T|%j"],
         env=cluster,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    rows = [line.split("|") for line in said.splitlines()]
+    rows = [line.split("|") for line in output.splitlines()]
     return [job for job, state, name in rows if name in names and state in states]
 
 

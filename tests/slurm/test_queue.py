@@ -99,8 +99,8 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
         f"0|5_0|RUNNING|{NAME}torn",
         "N/A|6|RUNNING|some|body else's",
     )  # fmt: skip
-    found = {folder.name: (task.id, task.state) for folder, task in find_tasks([matrix]).items()}
-    assert list(found.values()) == [("8_0", "PENDING"), ("9_1", "FAILED"), ("7_2", "RUNNING")]
+    states = {folder.name: (task.id, task.state) for folder, task in find_tasks([matrix]).items()}
+    assert list(states.values()) == [("8_0", "PENDING"), ("9_1", "FAILED"), ("7_2", "RUNNING")]
     assert [task.is_over for task in find_tasks([matrix]).values()] == [False, True, False]
 
 
@@ -115,13 +115,13 @@ def test_no_cell_ends_while_slurm_does_not_answer(
     matrix = expand_study(tmp_path)
     write_batch(matrix, "aaaa")
     install_squeue(tmp_path, monkeypatch, code=1)
-    said: list[str] = []
-    follower = follow.Follower([matrix], Recorder(said))
+    events: list[str] = []
+    follower = follow.Follower([matrix], Recorder(events))
     follower.unfinished = list(matrix.jobs)
     for _ in range(3):
         follower.poll()
     assert follower.unfinished == matrix.jobs
-    assert said == ["SLURM does not answer: squeue: exit code 1"]
+    assert events == ["SLURM does not answer: squeue: exit code 1"]
     # A job that SLURM has forgotten is given up only the second time: its result may come late.
     install_squeue(tmp_path, monkeypatch)
     follower.poll()
@@ -134,8 +134,8 @@ def test_no_cell_ends_while_slurm_does_not_answer(
 class Recorder:
     """Display that keeps the events."""
 
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
 
     def open(self) -> None: ...
 
@@ -144,7 +144,7 @@ class Recorder:
     def update(self, snapshot: object) -> None: ...
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.events.append(text)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Training as jobs of a real SLURM: on one node and across two, stopped on the way."""
+"""Training as jobs of a real SLURM, on one node and on two, interrupted on the way."""
 
 import os
 import subprocess
@@ -29,22 +29,22 @@ COMMAND = (
 
 
 @pytest.mark.parametrize(
-    ("nodes", "asked", "stop"),
+    ("nodes", "options", "stop"),
     [
         (1, [], ["scontrol", "requeue"]),
         (2, ["--set", "training.devices=2", "--slurm", "nodes=2"], ["scancel", "--signal=USR2"]),
     ],
     ids=["one node, preempted", "two nodes, out of time"],
 )
-def test_a_job_goes_on_as_if_it_had_never_stopped(
-    tmp_path: Path, nodes: int, asked: list[str], stop: list[str]
+def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
+    tmp_path: Path, nodes: int, options: list[str], stop: list[str]
 ) -> None:
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
     with slurm_cluster.cluster(nodes) as environment:
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm",
-             "--seeds", "0,", *asked],
+             "--seeds", "0,", *options],
             cwd=tmp_path,
             env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
@@ -62,21 +62,22 @@ def test_a_job_goes_on_as_if_it_had_never_stopped(
         assert process.returncode == 0, output + logs
     result = Result.model_validate_json((cell.folder / "result.json").read_bytes())
     assert (result.devices, result.attempts) == (nodes, 2), logs
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    cell.cell.write(whole / "config.yaml")
-    run_cell(whole)
-    ours, alone = (read_metrics(folder / "metrics.csv") for folder in (cell.folder, whole))
-    assert [row[:3] for row in ours] == [row[:3] for row in alone]
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    cell.cell.write(undisturbed / "config.yaml")
+    run_cell(undisturbed)
+    folders = (cell.folder, undisturbed)
+    rows, expected = (read_metrics(folder / "metrics.csv") for folder in folders)
+    assert [row[:3] for row in rows] == [row[:3] for row in expected]
     if nodes == 1:
-        # All but what is measured.
+        # All rows except the measured time.
         timed = "evaluation/seconds"
-        assert [row for row in ours if row.name != timed] == [
-            row for row in alone if row.name != timed
+        assert [row for row in rows if row.name != timed] == [
+            row for row in expected if row.name != timed
         ]
     else:
-        # Two devices add up their halves of a batch in another order.
-        last = {row.name: row.value for row in alone}
-        for row in ours:
-            if row.step == alone[-1].step and row.name.endswith("loss"):
+        # Two devices add up the halves of a batch in another order.
+        last = {row.name: row.value for row in expected}
+        for row in rows:
+            if row.step == expected[-1].step and row.name.endswith("loss"):
                 assert row.value == pytest.approx(last[row.name], rel=0.05)
