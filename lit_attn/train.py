@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder: Path = options.cell.absolute()
     try:
         require_no_links(folder)
-        cell = Cell.read(folder / "config.yaml")
+        cell = _read_cell(folder)
         if options.smoke:
             folder = folder / "smoke"
             cell.write(folder / "config.yaml")
@@ -134,10 +134,20 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
         estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")
 
 
+def _read_cell(cell_dir: Path) -> Cell:
+    """Read the cell's config.yaml, which imports the cell's parts."""
+    pid = os.getpid()
+    cell = Cell.read(cell_dir / "config.yaml")
+    if os.getpid() != pid:
+        # A part has forked this process. Only the original process trains.
+        os._exit(1)
+    return cell
+
+
 @contextlib.contextmanager
 def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
     """Read the cell, clean its folder, and join its process group."""
-    cell = Cell.read(cell_dir / "config.yaml")
+    cell = _read_cell(cell_dir)
     from lit_attn.training.process_group import join_process_group, read_rank_info
 
     rank = read_rank_info().rank

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lit_attn.ablate import dry_run, logs, rerun, status
 from lit_attn.ablate.display import silence, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
+from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
@@ -245,6 +246,7 @@ def _run(
             matrix.write_plan()
     except OSError as error:
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
+    require_locks(options.out, "--out")
     for matrix in matrices:
         if matrix.is_trial:
             text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"

@@ -189,6 +189,10 @@ class Runner:
             ended = folder.final_failure_since(job.folder, self.before[job.folder])
             if state != "done" and ended is None:
                 job.cell.write(job.folder / "config.yaml")
+                # Only this process has watched the heartbeat of a holder on another machine. If
+                # the lock cannot be removed, the cell itself reports why.
+                with contextlib.suppress(lock.LockError):
+                    lock.remove_stale(job.folder)
         except OSError as error:
             self._finish(_os_failure(job, 0.0, error))
             return False

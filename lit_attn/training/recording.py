@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import statistics
 import sys
 import time
@@ -149,6 +150,7 @@ class Progress(L.Callback):
         self.path = path
         self.total = total
         self.console = console
+        self.pid = os.getpid()
         self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
         self.started = 0.0
@@ -192,6 +194,9 @@ class Progress(L.Callback):
         self.evaluation_times.append(time.perf_counter() - self.started)
 
     def _write(self, trainer: L.Trainer) -> None:
+        if os.getpid() != self.pid:
+            # The cell's own code has forked. Two processes must not write the records of one cell.
+            os._exit(1)
         if not trainer.is_global_zero:
             return
         now = time.perf_counter()

@@ -9,7 +9,7 @@ from helpers import studies
 from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, run, running, until
 
 from lit_attn.ablate import runner
-from lit_attn.cells import folder
+from lit_attn.cells import folder, lock
 from lit_attn.cells.ranks import OOM_SCORE
 
 
@@ -101,6 +101,22 @@ def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) 
         assert score(first) == score(process.pid) == score(os.getpid())
         process.terminate()
         process.wait(TIMEOUT)
+
+
+def test_a_dead_holder_on_another_machine_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner watches its heartbeat, and the cell does not watch it again."""
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(lock, "STALE_AFTER", 1.0)
+    (job, *_) = jobs(tmp_path, "ok")
+    job.folder.mkdir(parents=True)
+    holder = lock.LockHolder(host="elsewhere", boot="b", pid=1, started="1")
+    (job.folder / "lock").write_text(holder.model_dump_json())
+    assert job.state() == "running"
+    summary, _ = run([job])
+    assert summary.failed == []
+    assert job.state() == "done"
 
 
 def test_an_unusable_lock_is_the_reason_of_the_failure(tmp_path: Path) -> None:

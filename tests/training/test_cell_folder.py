@@ -1,10 +1,12 @@
 """Cells whose folder contains links, results and checkpoints that training must not trust."""
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 from lit_attn.training import fit
+from lit_attn.training.recording import Console, Progress
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def stop_after(step: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def train_alone(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lit_attn.train", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def read_result(folder: Path) -> Result:
@@ -206,6 +209,30 @@ def test_code_that_exits_is_a_failure(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith(f"{folder}: the cell's code called sys.exit(0)\n")
     assert not (folder / "result.json").exists()
+
+
+def test_code_that_forks_does_not_train_twice(tmp_path: Path) -> None:
+    """A part forks the process when it is imported; the copy ends at once."""
+    cell = digits_cell(training={"max_steps": 1})
+    folder = folder_of(cell, tmp_path)
+    part_of(cell, folder, "pass")
+    part = folder / "part_of_mine.py"
+    part.write_text(f"import os\nos.fork()\n{part.read_text()}")
+    done = train_alone(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("epoch 1/1") == 1
+
+
+def test_a_forked_copy_of_training_writes_nothing(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "progress.json", 1, Console(1, 1, "test/accuracy"))
+    trainer = SimpleNamespace(accumulate_grad_batches=1, is_global_zero=True, global_step=1)
+    if not (copy := os.fork()):
+        with contextlib.suppress(BaseException):
+            progress.on_train_batch_end(trainer, None, None, None, 0)  # type: ignore[arg-type]
+        os._exit(0)
+    _, status = os.waitpid(copy, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_code_that_changes_the_working_directory_does_not_move_the_records(
