@@ -362,9 +362,10 @@ NORMALISERS = rf"""
 ## Normalisers
 
 A normaliser turns logits into weights; the key is `normaliser`. They have no preset and no row in
-the committed benchmark. Modules: `Softmax`, `Sigmoid` and `Differential` in
+the committed benchmark. Modules: `Softmax`, `Sigmoid`, `OffsetSoftmax` and `Differential`
+in
 [attention/normaliser.py](../lit_attn/attention/normaliser.py); formulas: `softmax`, `sigmoid`,
-`differential` and `differential_heads` in
+`offset_softmax`, `differential` and `differential_heads` in
 [attention/reference.py](../lit_attn/attention/reference.py).
 
 **Sigmoid attention** ({LINKS["sigmoid"]}, section 2):
@@ -373,6 +374,13 @@ $$a_{{ij}} = \frac{{1}}{{1 + e^{{-(s_{{ij}} + b)}}}}, \qquad b = -\log n .$$
 
 Weights of a query need not add up to 1. n is the number of keys that the query may attend to, or
 `length`. Added parameters: none. Crossing: `attention: {{normaliser: sigmoid, zz: with}}`.
+
+**Offset softmax** ({LINKS["MGK"]}, released language models): the softmax with `offset`, 1e-6 by
+default, added to the sum over keys,
+
+$$a_{{ij}} = \frac{{e^{{s_{{ij}}}}}}{{\epsilon + \sum_j e^{{s_{{ij}}}}}} .$$
+
+It matters only where all Gaussian logits of a query are far below zero. Added parameters: none.
 
 **Differential attention** ({LINKS["differential"]}, eq. 1-3), for heads $2m$ and $2m + 1$:
 

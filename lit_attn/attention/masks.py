@@ -57,6 +57,17 @@ class Masks(NamedTuple):
             seen = present if seen is None else seen & present
         return seen
 
+    def present_queries(self, rows: slice) -> Tensor | None:
+        """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
+
+        A boolean mask with one row for all queries is a padding mask: it says which tokens exist.
+        None means that no token is known to be padding.
+        """
+        mask = self.attn_mask
+        if mask is None or mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
+            return None
+        return mask if mask.shape[-1] == 1 else mask.transpose(-1, -2)[..., rows, :]
+
     def bias(self, rows: slice, columns: slice, n: int) -> Tensor | None:
         """Return the additive mask of a chunk, or None."""
         if self.attn_mask is None or self.attn_mask.dtype == torch.bool:

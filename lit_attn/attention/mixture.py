@@ -130,8 +130,8 @@ class Mixture(MixedKeys):
         """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
 
         The mean is over the batch, over the pairs of tokens that `responsibilities` names, and over
-        everything that shares a pi. The logits of this training step still use the previous pi. A
-        pi without any pair keeps its value.
+        everything that shares a pi. Queries that are padding do not count. The logits of this
+        training step still use the previous pi. A pi without any pair keeps its value.
         """
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
@@ -144,6 +144,8 @@ class Mixture(MixedKeys):
             weight = torch.ones_like(responsibility[:, :, :, :1])
             if seen is not None and self.part.responsibilities == "attending":
                 weight = weight * seen.unsqueeze(-2)
+            if (present := masks.present_queries(rows)) is not None:
+                weight = weight * present.unsqueeze(-2)
             taken = taken + (responsibility * weight).sum((0, 2))
             counted = counted + weight.sum((0, 2))
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]

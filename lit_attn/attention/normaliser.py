@@ -5,12 +5,15 @@
   Self-Attention", https://arxiv.org/abs/2409.04431, section 2.
 - Differential attention: Ye et al. 2024, "Differential Transformer",
   https://arxiv.org/abs/2410.05258, eq. 1-3.
+- Offset softmax: the released language models of Nguyen et al. 2022 (MGK), rows + 1e-6;
+  github.com/minhtannguyen/transformer-mgk.
 
 Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys for every
 token.
 """
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -82,6 +85,14 @@ class Sigmoid(Normaliser):
             shown = seen.expand(*seen.shape[:-1], logits.shape[-1])
             count = shown.sum(-1, keepdim=True).clamp_min(1).to(logits.dtype)
         return torch.sigmoid(logits - count.log())
+
+
+class OffsetSoftmax(Normaliser):
+    """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij))."""
+
+    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - math.log(self.part.offset))
+        return logits.softmax(-1) * share
 
 
 class Differential(Normaliser):

@@ -397,6 +397,15 @@ class SigmoidConfig(Normaliser):
     length: PositiveInt | None = Field(None, description="n of the bias -log n")
 
 
+class OffsetSoftmaxConfig(Normaliser):
+    """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
+
+    fast = "lit_attn.attention.normaliser:OffsetSoftmax"
+    formula = "lit_attn.attention.reference:offset_softmax"
+    kind: Literal["offset-softmax"] = "offset-softmax"
+    offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
+
+
 class DifferentialConfig(Normaliser):
     """softmax(s_1) - lambda softmax(s_2) of each pair of heads (Ye et al. 2024, eq. 1-3).
 

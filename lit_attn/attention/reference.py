@@ -239,6 +239,12 @@ def sigmoid(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-(logits - n.double().log()).clamp_min(-700)))
 
 
+def offset_softmax(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+    """transformer-mgk, language modelling: exp(s_ij) / (sum_j exp(s_ij) + 1e-6)."""
+    exponentials = torch.exp(logits)
+    return exponentials / (exponentials.sum(-1, keepdim=True) + form.part.offset)
+
+
 def differential(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
     """Ye et al. 2024, eq. 1 and 2: the weights of a pair of heads, for both of them."""
     q1, q2, k1, k2 = form.vectors

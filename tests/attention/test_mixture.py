@@ -135,6 +135,16 @@ def test_the_released_m_step_counts_every_pair() -> None:
     assert not torch.allclose(every.similarity.prior, attending.similarity.prior)
 
 
+def test_padded_queries_have_no_responsibilities() -> None:
+    """transformer-mgk sums the responsibilities over the pairs of tokens that both exist."""
+    padded, alone = (mixture(prior="m-step").train() for _ in range(2))
+    x = tokens(7)
+    present = torch.tensor([True] * 5 + [False] * 2)
+    padded(x, attn_mask=present.view(1, 1, 1, 7))
+    alone(x[:, :5])
+    torch.testing.assert_close(padded.similarity.prior, alone.similarity.prior)
+
+
 def test_a_position_without_attention_keeps_its_weights() -> None:
     """Without pairs there is no responsibility to average."""
     layer = mixture(prior="m-step", prior_scope="position", positions=8).train()

@@ -8,10 +8,16 @@ import torch
 from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor, nn
 
-from lit_attn.attention import normaliser, residual
+from lit_attn.attention import normaliser, reference, residual
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.parts import DifferentialConfig, LinearConfig, Residual, SigmoidConfig
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.parts import (
+    DifferentialConfig,
+    LinearConfig,
+    OffsetSoftmaxConfig,
+    Residual,
+    SigmoidConfig,
+)
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 
 def test_sigmoid_weights_by_hand() -> None:
@@ -24,6 +30,23 @@ def test_sigmoid_weights_by_hand() -> None:
     torch.testing.assert_close(first, torch.full_like(first, 0.5))
     fixed = make(AttentionSpec(normaliser=SigmoidConfig(length=9))).normaliser
     torch.testing.assert_close(fixed(logits, causal), torch.full_like(logits, 0.1))
+
+
+def test_offset_softmax_adds_to_the_sum_over_keys() -> None:
+    """Two keys at distances 4 and 5 of sigma^2 = 1 / 2: e^-16 and e^-25 are below 1e-6."""
+    offset = make(AttentionSpec(normaliser=OffsetSoftmaxConfig())).normaliser
+    logits = torch.tensor([[[[-16.0, -25.0], [0.0, 0.0]]]], dtype=torch.double)
+    far = math.exp(-16) + math.exp(-25) + 1e-6
+    expected = [[math.exp(-16) / far, math.exp(-25) / far], [1 / 2.000001] * 2]
+    torch.testing.assert_close(offset(logits, None)[0, 0], torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize("preset", ["mgk", "smgk", "gaussian"])
+def test_offset_softmax_keeps_terms_that_softmax_ignores(preset: str) -> None:
+    """|q_i|^2 shifts all logits of a query, and so its share of the offset."""
+    offset = OffsetSoftmaxConfig(offset=0.5)
+    layer, x = make(PRESETS[preset].model_copy(update={"normaliser": offset})), tokens(6)
+    torch.testing.assert_close(layer(x), reference.attention(layer, x))
 
 
 def test_differential_attention_is_the_papers_with_half_as_many_heads() -> None:
