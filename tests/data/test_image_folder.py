@@ -16,6 +16,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.config.data.class_folders import ImageFolder, ImageNet, TimmAugmentation
+from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
 from lit_attn.data.class_folders import Reader, _operations, list_files
 from lit_attn.data.image_folder import ImageFolderData
@@ -308,7 +309,7 @@ def test_three_augment_has_its_jitter(folders: Path) -> None:
 
 def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
     data = ImageNet()
-    assert (data.image_shape, data.num_classes) == ((3, 224, 224), 1000)
+    assert data.signature() == ImageLabels((3, 224, 224), 1000)
     assert data.identity() == {"kind": "imagenet"}
 
 

@@ -212,7 +212,7 @@ def test_labelled_text_that_is_none(tmp_path: Path, rows: str, message: str) -> 
     ("changes", "message"),
     [
         ({"lengths": (50, 20)}, "lengths: 50 is more than 20"),
-        ({"depth": 2}, "lengths: 500 tokens are next to never reached with depth 2"),
+        ({"depth": 2}, "lengths: trees of depth"),
         ({"batch_size": 5, "accumulate": 2}, "accumulate: 2 does not divide the batch of 5"),
     ],
 )

@@ -201,8 +201,8 @@ def test_more_tokens_than_learned_positions() -> None:
     [
         ({"heads": 5}, "heads: 5 heads do not divide dim 24"),
         ({"heads": 8, "positions": "rotary"}, "positions: rotary needs heads of an even width"),
-        ({"head": "adaptive"}, "cutoffs: go with `head: adaptive`"),
-        ({"head": "adaptive", "cutoffs": [20, 10]}, "cutoffs: have to increase"),
+        ({"head": "adaptive"}, "cutoffs: `head: adaptive` needs cutoffs"),
+        ({"head": "adaptive", "cutoffs": [20, 10]}, "cutoffs: must increase"),
         ({"positons": "rotary"}, "did you mean 'positions'"),
         ({"ffn": {"width": 8, "activation": "swigl"}}, "activation"),
     ],

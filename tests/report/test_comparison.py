@@ -18,7 +18,7 @@ def write(
     """Write a study whose seeds have these values; None is a seed that diverged."""
     seeds = len(next(iter(values.values())))
     failed = {(v, s): "diverged" for v, vs in values.items() for s, x in enumerate(vs) if x is None}
-    metric = Metric(name="test/score", label="score", scale=1, margin=margin)
+    metric = Metric(name="test/score", label="score", goal="max", scale=1, margin=margin)
     folder = write_study(
         root, variants=dict.fromkeys(values, 0.0), seeds=seeds, failures=failed, metric=metric
     )
