@@ -212,10 +212,7 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
 def _run(
     matrices: list[Matrix], options: argparse.Namespace, target: str, chosen: list[Job] | None
 ) -> int:
-    """Run the missing cells and write the tables. Run only the `chosen` cells, but from scratch."""
-    # Imported here, because a dry run needs no reports.
-    from lit_attn.report import write_reports
-
+    """Run the missing cells, or the `chosen` cells from their first step, and write the tables."""
     if options.cancel:
         from lit_attn.ablate.slurm.queue import cancel
 
@@ -226,22 +223,22 @@ def _run(
     tables = [options.reports / matrix.name for matrix in matrices]
     for folder in (options.reports, *(folder for folder in tables if folder.exists())):
         require_writable(folder, "--reports")
-    if chosen is not None:
-        for job in chosen:
-            rerun.set_aside(job)
-        write_line(f"{len(chosen)} cells set aside", sys.stdout)
+
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
-    diverged = [job for job, state in states if state == "diverged" and not options.retry]
-    skipped = {job.folder for job in diverged}
-    missing = [j for j, state in states if state != "done" and j.folder not in skipped]
-    done = len(states) - len(missing) - len(diverged)
+    diverged = []
     if chosen is not None:
-        folders = {job.folder for job in chosen}
-        missing = [job for job in missing if job.folder in folders]
-    missing = missing[: options.limit]
+        jobs = chosen
+    elif options.retry:
+        jobs = [job for job, state in states if state != "done"]
+    else:
+        jobs = [job for job, state in states if state not in ("done", "diverged")]
+        diverged = [job for job, state in states if state == "diverged"]
+    jobs = jobs[: options.limit]
     if options.launcher == "local":
-        require_inputs(matrices, missing)
+        require_inputs(matrices, jobs)
     try:
+        for job in jobs if chosen is not None else ():
+            rerun.set_aside(job)
         for matrix in matrices:
             matrix.write_plan()
     except OSError as error:
@@ -251,13 +248,24 @@ def _run(
         if matrix.is_trial:
             text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"
             write_line(text, sys.stdout)
-    write_line(f"{len(states)} cells: {done} done, {len(missing)} to run", sys.stdout)
+    folders = {job.folder for job in jobs}
+    done = sum(state == "done" and job.folder not in folders for job, state in states)
+    again = "" if chosen is None else " again"
+    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run{again}", sys.stdout)
     if diverged:
         text = f"{len(diverged)} cells diverged before and are skipped (see --retry)"
         write_line(text, sys.stdout)
-    summary = start(missing)
-    if summary.stopped_by not in (None, signal.SIGINT):
+    summary = start(jobs)
+    if summary.stopped_by in (None, signal.SIGINT):
+        _write_tables(matrices, options)
+    if summary.stopped_by is not None:
         return 128 + summary.stopped_by
+    return 1 if summary.failed or diverged else 0
+
+
+def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
+    # Imported here, because a dry run needs no reports.
+    from lit_attn.report import write_reports
 
     # Written again, because another command may have started further seeds in the meantime. On a
     # full disk the first plan remains.
@@ -270,9 +278,6 @@ def _run(
         table = (options.reports / name / "table.md").read_text(encoding="utf-8")
         write_line(f"\n{table}", sys.stdout)
     write_line(f"{options.reports / 'index.html'}", sys.stdout)
-    if summary.stopped_by is not None:
-        return 128 + summary.stopped_by
-    return 1 if summary.failed or diverged else 0
 
 
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":

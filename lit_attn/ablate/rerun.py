@@ -37,7 +37,7 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
 
 
 def set_aside(job: Job) -> None:
-    """Rename the folder of a cell. Raises ConfigError if the cell runs or cannot be renamed."""
+    """Rename the folder of a cell. Raises ConfigError if the cell is running, and OSError."""
     if not job.folder.exists():
         return
     number = 1
@@ -49,8 +49,6 @@ def set_aside(job: Job) -> None:
         (aside / "lock").unlink(missing_ok=True)
     except CellLocked as error:
         raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
-    except OSError as error:
-        raise ConfigError(f"rerun: {job.folder}: cannot be renamed: {error.strerror}") from error
 
 
 def _find_stale(jobs: list[Job]) -> Iterator[Job]:

@@ -25,7 +25,7 @@ def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
     assert call(tmp_path, "--seeds", "0,")[0] == 1
     code, output = call(tmp_path, "--seeds", "0,", command=("rerun", "failed"))
     assert code == 1
-    assert "2 cells set aside\n3 cells: 1 done, 2 to run\n" in output
+    assert "3 cells: 1 done, 2 to run again\n" in output
     # The new folder of the cell has no trace of its first attempt, so it crashes again.
     assert ran(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
     assert aside(tmp_path) == ["crashonce/aside-1-0", "diverged/aside-1-0"]

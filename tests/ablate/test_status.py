@@ -10,10 +10,12 @@ from typing import get_args
 
 import pytest
 from helpers import studies
+from helpers.fake_cells import write_reports
 from helpers.fake_results import write_results
 from helpers.fake_study import write_study
 from helpers.runs import TIMEOUT, cli, names, run, running, until
 
+import lit_attn.report
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
@@ -167,23 +169,24 @@ def test_an_unreadable_result_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert "FAILED   belief/0  unreadable: result.json is torn" in output
 
 
-def test_status_reads_one_file_per_finished_cell(
+def test_every_command_reads_one_file_per_finished_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status and dry run of 50,000 finished cells rest on this."""
+    """Status, dry run and resume of 50,000 finished cells in a few seconds rest on this."""
     matrix = write_results(tmp_path, 200)
     reads: list[Path] = []
-    listed: list[Path] = []
+    lists: list[Path] = []
     read_bytes, iterdir = Path.read_bytes, Path.iterdir
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read_bytes(path))
-    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or iterdir(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: lists.append(path) or iterdir(path))
+    monkeypatch.setattr(lit_attn.report, "write_reports", write_reports)
     monkeypatch.chdir(tmp_path)
-    for arguments in (["status"], ["ablations.yaml", "--dry-run"]):
+    for arguments in (["status"], ["ablations.yaml", "--dry-run"], ["ablations.yaml"]):
         reads.clear()
         assert main(arguments) == 0
         assert sum(path.name == "result.json" for path in reads) == len(matrix.jobs)
         assert len(reads) <= len(matrix.jobs) + 1
-    assert listed == []
+    assert lists == []
 
 
 def test_logs_shows_the_last_or_the_requested_attempt(

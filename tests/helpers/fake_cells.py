@@ -173,6 +173,14 @@ def _hang(folder: Path, child_file: str = "child.pid") -> None:
     raise Preempted("stopped by SIGTERM")
 
 
+def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
+    """Write a table without numbers for each study."""
+    for study in studies:
+        (reports / study).mkdir(parents=True, exist_ok=True)
+        text = f"the table of {study}: 1 ± 0\n"
+        (reports / study / "table.md").write_text(text, encoding="utf-8")
+
+
 def _main() -> int:
     import lit_attn.report
     from lit_attn.ablate import runner
@@ -181,13 +189,6 @@ def _main() -> int:
 
     runner.BACKOFF = 0.05
     follow.POLL = 1.0
-
-    def write_reports(runs: Path, reports: Path, studies: list[str]) -> None:
-        for study in studies:
-            (reports / study).mkdir(parents=True, exist_ok=True)
-            (reports / study / "table.md").write_text(
-                f"the table of {study}: 1 ± 0\n", encoding="utf-8"
-            )
 
     lit_attn.report.write_reports = write_reports
     return main(sys.argv[1:], TARGET)
