@@ -134,9 +134,9 @@ def test_parameters(study: str, variant: str, count: int) -> None:
         ("beliefformer-gpt2", 9536, 524_288),
         ("attentionx-gpt2", 600_000, 491_520),
         ("mgk-wikitext103", 500_000, 96 * 256),
-        ("mgk-listops", 5000, 32 * 2000),
-        ("mgk-text", 20_000, 32 * 4000),
-        ("mgk-retrieval", 30_000, 32 * 4000),
+        ("mgk-listops", 5000, 32 * 2048),
+        ("mgk-text", 20_000, 32 * 4096),
+        ("mgk-retrieval", 30_000, 32 * 4096),
         ("dcmha-ablation", 13_500, 524_288),
     ],
 )
