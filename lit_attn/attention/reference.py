@@ -209,7 +209,7 @@ def compose(form: Any, x: Tensor, a: Tensor) -> Tensor:
 
 
 def token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
-    """One token's map, (B, n, H, H): sum_r w2_r w1_r^T within each group, and diag(gate)."""
+    """Return the maps of the tokens (B, n, H, H): sum_r w2_r w1_r^T per group, plus diag(gate)."""
     maps = torch.zeros(*x.shape[:2], heads, heads, dtype=x.dtype)
     part = form.part
     size = heads // part.groups
@@ -288,7 +288,7 @@ def full(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tens
 
 
 def perpendicular(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:
-    """BeliefFormer (12), with both scopes (15)."""
+    """Return the perpendicular part (BeliefFormer eq. 12), or both scopes (eq. 15)."""
     across = concat(h) - along_values(h, v, "head")
     if form.part.scope == "head":
         return project(across)

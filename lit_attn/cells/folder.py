@@ -1,4 +1,4 @@
-"""The one reader of a cell's folder: its state, its attempts, their logs and its progress."""
+"""Reader of a cell's folder: its state, its attempts, their logs and its progress."""
 
 import errno
 import json

@@ -151,7 +151,7 @@ class _Seeded(Dataset[Any]):
 
 
 class _Guarded(Dataset[Any]):
-    """Data set that returns ConfigErrors, which a worker would bury in a traceback."""
+    """Data set that returns ConfigErrors instead of raising them in a worker process."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset

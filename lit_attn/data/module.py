@@ -1,4 +1,4 @@
-"""Base of the data modules: the loaders, and the one rule that says which process reads what.
+"""Base of the data modules, their loaders, and the division of samples among processes.
 
 The batch of training step s is a pure function of (seed, s), so a cell that resumes from a
 checkpoint trains on exactly the batches that it would have trained on. With R processes, the

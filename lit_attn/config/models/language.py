@@ -1,4 +1,4 @@
-"""Language models and sequence classifiers: the choices in which the published ones differ."""
+"""Configurations of language models and sequence classifiers."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 

@@ -14,7 +14,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def color(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with grey: factor 0 is grey, 1 the image; an image of one channel stays."""
+    """Blend with grey: factor 0 is grey, 1 the image; grey images do not change."""
     return images if images.shape[1] == 1 else _blend(_grey(images), images, factor)
 
 
