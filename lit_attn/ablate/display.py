@@ -130,7 +130,7 @@ class Live:
         events, self.pending = self.pending, []
         for text in events:
             style = "red" if text.startswith("FAILED") else ""
-            self.console.print(text, style=style, markup=False, highlight=False)
+            self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_display(stream: TextIO = sys.stdout) -> Display:
@@ -196,4 +196,4 @@ def render_table(snapshot: Snapshot, width: int, height: int) -> "RenderableType
         table.add_row(*row)
     hidden = len(snapshot.running) - len(shown)
     more = [Text(f"and {hidden} more")] if hidden else []
-    return Group(table, *more, Text(snapshot.summary()))
+    return Group(*([table] if shown else []), *more, Text(snapshot.summary()))

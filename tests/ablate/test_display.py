@@ -138,6 +138,10 @@ def test_more_cells_than_lines_are_counted() -> None:
     assert lines[-1].startswith("0 done, 50 running")
 
 
+def test_without_running_cells_there_are_only_the_counts() -> None:
+    assert render(snapshot(running=[]), 80) == ["0 done, 0 running, 4 waiting"]
+
+
 def test_the_live_table_takes_names_literally() -> None:
     running = [StartedCell("tiny/residual=[red]/0", Progress(1, 2, 5.0), 5.0)]
     assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[1]
