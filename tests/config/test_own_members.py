@@ -84,13 +84,21 @@ def test_a_cell_with_own_members_runs_on_two_devices(tmp_path: Path) -> None:
 
 def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     """The metrics of a cell that was stopped are those of one that was not."""
-    training = "{epochs: 150, evaluate_every: 50, checkpoint_every: 0.1, accelerator: cpu}"
+    training = "{epochs: 20, evaluate_every: 10, checkpoint_every: 0.1, accelerator: cpu}"
     write_example(tmp_path, training=training)
-    assert ablate(tmp_path, "--jobs", "1", "--seeds", "1").returncode == 0
-    whole = next((tmp_path / "runs/signals/standard").iterdir())
-    stopped = tmp_path / "stopped"
-    stopped.mkdir()
-    (stopped / "config.yaml").write_bytes((whole / "config.yaml").read_bytes())
+    cell = {
+        "study": "s",
+        "variant": "v",
+        "seed": 0,
+        "experiment": yaml.safe_load((tmp_path / "signals.yaml").read_text()),
+        "metric": {"name": "test/mae"},
+        "parts": [str(tmp_path / "signals.py")],
+    }
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for folder in (whole, stopped):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(cell))
+    assert run(tmp_path, "lit_attn.train", str(whole)).returncode == 0
     command = [sys.executable, "-m", "lit_attn.train", str(stopped)]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
