@@ -17,6 +17,9 @@ class Training(Config):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="arithmetic of the forward and backward pass"
     )
+    evaluation: Literal["fp32", "as-training"] = Field(
+        "fp32", description="arithmetic of evaluations; as-training: the same as `precision`"
+    )
     clip: PositiveFloat | None = Field(
         None, description="greatest norm of the gradient; null: no clipping"
     )

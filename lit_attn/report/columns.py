@@ -324,8 +324,8 @@ COLUMNS = (
     Column(
         "evaluation_time",
         "evaluation (s)",
-        "Evaluation is the median time of one evaluation of all splits in float32, including "
-        "reading the data, then over seeds{busy}.",
+        "Evaluation is the median time of one evaluation of all splits, including reading "
+        "the data, then over seeds{busy}.",
         lambda r, _: _time(r, "evaluation_time", ",.2f"),
         {"evaluation_time": "Float64", "evaluation_time_ratio": "Float64"},
     ),

@@ -34,11 +34,14 @@ class TaskModule(L.LightningModule, ABC):
     A subclass defines `build_metrics`, `loss` and `evaluate`. It sets attributes that these methods
     read before it calls `__init__` of this class, which builds the metrics. Metrics are recorded as
     `<split>/<name>`, for example `test/loss`, and for averaged weights as `<split>/ema-<name>`.
-    Evaluation is in float32 at every precision.
+    Evaluation is in float32 unless `evaluates_as_training`.
     """
 
     momentum: Rate | None = None
     """Momentum (Adam's beta1) of each step; None if the optimiser's own is kept."""
+
+    evaluates_as_training = False
+    """True if evaluation has the precision of training, False if it is in float32."""
 
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
@@ -127,7 +130,8 @@ class TaskModule(L.LightningModule, ABC):
 
     def validation_step(self, batch: Any, batch_index: int, dataloader_idx: int = 0) -> None:
         """Update the metrics of split `splits[dataloader_idx]` with one batch."""
-        with torch.autocast(self.device.type, enabled=False):
+        full = torch.autocast(self.device.type, enabled=False)
+        with contextlib.nullcontext() if self.evaluates_as_training else full:
             self._metrics(dataloader_idx).update(*self.evaluate(batch))
             if self.average is not None:
                 with self.with_average():

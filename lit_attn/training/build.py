@@ -33,6 +33,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     task = _build_task(experiment.model_copy(update={"model": model}), data)
     epochs = experiment.training.epochs
     task.momentum = experiment.schedule.momentum(data.steps_per_epoch, epochs)
+    task.evaluates_as_training = experiment.training.evaluation == "as-training"
     if experiment.training.ema is not None:
         task.average_weights(experiment.training.ema)
     _require_metric(cell.metric, task)

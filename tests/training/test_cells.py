@@ -227,10 +227,11 @@ def test_the_end_of_training_is_always_evaluated(
     assert result.epochs == epochs
 
 
-def test_half_precision_on_a_cpu_is_what_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("evaluation", ["fp32", "as-training"])
+def test_half_precision_on_a_cpu_is_the_configured_one(
+    evaluation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name Lightning computes in bf16 for fp16. Evaluation is in float32."""
+    """Lightning itself would compute in bf16 for fp16 on a CPU."""
     seen = []
 
     def looking(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -240,9 +241,11 @@ def test_half_precision_on_a_cpu_is_what_was_asked_for(
 
     monkeypatch.setattr(nn.Linear, "forward", looking)
     for precision, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        folder = folder_of(digits_cell(training={"precision": precision}), tmp_path / precision)
+        training = {"precision": precision, "evaluation": evaluation}
+        folder = folder_of(digits_cell(training=training), tmp_path / precision)
         run_cell(folder, smoke=True)
-        assert set(seen) == {(True, dtype), (False, torch.float32)}
+        evaluated = dtype if evaluation == "as-training" else torch.float32
+        assert set(seen) == {(True, dtype), (False, evaluated)}
         seen.clear()
 
 
