@@ -174,7 +174,7 @@ def test_a_bug_of_training_sets_no_checkpoint_aside(
     def fail(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("lit_attn.tasks.base.Task.training_step", fail)
+    monkeypatch.setattr("lit_attn.tasks.base.TaskModule.training_step", fail)
     with pytest.raises(KeyError, match="a bug"):
         run_cell(folder)
     assert newest.exists()
@@ -194,9 +194,9 @@ def part_of(cell: Cell, folder: Path, body: str) -> None:
     """Let the cell in `folder` import a part that runs `body` before every step."""
     part = folder / "part_of_mine.py"
     part.write_text(
-        "import os, sys\nfrom lit_attn.tasks import base\noriginal = base.Task.training_step\n"
+        "import os, sys\nfrom lit_attn.tasks import base\noriginal = base.TaskModule.training_step\n"
         f"def step(*arguments):\n    {body}\n    return original(*arguments)\n"
-        "base.Task.training_step = step\n"
+        "base.TaskModule.training_step = step\n"
     )
     cell.model_copy(update={"parts": (part,)}).write(folder / "config.yaml")
 
