@@ -194,7 +194,8 @@ def part_of(cell: Cell, folder: Path, body: str) -> None:
     """Let the cell in `folder` import a part that runs `body` before every step."""
     part = folder / "part_of_mine.py"
     part.write_text(
-        "import os, sys\nfrom lit_attn.tasks import base\noriginal = base.TaskModule.training_step\n"
+        "import os, sys\nfrom lit_attn.tasks import base\n"
+        "original = base.TaskModule.training_step\n"
         f"def step(*arguments):\n    {body}\n    return original(*arguments)\n"
         "base.TaskModule.training_step = step\n"
     )
