@@ -168,8 +168,10 @@ def _start_server() -> None:
     if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
         previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
         try:
-            # multiprocessing keeps the folder that it creates first.
-            util.get_temp_dir()
+            # multiprocessing keeps the folder that it creates first. If the file system is full,
+            # it creates one in TMPDIR later.
+            with contextlib.suppress(OSError):
+                util.get_temp_dir()
         finally:
             tempfile.tempdir = previous
     # Started first, because the server's start would start it and unblock interrupts.

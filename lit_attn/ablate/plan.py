@@ -8,6 +8,7 @@ changes (`digits@training.max_steps=20`), so the plan and report of the study do
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from lit_attn.ablate.variants import Variant, resolve
@@ -35,7 +36,7 @@ class Job:
     cell: Cell
     folder: Path
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.cell.study}/{self.cell.variant}/{self.cell.seed}"
 
