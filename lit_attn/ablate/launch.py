@@ -19,6 +19,13 @@ from lit_attn.cells.ranks import END_SIGNAL
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
 TRAINING = [
     "lit_attn.training.fit",
+    # Configurations load the code that they build by name, so nothing else imports it.
+    *("lit_attn.data.images", "lit_attn.data.image_folder", "lit_attn.data.composition"),
+    *("lit_attn.data.augment.policies", "lit_attn.data.text.batches"),
+    *("lit_attn.data.text.labelled", "lit_attn.optim.set_adam"),
+    *("lit_attn.models.gpt", "lit_attn.models.imagenet_vit", "lit_attn.models.jit"),
+    *("lit_attn.models.local_vit", "lit_attn.models.sequence", "lit_attn.models.vit"),
+    *("lit_attn.tasks.classification", "lit_attn.tasks.composition", "lit_attn.tasks.language"),
     "sklearn.datasets",
     "sklearn.model_selection",
     "torch.utils.tensorboard",
