@@ -6,7 +6,7 @@ Shapes: B batch, n tokens, d width, H heads, D head width, M keys for every toke
 import torch
 from torch import Tensor
 
-from lit_attn.attention.layer import Attention, Look
+from lit_attn.attention.layer import Attention, LayerRecord
 from lit_attn.attention.residual import projected
 
 # Smallest singular value that counts towards a rank (MGK, section 3.4).
@@ -17,15 +17,15 @@ TOLERANCE = 1e-6
 NO_LENGTH = 1e-9
 
 
-def residual(layer: Attention, look: Look, stream: Tensor) -> dict[str, Tensor]:
+def residual(layer: Attention, record: LayerRecord, stream: Tensor) -> dict[str, Tensor]:
     """Return norms of MH_i and Delta_i and cosines of their angles to X_i, each (B, n).
 
     Delta = MH - alpha V (BeliefFormer eq. 10), for every residual part. The angles are those of
     MH W and Delta W to `stream` (B, n, d), the residual stream that the layer's output is added to;
     NaN for a vector of length zero.
     """
-    mh = look.heads.flatten(-2)
-    delta = mh - projected(look.heads, look.values, "global").flatten(-2)
+    mh = record.heads.flatten(-2)
+    delta = mh - projected(record.heads, record.values, "global").flatten(-2)
     values = {}
     for name, vector in (("mh", mh), ("delta", delta)):
         norm = vector.norm(dim=-1)

@@ -33,7 +33,7 @@ from lit_attn.attention.spec import AttentionSpec
 EXTRA = ("composers", "normaliser", "residual", "similarity", "z")
 
 
-class Look(NamedTuple):
+class LayerRecord(NamedTuple):
     """Intermediate values of a layer: `weights` (B, H, n, n), or None if they are never formed, and
     H_m and v_m of every head, `heads` and `values` (B, n, H, D).
     """
@@ -147,13 +147,13 @@ class Attention(nn.Module):
         values = inputs.shared(inputs.v, 2)
         return self.proj_drop(self.residual(x, heads.transpose(1, 2), values, self.proj))
 
-    def look(
+    def record(
         self,
         x: Tensor,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
-    ) -> Look:
+    ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
@@ -165,7 +165,7 @@ class Attention(nn.Module):
             heads = self.similarity.attend(inputs)
         else:
             heads = weights @ values.transpose(1, 2)
-        return Look(weights, self.normaliser.finish(heads).transpose(1, 2), values)
+        return LayerRecord(weights, self.normaliser.finish(heads).transpose(1, 2), values)
 
     def new_cache(self) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""

@@ -138,7 +138,7 @@ def _diagnose_layer(
     token_values: dict[str, list[Tensor]] = {}
     ranks = []
     for call, is_attended in split_calls(layer, calls):
-        record = layer.look(**call.arguments)
+        record = layer.record(**call.arguments)
         if "residual" in kinds:
             for name, value in diagnostics.residual(layer, record, call.stream).items():
                 masked = value.masked_fill(~is_attended, torch.nan)

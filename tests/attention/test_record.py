@@ -1,4 +1,4 @@
-"""`look` returns what the reference computes, for every part and every mask."""
+"""`Attention.record` returns what the reference computes, for every part and every mask."""
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ def expected(
 
 @every_spec
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_look_equals_the_reference_and_the_forward_pass(
+def test_record_equals_the_reference_and_the_forward_pass(
     spec: AttentionSpec, is_causal: bool
 ) -> None:
     layer, x = make(spec), tokens(9)
-    record = layer.look(x, is_causal=is_causal)
+    record = layer.record(x, is_causal=is_causal)
     if isinstance(spec.similarity, LinearConfig):
         assert record.weights is None
     else:
@@ -49,11 +49,11 @@ def test_look_equals_the_reference_and_the_forward_pass(
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_look_equals_the_forward_pass_with_padding(name: str) -> None:
+def test_record_equals_the_forward_pass_with_padding(name: str) -> None:
     layer, x = make(PRESETS[name]), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
-    record = layer.look(x, present)
+    record = layer.record(x, present)
     if record.weights is not None:
         weights = expected(layer, x, present)
         torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
@@ -62,20 +62,20 @@ def test_look_equals_the_forward_pass_with_padding(name: str) -> None:
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 
 
-def test_look_equals_the_forward_pass_beyond_one_chunk() -> None:
+def test_record_equals_the_forward_pass_beyond_one_chunk() -> None:
     """The forward pass computes so many tokens in chunks."""
     layer, x = make(PRESETS["dcmha"]), tokens(400, batch=1)
-    record = layer.look(x, is_causal=True)
+    record = layer.record(x, is_causal=True)
     out = layer.residual(x, record.heads, record.values, layer.proj)
     torch.testing.assert_close(out, layer(x, is_causal=True), rtol=1e-8, atol=1e-9)
 
 
-def test_look_applies_no_dropout_and_changes_no_buffer() -> None:
+def test_record_applies_no_dropout_and_changes_no_buffer() -> None:
     layer, x = make(PRESETS["mgk-soft-e"]).train(), tokens(9)
     layer.attn_drop = 0.5
     prior = layer.similarity.prior.clone()
     state = torch.get_rng_state()
-    first, second = layer.look(x), layer.look(x)
+    first, second = layer.record(x), layer.record(x)
     assert torch.equal(first.weights, second.weights)
     assert torch.equal(layer.similarity.prior, prior)
     assert torch.equal(torch.get_rng_state(), state)
