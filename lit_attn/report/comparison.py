@@ -77,7 +77,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
 
 def _failed_seeds(study: StudyRecord, variant: str) -> set[int]:
     """Return the seeds whose last attempt failed; cells that are still to run do not count."""
-    return {c.planned.seed for c in study.variant_cells(variant) if c.status in FAILURES}
+    return {c.seed for c in study.variant_cells(variant) if c.status in FAILURES}
 
 
 def _adjust(pairs: dict[str, dict[int, float]]) -> tuple[bool, dict[str, float]]:

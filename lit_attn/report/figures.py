@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-MOST_ROWS, MOST_PANELS = 80, 40
+MOST_ROWS, MOST_PANELS = 60, 24
 """Largest number of variants in a figure with a row, or a panel, for each variant."""
 
 CAPTIONS = {

@@ -3,8 +3,10 @@
 Values are in printed units (an accuracy in percent), times in seconds, memory in bytes.
 """
 
+import itertools
 import statistics
 from collections import Counter
+from typing import Any
 
 import pandas as pd
 
@@ -16,23 +18,22 @@ from lit_attn.report.read import CellRecord, StudyRecord
 TIMES = ("step_time", "evaluation_time")
 
 
+INTEGERS = {"selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width", "attempts"}
+INTEGERS |= {"peak_memory"}
+
+
 def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
     """Return every planned cell with its status, its value and all its measurements."""
-    rows = [
-        {
-            "variant": cell.planned.variant,
-            "seed": cell.planned.seed,
-            "status": cell.status,
-            "value": cell.value,
-            **cell.measurements,
-            "identity": cell.planned.identity,
-        }
-        for cell in study.cells
-    ]
-    integers = ["selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width"]
-    integers += ["peak_memory", "attempts"]
-    frame = pd.DataFrame(rows)
-    return frame.astype({name: "Int64" for name in integers if name in frame})
+    cells = study.cells
+    columns: dict[str, Any] = {
+        name: [getattr(cell, name) for cell in cells]
+        for name in ("variant", "seed", "status", "value")
+    }
+    for name in dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in cells)):
+        values = [cell.measurements.get(name) for cell in cells]
+        columns[name] = pd.array(values, dtype="Int64") if name in INTEGERS else values
+    columns["identity"] = [cell.identity for cell in cells]
+    return pd.DataFrame(columns)
 
 
 def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataFrame:

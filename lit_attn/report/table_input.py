@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric, Plan, PlannedCell, PlannedVariant
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.cells.records import Metric, Plan, PlannedVariant
+from lit_attn.report.read import CellRecord, Measurements, StudyRecord
 from lit_attn.schema.errors import ConfigError, suggest
 
 COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")
@@ -69,22 +69,22 @@ def _make_study(
     frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
 ) -> StudyRecord:
     variants = frame["variant"].unique().tolist()
-    measured = [name for name in (*COSTS, *PROVENANCE) if name in frame]
+    columns = [name for name in (*COSTS, *PROVENANCE) if name in frame]
     rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
     seeds = sorted(frame["seed"].unique().tolist())
     cells = []
     for variant, seed in itertools.product(variants, seeds):
-        planned = PlannedCell(variant=variant, seed=seed, identity="", path="")
         row = rows.get((variant, seed))
         if row is None:
-            cells.append(CellRecord(planned, None, "missing"))
+            cells.append(CellRecord(variant, seed, "missing"))
         elif pd.isna(row[metric.name]):
             status = row.get("status", "error")
             status = "error" if pd.isna(status) or status == "done" else str(status)
-            cells.append(CellRecord(planned, None, status))
+            cells.append(CellRecord(variant, seed, status))
         else:
-            measurements = {name: row[name] for name in measured if not pd.isna(row[name])}
-            cells.append(CellRecord(planned, None, "done", float(row[metric.name]), measurements))
+            measured = {name: row[name] for name in columns if not pd.isna(row[name])}
+            value = float(row[metric.name])
+            cells.append(CellRecord(variant, seed, "done", value, Measurements(measured)))
     plan = Plan(
         study=name.replace("/", "-"),
         title=name,
@@ -92,6 +92,6 @@ def _make_study(
         metric=metric,
         variants=[PlannedVariant(name=variant) for variant in variants],
         seeds=seeds,
-        cells=[cell.planned for cell in cells],
+        cells=[],
     )
     return StudyRecord(plan, cells)

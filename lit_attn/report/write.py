@@ -82,7 +82,7 @@ def draw_figures(
     with appearance():
         for name, draw in drawers.items():
             if figure := draw():
-                images |= {(name, kind): render(figure, kind) for kind in ("svg", "png")}
+                images |= {(name, kind): image for kind, image in render(figure).items()}
     return images
 
 

@@ -170,7 +170,7 @@ def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:
     for cell in study.cells:
         if cell.value is not None:
             metrics = {"test/mIoU": 0.5}
-            result(cell.planned, 0.5, metrics=metrics).write(cell.folder / "result.json")
+            result(cell, 0.5, metrics=metrics).write(cell.folder / "result.json")
             for path in (cell.folder / "pictures").iterdir():
                 path.unlink()
     write_reports(tmp_path / "runs", tmp_path / "reports")

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -309,3 +310,17 @@ def test_help_imports_neither_pandas_nor_torch() -> None:
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "runs", seeds=3)
+    reads: Counter[str] = Counter()
+    read_bytes = Path.read_bytes
+
+    def count(path: Path) -> bytes:
+        reads[str(path)] += path.name == "result.json"
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", count)
+    report(tmp_path)
+    assert sorted(reads.values(), reverse=True)[:10] == [1] * 9 + [0]
