@@ -12,10 +12,14 @@ from lit_attn.report.read import StudyRecord
 
 @dataclass(frozen=True)
 class Caption:
-    """Title, reasons why rows are not comparable, and sentences that explain the table."""
+    """Title, reasons why rows are not comparable, and sentences that explain the table.
+
+    `columns` defines each column by its key, `notes` are further sentences.
+    """
 
     title: str
     warnings: list[str]
+    columns: dict[str, str]
     notes: list[str]
 
 
@@ -24,7 +28,8 @@ def make_caption(study: StudyRecord, summary: pd.DataFrame, comparisons: Compari
     # A YAML title can span lines.
     title = " ".join(study.plan.title.split()).rstrip(".") + "."
     values = _template_values(study, summary, comparisons)
-    notes = [column.note.format(**values) for column in used_columns(summary) if column.note]
+    columns = {c.key: c.note.format(**values) for c in used_columns(summary) if c.note}
+    notes = []
     if summary["missing"].astype(bool).any():
         notes.append("Seeds without a result are listed beside n and enter no mean.")
     if ties := int(summary["ties"].sum()):
@@ -32,7 +37,7 @@ def make_caption(study: StudyRecord, summary: pd.DataFrame, comparisons: Compari
         notes.append(f"Both values are equal in {ties} of {_plural(pairs, 'pair')}.")
     if not study.values(study.plan.baseline):
         notes.append(f"The baseline {study.plan.baseline} has no result to compare with.")
-    return Caption(title, _warnings(study), [*notes, *_provenance(study)])
+    return Caption(title, _warnings(study), columns, [*notes, *_provenance(study)])
 
 
 def _template_values(
@@ -146,6 +151,8 @@ def _few(hashes: list[str]) -> str:
 
 
 def _numbers(values: list[int]) -> str:
+    if len(values) > 2 and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]} to {values[-1]}"
     shown = ", ".join(str(value) for value in values[:8])
     return shown if len(values) <= 8 else f"{shown}, … {values[-1]}"
 

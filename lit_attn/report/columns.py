@@ -183,7 +183,7 @@ def _plus_minus(mean: Any, spread: Any, digits: int) -> str:
 
 
 def _p_value(value: Any) -> str:
-    return "< 0.0001" if not pd.isna(value) and value < 1e-4 else _number(value, ".3g")
+    return "< 0.001" if not pd.isna(value) and value < 0.001 else _number(value, ".3f")
 
 
 def _number(value: Any, form: str, unit: float = 1) -> str:

@@ -3,7 +3,7 @@
 import html
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -33,6 +33,7 @@ COMMANDS = {
     "…": r"\dots{}",
     "†": r"\textdagger{}",
     "°": r"\textdegree{}",
+    "\N{FIGURE SPACE}": r"\phantom{0}",
 }
 
 # Names of Unicode. LaTeX has no commands for Greek letters that look like Latin ones.
@@ -69,19 +70,42 @@ RAISED = {"<super>": "^", "<sub>": "_"}
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
 
+LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
+"""Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+FIGURE_SPACE = "\N{FIGURE SPACE}"
+
+
 @dataclass(frozen=True)
 class Table:
-    """Headings, rows and caption of a result table as plain text."""
+    """Keys and headings of the columns, rows and caption of a result table as plain text."""
 
+    keys: list[str]
     headings: list[str]
     rows: list[Row]
     caption: Caption
+
+    @property
+    def sentences(self) -> list[str]:
+        """The sentences of the caption that concern these columns."""
+        notes = self.caption.columns
+        return [*(notes[key] for key in self.keys if key in notes), *self.caption.notes]
+
+    def select(self, keys: tuple[str, ...]) -> "Table":
+        """Return the table with the columns in `keys` only."""
+        places = [place for place, key in enumerate(self.keys) if key in keys]
+        rows = [replace(row, cells=[row.cells[place] for place in places]) for row in self.rows]
+        headings = [self.headings[place] for place in places]
+        return Table([self.keys[place] for place in places], headings, rows, self.caption)
 
 
 def make_table(summary: pd.DataFrame, metric: Metric, caption: Caption) -> Table:
     """Print `summary` without the columns that would be empty in every row."""
     columns, scale = used_columns(summary), make_scale(summary)
-    return Table(headings(columns, metric, scale), make_rows(summary, columns, scale), caption)
+    keys = [column.key for column in columns]
+    rows = make_rows(summary, columns, scale)
+    return Table(keys, headings(columns, metric, scale), rows, caption)
 
 
 def to_markdown(table: Table) -> str:
@@ -99,42 +123,77 @@ def to_markdown(table: Table) -> str:
     caption = table.caption
     lines += ["", f"**{markdown(caption.title)}**"]
     lines += [f"**Warning: {markdown(warning)}**" for warning in caption.warnings]
-    lines += map(markdown, caption.notes)
+    lines += map(markdown, table.sentences)
     return "\n".join([*lines, ""])
 
 
 def to_latex(table: Table, label: str) -> str:
-    """Return a table named `tab:label` that shrinks to the width of the text if it is wider."""
+    """Return a table named `tab:label` with LATEX_COLUMNS, aligned at the decimal points.
+
+    The caption is short; the definitions of the columns follow the table as notes. The alignment
+    uses invisible digits, so that the table needs no package but booktabs.
+    """
+    table = table.select(LATEX_COLUMNS)
     caption = table.caption
+    columns = zip(*(row.cells for row in table.rows), strict=True)
+    aligned = zip(*(align_numbers(list(column)) for column in columns), strict=True)
+    rows = [replace(row, cells=list(cells)) for row, cells in zip(table.rows, aligned, strict=True)]
     safe_label = "".join(c if c.isascii() and c.isalnum() else "-" for c in label)
     lines = [
-        r"% \usepackage{booktabs,graphicx}",
+        r"% \usepackage{booktabs}",
         r"\begin{table}",
-        r"\centering",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        r"\begin{tabular}{l" + "r" * (len(table.headings) - 1) + "}",
+        r"\centering\small",
+        rf"\caption{{{latex(caption.title)}}}",
+        rf"\label{{tab:{safe_label}}}",
+        r"\begin{tabular}{@{}l" + "r" * (len(table.headings) - 1) + "@{}}",
         r"\toprule",
         " & ".join(map(latex, table.headings)) + r" \\",
         r"\midrule",
-        *map(_latex_row, table.rows),
+        *map(_latex_row, rows),
         r"\bottomrule",
-        r"\end{tabular}}",
-        rf"\caption[{{{latex(caption.title)}}}]{{%",
-        rf"\textbf{{{latex(caption.title)}}}",
+        r"\end{tabular}\par\smallskip",
+        r"\begin{minipage}{\linewidth}\footnotesize",
         *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in caption.warnings),
-        *map(latex, caption.notes),
-        "}",
-        rf"\label{{tab:{safe_label}}}",
+        *map(latex, table.sentences),
+        r"\end{minipage}",
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])
+
+
+def align_numbers(cells: list[str]) -> list[str]:
+    """Pad the integer parts of the numbers in a column with figure spaces to a common width.
+
+    Only cells with as many numbers as most of the column take part.
+    """
+    numbers = [NUMBER.findall(cell) for cell in cells]
+    count = max(map(len, numbers))
+    full = [row for row in numbers if len(row) == count]
+    widths = [max(len(row[i].partition(".")[0]) for row in full) for i in range(count)]
+
+    def pad(cell: str) -> str:
+        places = iter(widths)
+
+        def fill(match: re.Match[str]) -> str:
+            missing = next(places) - len(match[0].partition(".")[0])
+            return FIGURE_SPACE * missing + match[0]
+
+        return NUMBER.sub(fill, cell)
+
+    # A name is text, also one with numbers.
+    is_text = all(cell[:1].isalpha() for cell in cells)
+    return [
+        pad(cell) if len(row) == count and not is_text else cell
+        for cell, row in zip(cells, numbers, strict=True)
+    ]
 
 
 def _latex_row(row: Row) -> str:
     name, value, *rest = map(latex, row.cells)
     name += rf"\textsuperscript{{{latex(DAGGER)}}}" if row.is_daggered else ""
     value = rf"\textbf{{{value}}}" if row.is_bold else value
-    value += rf"\textsuperscript{{{STAR}}}" if row.is_starred else ""
+    # The star takes no width, which would shift the number.
+    value += rf"\rlap{{\textsuperscript{{{STAR}}}}}" if row.is_starred else ""
     # Without a guard the end of the previous row takes these characters for its own argument.
     guard = "{}" if name.startswith(("[", "*")) else ""
     return guard + " & ".join([name, value, *rest]) + r" \\"
@@ -148,7 +207,7 @@ def to_html(table: Table) -> str:
     sentences = [
         f"<strong>{html.escape(caption.title)}</strong>",
         *(f'<span class="alert">Warning: {html.escape(w)}</span>' for w in caption.warnings),
-        *(f"<span>{html.escape(note)}</span>" for note in caption.notes),
+        *(f"<span>{html.escape(note)}</span>" for note in table.sentences),
     ]
     return (
         '<table class="results">\n<caption>\n' + "\n".join(sentences) + "\n</caption>\n"

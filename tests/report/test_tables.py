@@ -15,7 +15,7 @@ from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
 from lit_attn.cells.records import Metric, PlannedCell, Result, Spread, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.formats import latex
+from lit_attn.report.formats import align_numbers, latex
 from lit_attn.schema.errors import ConfigError
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
@@ -241,20 +241,23 @@ def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
-def test_latex_compiles(tmp_path: Path) -> None:
+def test_latex_compiles_and_fits_a_page_of_397_points(tmp_path: Path) -> None:
     write_study(
         tmp_path / "runs",
         variants={"standard": 0.0, NASTY: 0.02, "\N{GREEK SMALL LETTER OMEGA}": 0.01},
         title=NASTY,
+        seeds=6,
     )
     folder = report(tmp_path)
     (folder / "paper.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+        "\\documentclass{article}\\usepackage{booktabs}\n"
+        "\\setlength\\textwidth{397pt}\\begin{document}\n"
         "\\input{table.tex}\\end{document}\n"
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
 
 
 def test_latex_text() -> None:
@@ -324,3 +327,20 @@ def test_every_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Path, "read_bytes", count)
     report(tmp_path)
     assert sorted(reads.values(), reverse=True)[:10] == [1] * 9 + [0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "aligned"),
+    [
+        (["9.1 ± 0.5", "10.2 ± 12.0", "—"], ["_9.1 ± _0.5", "10.2 ± 12.0", "—"]),
+        (
+            ["+1.0 [+10.0, +2.0]", "+12.0 [+1.0, +9.0]"],
+            ["+_1.0 [+10.0, +2.0]", "+12.0 [+_1.0, +9.0]"],
+        ),
+        (["4/5, 1 diverged", "5"], ["4/5, 1 diverged", "5"]),
+        (["v1", "v10"], ["v1", "v10"]),
+    ],
+)
+def test_numbers_are_aligned_by_invisible_digits(cells: list[str], aligned: list[str]) -> None:
+    assert [cell.replace("\N{FIGURE SPACE}", "_") for cell in align_numbers(cells)] == aligned
+    assert latex("\N{FIGURE SPACE}1") == r"\phantom{0}1"
