@@ -20,6 +20,8 @@ from lit_attn.cells.records import read_diagnostics
 from lit_attn.report.drawing import (
     COLOURS,
     GREY,
+    MOST_PANELS,
+    MOST_ROWS,
     Curve,
     add_legend,
     draw_band,
@@ -31,6 +33,7 @@ from lit_attn.report.drawing import (
     sequential_colours,
     use_integer_ticks,
 )
+from lit_attn.report.formats import html_table
 from lit_attn.report.read import LOG, StudyRecord
 
 if TYPE_CHECKING:
@@ -201,7 +204,7 @@ def _draw_over_training(
 ) -> "Figure | None":
     """Draw a panel for each variant with a colour for each layer: MH solid, Δ dashed."""
     dashes = {f"{name}-mh": "-", f"{name}-delta": "--"}
-    shown = {v: d for v, d in diagnostics.items() if d.has_any(tuple(dashes))}
+    shown = _select(diagnostics, lambda d: d.has_any(tuple(dashes)), MOST_PANELS)
     if not shown:
         return None
     layers = _all_layers(shown.values())
@@ -228,14 +231,15 @@ def _draw_over_training(
 
 def _draw_ranks(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
     """Draw a histogram strip of the attention matrices' ranks for each variant and layer."""
-    shown = {v: d for v, d in diagnostics.items() if any("rank.1" in a for a in d.arrays)}
-    if not shown:
-        return None
+    shown = _select(diagnostics, lambda d: any("rank.1" in a for a in d.arrays), MOST_ROWS)
     layers = pick_evenly(_all_layers(shown.values()), RANK_LAYERS)
+    ranks = [rank for d in shown.values() for layer in layers for rank in d.ranks(layer).tolist()]
+    if len(set(ranks)) < 2:
+        # Ranks that are all equal need no figure; ranks.csv has them.
+        return None
     figure = new_figure(0.26 * len(shown) + 0.75)
     panels = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
-    ranks = np.concatenate([d.ranks(layer) for d in shown.values() for layer in layers])
-    low, high = int(ranks.min()), int(ranks.max())
+    low, high = min(ranks), max(ranks)
     step = max(1, -(-(high - low + 1) // 40))
     edges = np.arange(low, high + step + 1, step) - 0.5
     for axes, layer in zip(panels, layers, strict=True):
@@ -261,7 +265,8 @@ def _draw_ranks(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
 
 def _draw_maps(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
     """Draw the attention matrices of some heads of some layers, one row for each variant."""
-    shown = {v: maps for v, d in diagnostics.items() if (maps := d.maps())}
+    selected = _select(diagnostics, lambda d: bool(d.maps()), MOST_PANELS)
+    shown = {variant: recorded.maps() for variant, recorded in selected.items()}
     if not shown:
         return None
     layers = pick_evenly(sorted({layer for maps in shown.values() for layer in maps}), MAP_LAYERS)
@@ -280,7 +285,9 @@ def _draw_maps(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
                 picture[rows, places] = weights / max(float(weights.max()), 1e-30)
     figure = new_figure(5.8 * len(shown) / len(columns) + 0.3)
     axes = figure.subplots()
-    axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
+    image = axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
+    bar = figure.colorbar(image, ax=axes, aspect=40, fraction=0.02, pad=0.01)
+    bar.set_label("weight / largest weight of the matrix", fontsize=7)
     middle = (side - 1) / 2
     axes.set_yticks([middle + pitch * i for i in range(len(shown))], list(shown))
     titles = [f"L{layer} H{head + 1}" for layer, head in columns]
@@ -295,9 +302,9 @@ def _draw_heads(diagnostics: dict[str, Diagnostics], baseline: str) -> "Figure |
     """Draw a panel for each variant: captured variance by layer, with the baseline's in grey."""
     circuits = (("captured-qk", COLOURS[0], "-"), ("captured-ov", COLOURS[1], "--"))
     names = tuple(name for name, _, _ in circuits)
-    shown = {v: d for v, d in diagnostics.items() if d.has_any(names)}
-    if len(shown) > 1:
-        shown.pop(baseline, None)
+    others = {v: d for v, d in diagnostics.items() if v != baseline}
+    shown = _select(others, lambda d: d.has_any(names), MOST_PANELS)
+    shown = shown or _select(diagnostics, lambda d: d.has_any(names), 1)
     if not shown:
         return None
     figure, panels = new_panels(len(shown), legend_lines=1)
@@ -315,6 +322,14 @@ def _draw_heads(diagnostics: dict[str, Diagnostics], baseline: str) -> "Figure |
     return figure
 
 
+def _select(
+    diagnostics: dict[str, Diagnostics], is_shown: Callable[[Diagnostics], bool], most: int
+) -> dict[str, Diagnostics]:
+    """Return the first `most` variants that have something to show."""
+    names = [name for name, recorded in diagnostics.items() if is_shown(recorded)]
+    return {name: diagnostics[name] for name in names[:most]}
+
+
 def _by_layer(recorded: Diagnostics, name: str) -> Curve:
     values = {
         layer: recorded.final_values(Quantity(layer, None, name)) for layer in recorded.layers
@@ -327,7 +342,7 @@ def _all_layers(diagnostics: Iterable[Diagnostics]) -> list[int]:
 
 
 def make_mixture_table(diagnostics: dict[str, Diagnostics]) -> str:
-    """Return the learned weights pi of every head and layer as a `<table>`, or an empty string."""
+    """Return the learned weights pi of every head and layer as an HTML table, or nothing."""
     rows = []
     layers = _all_layers(diagnostics.values())
     for variant, recorded in diagnostics.items():
@@ -340,13 +355,12 @@ def make_mixture_table(diagnostics: dict[str, Diagnostics]) -> str:
             rows.append(f'<tr><th scope="row">{html.escape(variant)}</th>{cells}</tr>')
     if not rows:
         return ""
-    titles = ["variant", "head", *(f"layer {layer}" for layer in layers)]
-    columns = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    return (
-        "<table>\n<caption><strong>Learned weights of the keys of a mixture, π₁ / π₂ / …</strong> "
-        "After training, mean ± standard deviation over the seeds that finished (MGK, Table 8)."
-        f"</caption>\n<thead><tr>{columns}</tr></thead>\n"
-        "<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n"
+    sentence = (
+        "<strong>Learned weights of the keys of a mixture, π₁ / π₂ / …</strong> After training, "
+        "mean ± standard deviation over the seeds that finished (MGK, Table 8)."
+    )
+    return html_table(
+        ["variant", "head", *(f"layer {layer}" for layer in layers)], rows, [sentence]
     )
 
 

@@ -24,6 +24,9 @@ WIDTH = 7.2
 LINE_HEIGHT, LETTER_WIDTH = 0.17, 0.07
 """Size of a legend's line and of an average letter, in inches."""
 
+MOST_ROWS, MOST_PANELS = 60, 24
+"""Largest number of variants in a figure with a row, or a panel, for each variant."""
+
 # Matplotlib types this dictionary by its hundreds of literal keys.
 SETTINGS: Any = {
     "text.parse_math": False,  # A dollar sign in a variant's name is printed as it is.

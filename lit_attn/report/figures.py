@@ -13,6 +13,8 @@ from lit_attn.report.comparison import Comparisons
 from lit_attn.report.drawing import (
     COLOURS,
     GREY,
+    MOST_PANELS,
+    MOST_ROWS,
     Curve,
     draw_band,
     new_figure,
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-MOST_ROWS, MOST_PANELS = 60, 24
-"""Largest number of variants in a figure with a row, or a panel, for each variant."""
 
 CAPTIONS = {
     "seeds": "Variants from best to worst below the baseline. Left: the value of every seed (dots) "

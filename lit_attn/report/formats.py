@@ -200,18 +200,29 @@ def _latex_row(row: Row) -> str:
 
 
 def to_html(table: Table) -> str:
-    """Return a `<table>` element with its caption."""
-    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in table.headings)
-    body = "\n".join(map(_html_row, table.rows))
+    """Return the table as HTML, with its caption below."""
     caption = table.caption
     sentences = [
         f"<strong>{html.escape(caption.title)}</strong>",
         *(f'<span class="alert">Warning: {html.escape(w)}</span>' for w in caption.warnings),
-        *(f"<span>{html.escape(note)}</span>" for note in table.sentences),
+        *map(html.escape, table.sentences),
     ]
+    return html_table(table.headings, list(map(_html_row, table.rows)), sentences, "results")
+
+
+def html_table(
+    headings: list[str], rows: list[str], sentences: list[str], kind: str = "plain"
+) -> str:
+    """Return a table of class `kind` that scrolls sideways, and its caption below, which does not.
+
+    `rows` are `<tr>` elements, `sentences` the HTML of the caption's lines.
+    """
+    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
+    body, caption = "\n".join(rows), "<br>\n".join(sentences)
     return (
-        '<table class="results">\n<caption>\n' + "\n".join(sentences) + "\n</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
+        f'<div class="wide">\n<table class="{kind}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
+        f'<p class="caption">{caption}</p>\n'
     )
 
 

@@ -19,6 +19,7 @@ from lit_attn.report.drawing import (
     new_figure,
     sd,
 )
+from lit_attn.report.formats import html_table
 from lit_attn.report.read import LOG, StudyRecord
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def make_class_table(classes: pd.DataFrame) -> str:
-    """Return the class frame as a `<table>`: classes down, variants across, best means bold."""
+    """Return the class frame as an HTML table: classes down, variants across, best means bold."""
     variants = list(dict.fromkeys(classes["variant"]))
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["class", *variants])
     rows = []
     for label in dict.fromkeys(classes["class"]):
         values = classes[classes["class"] == label].set_index("variant")
@@ -79,12 +79,12 @@ def make_class_table(classes: pd.DataFrame) -> str:
                 text += "" if pd.isna(value["sd"]) else f" ± {value['sd']:.2f}"
             cells += f"<td>{text}</td>"
         rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
-    return (
-        "<table>\n<caption><strong>IoU of each class (%).</strong> Mean ± standard deviation over "
-        "the seeds that finished; the best mean of each class is bold. A class that is neither "
-        "labelled nor predicted has no IoU.</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n"
+    sentence = (
+        "<strong>IoU of each class (%).</strong> Mean ± standard deviation over the seeds that "
+        "finished; the best mean of each class is bold. A class that is neither labelled nor "
+        "predicted has no IoU."
     )
+    return html_table(["class", *variants], rows, [sentence])
 
 
 def draw_pictures(study: StudyRecord) -> "Figure | None":

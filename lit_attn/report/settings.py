@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from lit_attn.report.formats import html_table
 from lit_attn.report.read import StudyRecord
 
 COLUMNS = ["variant", "setting", "baseline", "value"]
@@ -32,23 +33,18 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def make_settings_table(settings: pd.DataFrame, baseline: str) -> str:
-    """Return the settings frame as a `<table>` in which a variant's name stands once."""
+    """Return the settings frame as an HTML table in which a variant's name stands once."""
     rows = []
     previous = None
     for variant, *cells in settings.itertuples(index=False):
         name = "" if variant == previous else html.escape(variant)
-        texts = "".join(f'<td class="text">{html.escape(cell)}</td>' for cell in cells)
+        texts = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{name}</th>{texts}</tr>')
         previous = variant
-    head = "".join(
-        f'<th scope="col" class="text">{html.escape(heading)}</th>'
-        for heading in ("variant", "setting", f"value of {baseline}", "value of the variant")
-    )
-    return (
-        "<table>\n<caption><strong>Settings in which a variant differs from the baseline.</strong> "
-        f"All other settings are equal. {UNSET}: not set.</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n"
-    )
+    headings = ["variant", "setting", f"value of {baseline}", "value of the variant"]
+    title = "<strong>Settings in which a variant differs from the baseline.</strong>"
+    sentences = [f"{title} All other settings are equal. {UNSET}: not set."]
+    return html_table(headings, rows, sentences, "settings")
 
 
 def _read_settings(study: StudyRecord, variant: str) -> dict[str, str]:

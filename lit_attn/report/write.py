@@ -17,7 +17,7 @@ from lit_attn.report.caption import make_caption
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
 from lit_attn.report.drawing import appearance, render
-from lit_attn.report.formats import make_table, to_html, to_latex, to_markdown
+from lit_attn.report.formats import html_table, make_table, to_html, to_latex, to_markdown
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.settings import make_settings_frame, make_settings_table
 from lit_attn.report.summary import make_seed_frame, make_variant_frame
@@ -120,16 +120,14 @@ def make_tables(
         f'<p class="links"><a href="../index.html">all studies</a> · '
         f"{html.escape(study.plan.study)} · {links}</p>\n",
         *(f'<p class="alert">Warning: {html.escape(w)}</p>\n' for w in caption.warnings),
-        _wide(to_html(table)),
-        _wide(make_settings_table(settings, study.plan.baseline)) if len(settings) else "",
+        to_html(table),
+        make_settings_table(settings, study.plan.baseline) if len(settings) else "",
         *(_figure(name) for name in shown if name not in attention_figures),
     ]
     if len(classes):
-        body.append(_wide(segmentation.make_class_table(classes)))
+        body.append(segmentation.make_class_table(classes))
     if attention_figures or mixture:
-        body += ["<h2>Attention layers</h2>\n", *map(_figure, attention_figures)]
-    if mixture:
-        body.append(_wide(mixture))
+        body += ["<h2>Attention layers</h2>\n", *map(_figure, attention_figures), mixture]
     files["table.html"] = _document(title, "".join(body))
     return files
 
@@ -149,17 +147,8 @@ def _neutralise(value: object) -> object:
     return value
 
 
-INDEX_COLUMNS = {
-    "study": "text",
-    "title": "text",
-    "cells done": "number",
-    "n": "number",
-    "best mean": "text",
-    "differs from the baseline": "text",
-    "finished": "text",
-    "machine": "text",
-}
-"""CSS class by heading of the index."""
+INDEX_HEADINGS = ["study", "title", "cells done", "n", "best mean", "differs from the baseline"]
+INDEX_HEADINGS += ["finished", "machine"]
 
 
 def make_index_page(reports: Path) -> str:
@@ -168,11 +157,8 @@ def make_index_page(reports: Path) -> str:
     A variant differs from its baseline if it has a star in its study and its p is still at most
     ALPHA after the correction over all studies.
     """
-    tables = [
-        table
-        for page in sorted(reports.glob("*/table.html"))
-        if (table := _read_report(page.parent))
-    ]
+    pages = sorted(reports.glob("*/table.html"))
+    tables = [table for page in pages if (table := _read_report(page.parent))]
     p_values = [variants["p_adjusted"].dropna().tolist() for _, variants, _ in tables]
     rows = []
     for (folder, variants, cells), adjusted in zip(
@@ -180,18 +166,14 @@ def make_index_page(reports: Path) -> str:
     ):
         variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
         rows.append(_index_row(folder, variants, cells))
-    head = "".join(
-        f'<th scope="col" class="{kind}">{heading}</th>' for heading, kind in INDEX_COLUMNS.items()
-    )
-    body = (
-        f'<h1>Studies</h1>\n<div class="wide">\n<table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n"
-        f"<p>A variant differs from the baseline if it has a star in its study and its p value, "
+    sentence = (
+        "A variant differs from the baseline if it has a star in its study and its p value, "
         f"corrected for the {len(tables)} studies of this page by Holm's method, is at most "
         f"{ALPHA}. n is the number of seeds; the best mean needs all planned seeds and claims no "
-        "difference.</p>\n"
+        "difference."
     )
-    return _document("Studies", body)
+    body = html_table(INDEX_HEADINGS, rows, [sentence], "index")
+    return _document("Studies", f"<h1>Studies</h1>\n{body}")
 
 
 def _read_report(folder: Path) -> tuple[Path, pd.DataFrame, pd.DataFrame] | None:
@@ -227,16 +209,9 @@ def _index_row(folder: Path, variants: pd.DataFrame, cells: pd.DataFrame) -> str
     name = html.escape(folder.name)
     row = [f'<th scope="row"><a href="{name}/table.html">{name}</a></th>']
     # The title in the page is escaped already.
-    row.append(f'<td class="text">{title[1] if title else ""}</td>')
-    kinds = list(INDEX_COLUMNS.values())[2:]
-    for kind, text in zip(kinds, texts, strict=True):
-        row.append(f'<td class="{kind}">{html.escape(text)}</td>')
-    return f"<tr>{''.join(row)}</tr>\n"
-
-
-def _wide(table: str) -> str:
-    """Return `table` in an element that scrolls sideways if the table is wider than the page."""
-    return f'<div class="wide">\n{table}</div>\n'
+    row.append(f"<td>{title[1] if title else ''}</td>")
+    row += [f"<td>{html.escape(text)}</td>" for text in texts]
+    return f"<tr>{''.join(row)}</tr>"
 
 
 def _figure(name: str) -> str:
@@ -276,11 +251,10 @@ a { color: var(--link); text-decoration: none; } a:hover { text-decoration: unde
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem;
   min-width: 100%; }
-caption { caption-side: bottom; text-align: left; color: var(--soft); padding-top: .9rem;
-  font-size: .84rem; max-width: 62rem; }
-caption strong { color: var(--ink); }
+.caption { color: var(--soft); font-size: .84rem; max-width: 62rem; margin: .9rem 0 0; }
+.caption strong { color: var(--ink); }
 th, td { padding: .34rem .5rem; text-align: right; white-space: nowrap; font-weight: 400; }
-th:first-child, .text { text-align: left; }
+th:first-child, table.settings *, table.index * { text-align: left; }
 thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink);
   font-weight: 600; white-space: normal; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
@@ -288,7 +262,7 @@ tbody tr:last-child > * { border-bottom: 2px solid var(--ink); }
 /* The count of seeds, and the cells that failed. */
 table.results td:nth-child(3) { white-space: normal; min-width: 6.5em; }
 tbody tr:hover { background: var(--hover); }
-.wide + .wide, figure + .wide, h2 + .wide { margin-top: 2.4rem; }
+.caption + .wide, figure + .wide, h2 + .wide { margin-top: 2.4rem; }
 h2 { font-size: 1.2rem; margin: 3rem 0 -.8rem; }
 figure { margin: 2.4rem 0 0; }
 figure img { display: block; width: 100%; max-width: 62rem; height: auto; background: #fff;

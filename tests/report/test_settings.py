@@ -36,7 +36,7 @@ def test_every_differing_setting_is_listed(tmp_path: Path) -> None:
         ["belief2", "model.attention.activation", "\N{EM DASH}", "silu"],
     ]
     page = (folder / "table.html").read_text()
-    assert '<td class="text">optimizer.lr</td><td class="text">0.001</td>' in page
+    assert "<td>optimizer.lr</td><td>0.001</td><td>0.002</td>" in page
     assert "value of standard" in page
 
 
