@@ -20,8 +20,10 @@ from lit_attn.cells.records import read_diagnostics
 from lit_attn.report.drawing import (
     COLOURS,
     GREY,
+    LETTER_WIDTH,
     MOST_PANELS,
     MOST_ROWS,
+    WIDTH,
     Curve,
     add_legend,
     draw_band,
@@ -31,6 +33,7 @@ from lit_attn.report.drawing import (
     pick_evenly,
     sd,
     sequential_colours,
+    shorten,
     use_integer_ticks,
 )
 from lit_attn.report.formats import html_table
@@ -257,7 +260,7 @@ def _draw_ranks(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
         use_integer_ticks(axes)
-    panels[0].set_yticks(range(len(shown)), list(shown))
+    panels[0].set_yticks(range(len(shown)), [shorten(name, 36) for name in shown])
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
     figure.supxlabel("rank", fontsize=8)
     return figure
@@ -283,13 +286,16 @@ def _draw_maps(diagnostics: dict[str, Diagnostics]) -> "Figure | None":
                 rows = slice(down * pitch, down * pitch + len(weights))
                 places = slice(across * pitch, across * pitch + len(weights))
                 picture[rows, places] = weights / max(float(weights.max()), 1e-30)
-    figure = new_figure(5.8 * len(shown) / len(columns) + 0.3)
+    names = [shorten(name, 36) for name in shown]
+    # The matrices have the width that the names and the colour bar leave.
+    width = WIDTH - 0.9 - LETTER_WIDTH * max(map(len, names))
+    figure = new_figure(width * len(shown) / len(columns) + 0.3)
     axes = figure.subplots()
     image = axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
     bar = figure.colorbar(image, ax=axes, aspect=40, fraction=0.02, pad=0.01)
     bar.set_label("weight / largest weight of the matrix", fontsize=7)
     middle = (side - 1) / 2
-    axes.set_yticks([middle + pitch * i for i in range(len(shown))], list(shown))
+    axes.set_yticks([middle + pitch * i for i in range(len(shown))], names)
     titles = [f"L{layer} H{head + 1}" for layer, head in columns]
     axes.set_xticks([middle + pitch * i for i in range(len(columns))], titles)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)

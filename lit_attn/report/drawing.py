@@ -131,8 +131,10 @@ def shorten(name: str, letters: int) -> str:
 
 
 def panel_title(name: str) -> str:
-    """Return `name` in at most two lines that fit above a panel."""
-    return "\n".join(textwrap.wrap(shorten(name, 48), 26, break_on_hyphens=False)[:2])
+    """Return `name` in at most two lines that fit above a panel, broken at commas if possible."""
+    text = shorten(name, 48).replace(",", ", ")
+    lines = textwrap.wrap(text, 26, break_on_hyphens=False)[:2]
+    return "\n".join(lines).replace(", ", ",")
 
 
 def use_integer_ticks(axes: "Axes") -> None:

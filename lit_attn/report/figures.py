@@ -51,7 +51,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     """Draw a forest plot: the value of every seed, and its difference to the baseline."""
     metric, baseline = study.plan.metric, study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[:MOST_ROWS]
-    figure = new_figure(0.26 * len(names) + 0.75)
+    figure = new_figure(0.26 * len(names) + 0.9)
     left, right = figure.subplots(1, 2, sharey=True)
     differences = {
         name: [v - baseline[seed] for seed, v in study.values(name).items() if seed in baseline]
@@ -84,7 +84,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel(metric.label)
     arrow = "better →" if metric.goal == "max" else "← better"
-    right.set_xlabel(f"difference to {shorten(study.plan.baseline, 24)} ({arrow})")
+    right.set_xlabel(f"difference to {shorten(study.plan.baseline, 28)}\n{arrow}")
     return figure
 
 

@@ -1,0 +1,150 @@
+"""Figures of results: order, ties, outliers, long names."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.fake_study import write_study
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_attn.cells.records import Metric, Plan
+from lit_attn.report.comparison import compare_variants
+from lit_attn.report.drawing import appearance, panel_title, shorten
+from lit_attn.report.figures import draw_cost, draw_curves, draw_seeds
+from lit_attn.report.read import CellRecord, Measurements, StudyRecord, read_studies
+
+LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
+
+
+def study(values: Mapping[str, Sequence[float]], goal: str = "max", **costs: float) -> StudyRecord:
+    """Return a study with these values by seed; costs grow from variant to variant."""
+    seeds = range(len(next(iter(values.values()))))
+    cells = [
+        CellRecord(
+            name,
+            seed,
+            "done",
+            values[name][seed],
+            Measurements({cost: value * (1 + place) for cost, value in costs.items()}),
+        )
+        for place, name in enumerate(values)
+        for seed in seeds
+    ]
+    plan = Plan(
+        study="fake",
+        title="fake",
+        baseline=next(iter(values)),
+        metric=Metric(name="test/score", label="score", scale=1, goal=goal),
+        variants=[{"name": name} for name in values],
+        seeds=list(seeds),
+        cells=[],
+    )
+    return StudyRecord(plan, cells)
+
+
+def draw(record: StudyRecord) -> Figure:
+    with appearance():
+        figure = draw_seeds(record, compare_variants(record))
+        figure.draw_without_rendering()
+    return figure
+
+
+def dots(axes: Axes) -> list[list[tuple[float, float]]]:
+    """Return the dots of each row that has any."""
+    lines = [line for line in axes.lines if line.get_marker() == "o"]
+    return [list(zip(*line.get_data(), strict=True)) for line in lines if len(line.get_xdata())]
+
+
+@pytest.mark.parametrize(
+    ("goal", "order"), [("max", ["base", "up", "low"]), ("min", ["base", "low", "up"])]
+)
+def test_variants_are_sorted_from_best_to_worst(goal: str, order: list[str]) -> None:
+    values = {"base": [1.0, 1.2, 1.1], "low": [0.5, 0.7, 0.61], "up": [2.0, 2.2, 2.13]}
+    figure = draw(study(values, goal))
+    left, right = figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == order
+    assert ("better →" if goal == "max" else "← better") in right.get_xlabel()
+
+
+def test_a_star_of_the_table_is_in_the_figure() -> None:
+    base = [i / 10 for i in range(6)]
+    values = {"base": base, "up": [b + 2 + b / 9 for b in base], "same": [b + 0.01 for b in base]}
+    values["same"][0] -= 0.05
+    _, right = draw(study(values)).axes
+    (star,) = [text for text in right.texts if text.get_text() == "*"]
+    assert star.get_position()[1] == 1
+
+
+def test_equal_values_stand_above_each_other() -> None:
+    left, _ = draw(study({"base": [1.0, 1.0, 1.5], "up": [2.0, 2.0, 2.0]})).axes
+    for row in dots(left):
+        assert len({(x, y) for x, y in row}) == 3
+
+
+def test_a_far_outlier_is_named_at_the_edge() -> None:
+    values = {"base": [1.0, 1.1, 1.2, 1.3], "up": [1.2, 1.3, 1.4, 1.5], "far": [90.0, 91.0, 1.3, 1]}
+    left, _ = draw(study(values)).axes
+    assert left.get_xlim()[1] < 3
+    assert [text.get_text().strip() for text in left.texts] == ["90 to 91"]
+    # Its other values are still there.
+    assert [len(row) for row in dots(left)] == [4, 2, 4]
+
+
+def test_long_names_fit_the_figure() -> None:
+    values = {f"{LONG}-{i}": [1.0 + i, 1.1 + i * i, 1.2] for i in range(3)}
+    record = study(values, flops=1e6, parameters=1000)
+    with appearance():
+        cost = draw_cost(record)
+        assert cost is not None
+        cost.draw_without_rendering()
+    for figure in (draw(record), cost):
+        box = figure.get_tightbbox()
+        assert box.x0 >= -0.01
+        assert box.x1 <= figure.get_figwidth() + 0.01
+
+
+def test_names_are_shortened_in_the_middle() -> None:
+    assert shorten("belief2", 10) == "belief2"
+    assert shorten("abcdefghijkl", 7) == "abc…jkl"
+    assert panel_title(LONG).count("\n") == 1
+    assert panel_title("residual=full,zz=without,recipe=long") == (
+        "residual=full,zz=without,\nrecipe=long"
+    )
+
+
+def test_costs_that_do_not_differ_have_no_panel() -> None:
+    values = {"base": [1.0, 1.1], "up": [2.0, 2.2]}
+    figure = draw_cost(study(values, flops=1e6))
+    assert figure is not None
+    # One panel, and the column of names.
+    assert [axes.get_xlabel() for axes in figure.axes] == ["FLOPs per sample, forward", ""]
+    assert {text.get_text() for text in figure.axes[-1].texts} == {"base", "up"}
+    assert draw_cost(study(values)) is None
+
+
+def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
+    record = study({"base": [1.0, 1.1], "up": [2.0, 2.2], "more": [3.0, 3.3]}, step_time=0.1)
+    figure = draw_cost(record)
+    assert figure is not None
+    assert len(figure.axes[0].lines) == 6
+    busy = [
+        CellRecord(
+            c.variant, c.seed, "done", c.value, Measurements({"step_time": 0.1 * 1.3**c.seed})
+        )
+        if c.variant == "up"
+        else c
+        for c in record.cells
+    ]
+    figure = draw_cost(StudyRecord(record.plan, busy))
+    assert figure is not None
+    assert len(figure.axes[0].lines) == 4
+
+
+def test_two_evaluations_are_no_learning_curve(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, seeds=2)
+    record = next(read_studies(tmp_path))
+    assert draw_curves(record) is not None
+    for path in folder.glob("*/*/metrics.csv"):
+        path.write_text("\n".join([*path.read_text().splitlines()[:3], ""]))
+    assert draw_curves(record) is None
