@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 CAPTIONS = {
-    "seeds": "Variants from best to worst below the baseline. Left: the value of every seed (dots) "
-    "and the mean (bar). Right: the difference of every seed to the baseline (dots), the mean "
-    "difference (bar) and its 95 % paired t interval (line); * marks the variants with a star in "
-    "the table. Equal values stand above each other. A triangle at the edge with a number is a "
-    "value outside the axis.",
+    "seeds": "Variants from best to worst below the baseline (first row). Left: the value of every "
+    "seed (dots) and the mean (bar). Right: the difference of every seed to the baseline (dots), "
+    "the mean difference (bar) and its 95 % paired t interval (line); * marks the variants with a "
+    "star in the table. Equal values stand above each other. A triangle at the edge with a number "
+    "is a value outside the axis.",
     "curves": "Learning curves: mean and one standard deviation over the seeds that finished. The "
     "baseline is grey and dashed. The vertical axis covers the last three quarters of training.",
     "cost": "Mean and standard deviation over seeds, plotted against the costs that differ between "
@@ -51,7 +51,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     """Draw a forest plot: the value of every seed, and its difference to the baseline."""
     metric, baseline = study.plan.metric, study.values(study.plan.baseline)
     names = _order_variants(study, comparisons)[:MOST_ROWS]
-    figure = new_figure(0.26 * len(names) + 0.9)
+    figure = new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     differences = {
         name: [v - baseline[seed] for seed, v in study.values(name).items() if seed in baseline]
@@ -84,7 +84,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel(metric.label)
     arrow = "better →" if metric.goal == "max" else "← better"
-    right.set_xlabel(f"difference to {shorten(study.plan.baseline, 28)}\n{arrow}")
+    right.set_xlabel(f"difference to the first row, {arrow}")
     return figure
 
 
@@ -129,7 +129,7 @@ def _draw_dots(axes: "Axes", row: int, values: list[float]) -> None:
             ends = dict.fromkeys(f"{value:.4g}" for value in (min(outliers), max(outliers)))
             axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
             text = f"  {' to '.join(ends)}  "
-            axes.text(edge, row, text, ha=align, va="center", fontsize=6.5, color=COLOURS[1])
+            axes.text(edge, row - 0.1, text, ha=align, va="bottom", fontsize=6.5, color=COLOURS[1])
 
 
 def _label_with_count(study: StudyRecord, variant: str) -> str:
