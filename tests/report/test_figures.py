@@ -98,10 +98,10 @@ def test_long_names_fit_the_figure() -> None:
         cost = draw_cost(record)
         assert cost is not None
         cost.draw_without_rendering()
-    for figure in (draw(record), cost):
-        box = figure.get_tightbbox()
-        assert box.x0 >= -0.01
-        assert box.x1 <= figure.get_figwidth() + 0.01
+        for figure in (draw(record), cost):
+            box = figure.get_tightbbox()
+            assert box.x0 >= -0.01
+            assert box.x1 <= figure.get_figwidth() + 0.01
 
 
 def test_names_are_shortened_in_the_middle() -> None:
