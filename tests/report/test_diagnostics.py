@@ -1,4 +1,4 @@
-"""Tests of the figures of attention layers, from invented records."""
+"""Figures and tables of attention diagnostics, from invented records."""
 
 import html
 import re
@@ -22,7 +22,7 @@ QUANTITIES = ("norm-mh", "norm-delta", "cos-mh", "cos-delta", "captured-qk", "ca
 
 
 def record(cell: Path, seed: int, layers: int = 3, heads: int = 2, n: int = 9) -> None:
-    """Values that say where they stand: layer + seed / 10 + step / 1000, pi by its key."""
+    """Record values that identify their place: layer + seed / 10 + step / 1000; pi by its key."""
     rows = []
     arrays = {}
     generator = np.random.default_rng(seed)
@@ -42,12 +42,12 @@ def record(cell: Path, seed: int, layers: int = 3, heads: int = 2, n: int = 9) -
 
 
 def cells(study: Path, variant: int) -> list[Path]:
-    """The folders of a variant's cells, by seed."""
+    """Return the folders of a variant's cells, by seed."""
     return sorted((study / f"v{variant}").iterdir())
 
 
-def recorded(root: Path, seeds: int = 3, **sizes: int) -> Path:
-    """A study whose three variants have all there is to have."""
+def write_recorded_study(root: Path, seeds: int = 3, **sizes: int) -> Path:
+    """Write a study whose three variants have all diagnostics."""
     study = write_study(root / "runs", seeds=seeds)
     for variant in range(3):
         for seed, cell in enumerate(cells(study, variant)):
@@ -63,11 +63,11 @@ def report(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drawn")
-    recorded(root)
+    write_recorded_study(root)
     return report(root)
 
 
-def test_every_figure_with_the_numbers_behind_it(drawn: Path) -> None:
+def test_every_figure_has_its_numbers_in_a_table(drawn: Path) -> None:
     folder = drawn
     page = (folder / "table.html").read_text()
     assert page.count("<h2>Attention layers</h2>") == 1
@@ -84,17 +84,17 @@ def test_every_figure_with_the_numbers_behind_it(drawn: Path) -> None:
     assert len(values) == 3 * 3 * 3 * (6 + 2 * 2)
     ranks = pd.read_csv(folder / "ranks.csv")
     # Layer 2 of seeds 0 to 2 has ranks 2 to 4, each in 4 samples and 2 heads.
-    found = ranks.query("variant == 'standard' and layer == 2")
-    assert found[["rank", "matrices"]].values.tolist() == [[2, 8], [3, 8], [4, 8]]
+    layer_two = ranks.query("variant == 'standard' and layer == 2")
+    assert layer_two[["rank", "matrices"]].values.tolist() == [[2, 8], [3, 8], [4, 8]]
 
 
-def test_the_table_of_pi(drawn: Path) -> None:
+def test_learned_weights_are_a_table(drawn: Path) -> None:
     page = (drawn / "table.html").read_text()
     assert page.count("<td>0.260 ± 0.010 / 0.760 ± 0.010</td>") == 3 * 2 * 3
     assert '<tr><th scope="row">belief2</th><td>2</td>' in page
 
 
-def test_pi_that_all_heads_share(tmp_path: Path) -> None:
+def test_weights_that_all_heads_share_have_one_row(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=1)
     rows = [DiagnosticRow(300, 1, None, f"pi-{r}", r / 10) for r in (1, 2, 3)]
     for cell in cells(study, 1):
@@ -115,8 +115,7 @@ def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> No
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
 
 
-def test_without_records_there_is_nothing(drawn: Path, tmp_path: Path) -> None:
-    """Nor what records of before had filled."""
+def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=3)
     shutil.copytree(drawn.parent, tmp_path / "reports")
     folder = report(tmp_path)
@@ -126,9 +125,9 @@ def test_without_records_there_is_nothing(drawn: Path, tmp_path: Path) -> None:
     assert (folder / "curves.svg").exists()
 
 
-def test_variants_have_what_they_have(tmp_path: Path) -> None:
-    """One without attention matrices, one with a single seed, one without any record."""
-    study = recorded(tmp_path)
+def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
+    """One variant has no attention matrices, one has a single seed, one has no diagnostics."""
+    study = write_recorded_study(tmp_path)
     for cell in cells(study, 0):
         (cell / "attention.npz").unlink()
     for path in [*cells(study, 1)[1:], *cells(study, 2)]:
@@ -142,23 +141,23 @@ def test_variants_have_what_they_have(tmp_path: Path) -> None:
 
 
 def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
-    study = recorded(tmp_path)
+    study = write_recorded_study(tmp_path)
     (cells(study, 1)[2] / "result.json").unlink()
     values = pd.read_csv(report(tmp_path) / "diagnostics.csv")
     assert set(values[values["variant"] == "belief"]["n"]) == {2}
 
 
-def test_a_torn_line(tmp_path: Path) -> None:
-    study = recorded(tmp_path, seeds=1)
+def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+    study = write_recorded_study(tmp_path, seeds=1)
     with (cells(study, 0)[0] / "diagnostics.csv").open("a") as stream:
         stream.write("400,1,,norm-m\n400,1,,norm-mh,0.")
     values = pd.read_csv(report(tmp_path) / "diagnostics.csv")
     assert values["step"].max() == 300
 
 
-def test_many_layers_and_heads(tmp_path: Path) -> None:
-    """A deep network of long sequences: some layers and heads stand for all."""
-    recorded(tmp_path, seeds=1, layers=24, heads=16, n=64)
+def test_many_layers_and_heads_are_drawn(tmp_path: Path) -> None:
+    """Figures of a deep network with long sequences show a selection of layers and heads."""
+    write_recorded_study(tmp_path, seeds=1, layers=24, heads=16, n=64)
     folder = report(tmp_path)
     assert all((folder / f"{name}.png").exists() for name in CAPTIONS)
     assert set(pd.read_csv(folder / "ranks.csv")["layer"]) == set(range(1, 25))
@@ -167,11 +166,11 @@ def test_many_layers_and_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "most", "expected"), [(3, 4, [1, 2, 3]), (24, 4, [1, 9, 16, 24]), (12, 3, [1, 7, 12])]
 )
-def test_some_layers_stand_for_all(count: int, most: int, expected: list[int]) -> None:
+def test_layers_are_picked_evenly(count: int, most: int, expected: list[int]) -> None:
     assert pick_evenly(list(range(1, count + 1)), most) == expected
 
 
-def test_names_are_text(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", variants={"<b>$x$</b>": 0.0, "b": 0.1}, seeds=1)
     for variant in range(2):
         record(cells(study, variant)[0], 0)
@@ -181,8 +180,8 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert not re.search("<b>", page)
 
 
-def test_drawn_without_torch(tmp_path: Path) -> None:
-    recorded(tmp_path, seeds=1)
+def test_figures_need_no_torch(tmp_path: Path) -> None:
+    write_recorded_study(tmp_path, seeds=1)
     code = (
         "import sys; from pathlib import Path; from lit_attn.report import write_reports\n"
         "write_reports(Path(sys.argv[1]), Path(sys.argv[2])); assert 'torch' not in sys.modules"
@@ -191,3 +190,11 @@ def test_drawn_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "reports" / "fake" / "norms.svg").exists()
+
+
+def test_equal_ranks_need_no_figure(tmp_path: Path) -> None:
+    write_recorded_study(tmp_path, seeds=1, layers=1)
+    folder = report(tmp_path)
+    assert set(pd.read_csv(folder / "ranks.csv")["rank"]) == {1}
+    assert not (folder / "ranks.svg").exists()
+    assert (folder / "maps.svg").exists()

@@ -53,16 +53,16 @@ def write(
     return next(read_studies(root))
 
 
-def test_means_of_each_class_over_seeds(tmp_path: Path) -> None:
-    found = make_class_frame(write(tmp_path)).set_index(["variant", "class"])
-    assert found.loc[("a", "wall"), "mean"] == pytest.approx(55)
-    assert found.loc[("a", "wall"), "sd"] == pytest.approx(np.std([50, 60], ddof=1))
-    assert found.loc[("b", "wall"), ["mean", "n"]].tolist() == [pytest.approx(30), 1]
-    assert np.isnan(found.loc[("b", "wall"), "sd"])
-    assert ("b", NASTY) not in found.index
+def test_class_means_are_over_seeds(tmp_path: Path) -> None:
+    means = make_class_frame(write(tmp_path)).set_index(["variant", "class"])
+    assert means.loc[("a", "wall"), "mean"] == pytest.approx(55)
+    assert means.loc[("a", "wall"), "sd"] == pytest.approx(np.std([50, 60], ddof=1))
+    assert means.loc[("b", "wall"), ["mean", "n"]].tolist() == [pytest.approx(30), 1]
+    assert np.isnan(means.loc[("b", "wall"), "sd"])
+    assert ("b", NASTY) not in means.index
 
 
-def test_the_table_is_of_what_the_study_compares(tmp_path: Path) -> None:
+def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
     averaged = make_class_frame(write(tmp_path, metric="test/ema-mIoU"))
     assert set(averaged["mean"]) == {80}
     assert set(averaged["class"]) == {"wall"}
@@ -77,7 +77,7 @@ def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
     assert "<td><strong>25.00</strong> ± 0.00</td><td>\N{EM DASH}</td>" in table
 
 
-def test_images_labels_and_a_row_of_predictions_for_each_variant(tmp_path: Path) -> None:
+def test_every_variant_has_a_row_of_predictions(tmp_path: Path) -> None:
     figure = draw_pictures(write(tmp_path))
     assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes[::2]] == ["image", "labels", "a", "b"]
@@ -86,7 +86,7 @@ def test_images_labels_and_a_row_of_predictions_for_each_variant(tmp_path: Path)
     colours = [tuple((255 * picture[0, 0, :3]).astype(int)) for picture in shown]
     assert colours == [RED] * 2 + [GREEN] * 2 + [BLUE] * 4
     assert shown[0].shape == (4, 6, 3)
-    # Cells of before say nothing of their colours.
+    # Old cells recorded no colours.
     assert figure.legends == []
 
 
@@ -94,7 +94,7 @@ def test_without_pictures_there_is_no_figure(tmp_path: Path) -> None:
     assert draw_pictures(write(tmp_path, pictures=0)) is None
 
 
-def tell(
+def write_legend(
     study: StudyRecord,
     variant: str,
     weights: str,
@@ -107,7 +107,7 @@ def tell(
 
 
 def legend_of(study: StudyRecord) -> tuple[str, dict[str, tuple[int, ...]], int]:
-    """The legend's title, its classes with their colours, and how many stand side by side."""
+    """Return the legend's title, its classes with their colours, and its number of columns."""
     figure = draw_pictures(study)
     assert figure is not None
     (legend,) = figure.legends
@@ -117,23 +117,23 @@ def legend_of(study: StudyRecord) -> tuple[str, dict[str, tuple[int, ...]], int]
     return legend.get_title().get_text(), dict(zip(labels, shown, strict=True)), legend._ncols
 
 
-def test_a_legend_of_the_classes_that_occur_for_any_variant(tmp_path: Path) -> None:
+def test_the_legend_has_the_classes_that_occur_for_any_variant(tmp_path: Path) -> None:
     study = write(tmp_path)
-    tell(study, "a", "trained", ["sky", "wall"])
-    tell(study, "b", "trained", ["wall", NASTY])
+    write_legend(study, "a", "trained", ["sky", "wall"])
+    write_legend(study, "b", "trained", ["wall", NASTY])
     title, classes, columns = legend_of(study)
     assert title == "Predictions of the weights after the last step"
-    # In the set's order; what has one colour shares an entry.
+    # The order is the data set's; classes of one colour share an entry.
     assert list(classes.items()) == [(f"wall / {NASTY}", RED), ("sky", BLUE)]
     assert columns == 2
 
 
-def test_the_legend_says_which_weights_predict(tmp_path: Path) -> None:
+def test_the_legend_names_the_weights_that_predict(tmp_path: Path) -> None:
     study = write(tmp_path)
-    tell(study, "a", "averaged", ["wall"])
-    tell(study, "b", "averaged", ["wall"])
+    write_legend(study, "a", "averaged", ["wall"])
+    write_legend(study, "b", "averaged", ["wall"])
     assert legend_of(study)[0].startswith("Predictions of the moving average of the weights (EMA)")
-    tell(study, "b", "trained", ["wall"])
+    write_legend(study, "b", "trained", ["wall"])
     one, other = legend_of(study)[0].splitlines()
     assert one.endswith("average of the weights (EMA) after the last step: a")
     assert other == "Predictions of the weights after the last step: b"
@@ -144,8 +144,8 @@ def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
     name = "belief2 with an identity, without zz"
     study = write(tmp_path, second=name)
     classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}
-    tell(study, "a", "trained", list(classes), classes)
-    tell(study, name, "averaged", [], classes)
+    write_legend(study, "a", "trained", list(classes), classes)
+    write_legend(study, name, "averaged", [], classes)
     with matplotlib.rc_context(SETTINGS):
         figure = draw_pictures(study)
         assert figure is not None
@@ -159,7 +159,7 @@ def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
     assert min(axes.get_window_extent().height for axes in figure.axes) > 85
 
 
-def test_the_page_has_both_and_forgets_what_is_gone(tmp_path: Path) -> None:
+def test_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     study = write(tmp_path / "runs")
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     page = (folder / "table.html").read_text()

@@ -1,4 +1,4 @@
-"""Reports from records: what they say, that they say it the same way twice, and nothing unsafe."""
+"""Reports from records: numbers, captions, reproducible bytes, escaping."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def index_cells(path: Path) -> list[str]:
     return re.findall("<td>(.*?)</td>", page)[1:]
 
 
-def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
+def test_a_complete_study_has_these_numbers(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     folder = report(tmp_path)
     table = rows(folder)
@@ -58,7 +58,7 @@ def test_numbers_of_a_whole_study(tmp_path: Path) -> None:
     assert index_cells(tmp_path) == ["15 / 15", "5", "belief2", "none", "2026-01-01", "CPU"]
 
 
-def test_a_star_where_the_corrected_test_passes(tmp_path: Path) -> None:
+def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=6)
     folder = report(tmp_path)
     assert rows(folder).loc["belief2", "significant"]
@@ -92,7 +92,7 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds(seeds: int, tmp_path: Path) -> None:
+def test_few_seeds_leave_cells_empty(seeds: int, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=seeds)
     folder = report(tmp_path)
     markdown = (folder / "table.md").read_text()
@@ -101,7 +101,7 @@ def test_few_seeds(seeds: int, tmp_path: Path) -> None:
     assert pd.isna(rows(folder).loc["belief", "sd"]) == (seeds == 1)
 
 
-def test_nothing_there_yet(tmp_path: Path) -> None:
+def test_a_study_without_results_has_a_report(tmp_path: Path) -> None:
     everything = tuple((v, s) for v in EFFECTS for s in range(5))
     write_study(tmp_path / "runs", skip=everything)
     folder = report(tmp_path)
@@ -111,7 +111,7 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
     assert not (folder / "curves.svg").exists()
 
 
-def test_baseline_missing_leaves_no_difference(tmp_path: Path) -> None:
+def test_without_a_baseline_there_is_no_difference(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", skip=tuple(("standard", s) for s in range(5)))
     table = rows(report(tmp_path))
     assert table.loc["belief", "n"] == 5
@@ -128,7 +128,7 @@ def test_identical_values_have_no_spread(tmp_path: Path) -> None:
     assert table.loc["b", ["difference", "low", "high", "p"]].tolist() == [0, 0, 0, 1]
 
 
-def test_columns_say_what_is_counted_and_by_which_test(tmp_path: Path) -> None:
+def test_captions_define_flops_and_the_test(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     folder = report(tmp_path)
     for name in ("table.md", "table.tex", "table.html"):
@@ -139,8 +139,8 @@ def test_columns_say_what_is_counted_and_by_which_test(tmp_path: Path) -> None:
         assert "softmax, norms, epilogues and other element-wise work are not counted" in text
 
 
-def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
-    """Records of before it was do not have it, and their table has no column for it."""
+def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
+    """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)
     assert "evaluation" not in (report(tmp_path) / "table.md").read_text()
     for seed, cell in enumerate(sorted(study.glob("v1/*/result.json"))):
@@ -156,7 +156,7 @@ def test_the_time_of_evaluation_where_it_was_measured(tmp_path: Path) -> None:
     assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
 
 
-def test_cells_on_several_devices_are_said_to_be(tmp_path: Path) -> None:
+def test_the_caption_counts_devices(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=3)
     assert "Device: CPU." in (report(tmp_path) / "table.md").read_text()
     (cell,) = study.glob("v1/0-*/result.json")
@@ -168,7 +168,7 @@ def test_cells_on_several_devices_are_said_to_be(tmp_path: Path) -> None:
     assert "CUDA" not in text
 
 
-def test_published_values_stand_beside(tmp_path: Path) -> None:
+def test_published_values_are_columns(tmp_path: Path) -> None:
     published = {"standard": (72.01, 0.2), "belief2": (76.15, None)}
     write_study(tmp_path / "runs", published=published, source="Belief2, Table 2")
     folder = report(tmp_path)
@@ -181,7 +181,7 @@ def test_published_values_stand_beside(tmp_path: Path) -> None:
     assert difference == pytest.approx(table.loc["standard", "mean"] - 72.01)
 
 
-def test_lower_can_be_better_and_units_stay(tmp_path: Path) -> None:
+def test_lower_can_be_better(tmp_path: Path) -> None:
     metric = Metric(name="test/loss", label="loss", goal="min", scale=1)
     write_study(tmp_path / "runs", metric=metric)
     table = rows(report(tmp_path))
@@ -189,7 +189,7 @@ def test_lower_can_be_better_and_units_stay(tmp_path: Path) -> None:
     assert table.loc["standard", "mean"] < 1
 
 
-def test_records_of_other_code_are_called_out(tmp_path: Path) -> None:
+def test_records_of_other_code_cause_a_warning(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs")
     path = next(study.glob("v1/0-*/result.json"))
     path.write_text(path.read_text().replace('"c0de"', '"0ther"'))
@@ -198,8 +198,8 @@ def test_records_of_other_code_are_called_out(tmp_path: Path) -> None:
     assert 'class="alert"' in (folder / "table.html").read_text()
 
 
-def test_the_same_bytes_from_the_same_records(tmp_path: Path) -> None:
-    """Also from a copy, whose folder lists its entries in another order."""
+def test_equal_records_give_equal_bytes(tmp_path: Path) -> None:
+    """A copy of the records lists its folders in another order."""
     write_study(tmp_path / "a" / "runs")
     shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")
     one, two = report(tmp_path / "a"), report(tmp_path / "b")
@@ -211,7 +211,7 @@ def test_the_same_bytes_from_the_same_records(tmp_path: Path) -> None:
 
 
 class Balanced(HTMLParser):
-    """Fails where an element is closed that is not the open one."""
+    """HTML parser that fails if the wrong element is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_latex_compiles_and_fits_a_page_of_397_points(name: str, tmp_path: Path)
     assert "Overfull" not in done.stdout or name == NASTY
 
 
-def test_latex_text() -> None:
+def test_latex_escapes_text() -> None:
     assert latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
     assert latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
     assert latex("a 中--") == "a U+4E2D-{}-"
@@ -281,14 +281,16 @@ def test_a_result_with_nan_is_refused() -> None:
         result(cell, float("nan"))
 
 
-def test_a_torn_last_metric_row_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_metric_row_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,epoch,name,value\n10,0,test/accuracy,0.5\n20,1,test/acc")
     assert [row.value for row in read_metrics(path)] == [0.5]
     assert read_metrics(tmp_path / "absent.csv") == []
 
 
-def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="holds no study"):
         write_reports(tmp_path, tmp_path / "reports")
     write_study(tmp_path / "runs")
@@ -300,7 +302,9 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is not a plan" in capsys.readouterr().err
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reports_every_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_study(tmp_path / "runs")
     write_study(tmp_path / "runs", name="other")
     assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
