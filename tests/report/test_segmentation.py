@@ -26,7 +26,7 @@ CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}
 def write(
     root: Path, metric: str = "test/mIoU", pictures: int = 2, second: str = "b"
 ) -> StudyRecord:
-    """Two variants and two seeds, the last cell missing; the `second` lacks a class of `a`."""
+    """Write two variants and two seeds without the last cell; `second` lacks a class of `a`."""
     written = write_study(
         root,
         variants={"a": 0.0, second: 0.1},
