@@ -65,7 +65,9 @@ class TimmAugmentation(Config):
 
 
 class ClassFolders(Data):
-    """path/train/CLASS/* trains, path/val/CLASS/* evaluates (split "test", as papers use it).
+    """path/train/CLASS/* trains; path/val/CLASS/* or path/test/CLASS/* evaluates (split "test").
+
+    With both folders, val is the split "val" and test the split "test".
 
     Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
     pixels, and so on; all later epochs and every evaluation have `size`. With repeated augmentation
@@ -75,7 +77,7 @@ class ClassFolders(Data):
 
     name: str = Field(description="name of the data set in identities and tables")
     classes: PositiveInt = Field(description="number of classes")
-    path: Path = outside_identity(Path("data/imagenet"), "folder of train and val")
+    path: Path = outside_identity(Path("data/imagenet"), "folder of train, and of val or test")
     size: PositiveInt = Field(224, description="side of an image in pixels")
     sizes: tuple[PositiveInt, ...] = Field(
         (), description="sides in pixels of the images of the first epochs (progressive sizes)"

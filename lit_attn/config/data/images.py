@@ -156,7 +156,10 @@ class OwnImages(Images):
 
 
 class Folder(OwnImages):
-    """Class folders: path/train/CLASS/*.png and path/test/CLASS/*.png, resized to `size`."""
+    """Class folders of images, resized to `size`: path/train/CLASS/* and path/test/CLASS/*.
+
+    The evaluated folder may also be called val. With both, val is the split "val".
+    """
 
     kind: Literal["folder"] = "folder"
 
