@@ -77,6 +77,16 @@ def test_shuffled_shows_each_sequence_once_a_pass(folder: Path) -> None:
     assert {int(module._permutation(p)[0]) for p in range(20)} == {0, 1, 2, 3}
 
 
+def test_the_end_of_a_file_that_fills_no_batch_is_left_out(tmp_path: Path) -> None:
+    """modded-nanogpt goes to the next shard if fewer than a batch and one more token remain."""
+    for name, tokens in (("train_1", 49), ("train_2", 16), ("train_3", 40), ("val", 20)):
+        np.arange(tokens, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    module = data(tmp_path, order="files", batch_size=2)
+    assert module.per_pass == 3 + 0 + 2
+    offsets = [module.offsets(step).tolist() for step in range(6)]
+    assert offsets == [[0, 8], [16, 24], [32, 40], [65, 73], [81, 89], [0, 8]]
+
+
 def test_columns_are_read_side_by_side(folder: Path) -> None:
     """Transformer-XL's order: the text is cut into batch_size columns; batches go down them."""
     module = data(folder, order="columns", batch_size=2, context=8)

@@ -84,10 +84,11 @@ class Tokens(TokenData):
 
     tokenizer: Tokenizer = Field(description="conversion of text to token ids")
     context: PositiveInt = Field(1024, description="tokens of a sequence")
-    order: Literal["random", "shuffled", "sequential", "columns"] = Field(
+    order: Literal["random", "shuffled", "sequential", "files", "columns"] = Field(
         "random",
         description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
         "in a pass, whose order and first offset are drawn; sequential: in the order of the text; "
+        "files: the same without the end of each file that fills no batch (modded-nanogpt); "
         "columns: `batch_size` equal parts of the text side by side, each in order",
     )
     epoch_steps: PositiveInt | None = Field(

@@ -38,9 +38,14 @@ class TextData(TokenDataModule):
                 raise ConfigError(
                     f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
                 )
-        tokens = len(self.streams["train"])
+        tokens, size = len(self.streams["train"]), data.batch_size * data.context
+        files = [len(source.ids) for source in self.streams["train"].sources]
+        # Steps before each file, for `order: files`.
+        self.before_file = np.cumsum([0, *((count - 1) // size for count in files)])
         if data.order == "columns":
             self.per_pass = (tokens // data.batch_size - 1) // data.context
+        elif data.order == "files":
+            self.per_pass = int(self.before_file[-1])
         else:
             self.per_pass = (tokens - 1) // data.context // data.batch_size
         if not self.per_pass and data.order != "random":
@@ -109,6 +114,11 @@ class TextData(TokenDataModule):
         places = np.arange(index * size, (index + 1) * size)
         if self.data.order == "sequential":
             return places * n
+        if self.data.order == "files":
+            file = int(np.searchsorted(self.before_file, index, side="right")) - 1
+            first = index - int(self.before_file[file])
+            start = int(self.streams["train"].starts[file])
+            return start + np.arange(first * size, (first + 1) * size) * n
         if self.data.order == "columns":
             return np.arange(size) * (len(self.streams["train"]) // size) + index * n
         first, order = self._permutation(number)
