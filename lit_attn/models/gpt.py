@@ -35,6 +35,7 @@ class GPT(nn.Module):
         super().__init__()
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
         self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
+        self.dropout = nn.Dropout(model.head_dropout)
         self.head: nn.Module | None = None
         if model.head == "untied":
             self.head = nn.Linear(model.dim, rows, bias=False, device=device)
@@ -50,6 +51,7 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the trunk's output, (B, n, d) -> (B, n, V)."""
+        hidden = self.dropout(hidden)
         if isinstance(self.head, AdaptiveSoftmax):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
@@ -67,7 +69,7 @@ class GPT(nn.Module):
                 logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
             )
             return flat.unflatten(0, targets.shape)
-        hidden = self.trunk(tokens).flatten(0, 1)
+        hidden = self.dropout(self.trunk(tokens)).flatten(0, 1)
         predicted = targets.flatten() != IGNORED
         predicted_nll = self.head.nll(
             hidden[predicted], targets.flatten()[predicted], self.trunk.tokens.weight

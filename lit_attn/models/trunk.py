@@ -190,7 +190,8 @@ class Trunk(nn.Module):
 def sinusoids(positions: Tensor, dim: int) -> Tensor:
     """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d)."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
-    angles = torch.outer(positions.to(torch.float32), torch.exp(-math.log(10_000.0) * exponents))
+    # This form equals that of Transformer-XL's code to the last bit.
+    angles = torch.outer(positions.to(torch.float32), 1 / 10_000.0**exponents)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
 
 

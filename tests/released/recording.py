@@ -46,14 +46,15 @@ def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return initial values of the parameter `name`, float64.
 
     Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight lie
-    near 1 (norms), those called pi near 0.5 (weights of keys), other vectors near 0. No value is
-    zero, so no gradient vanishes by symmetry.
+    near 1 (norms), other vectors near 0. Parameters called pi, pi0 and pi1 (weights of keys) lie
+    near 0.5. No value is zero, so no gradient vanishes by symmetry.
     """
     drawn = torch.from_numpy(np.asarray(generator("weights", seed, name).standard_normal(shape)))
+    if name.endswith(("pi", "pi0", "pi1")):
+        return 0.5 + 0.1 * drawn
     if len(shape) > 1:
         return drawn * min(0.5, 1 / math.sqrt(math.prod(shape[1:])))
-    centre = 1.0 if name.endswith("weight") else 0.5 if name.endswith("pi") else 0.0
-    return centre + 0.1 * drawn
+    return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
 
 
 def fill(network: nn.Module, seed: int) -> None:
@@ -64,8 +65,11 @@ def fill(network: nn.Module, seed: int) -> None:
 
 
 @contextlib.contextmanager
-def shared_draws(seed: int) -> Iterator[None]:
-    """Draw dropout and drop-path masks from `seed`, the call's number and the mask's shape."""
+def shared_draws(seed: int, time_first: bool = False) -> Iterator[None]:
+    """Draw dropout and drop-path masks from `seed`, the call's number and the mask's shape.
+
+    With `time_first`, masks (n, B, d) are the transposed ones of (B, n, d).
+    """
     calls = 0
 
     def uniform(shape: tuple[int, ...]) -> Tensor:
@@ -79,7 +83,10 @@ def shared_draws(seed: int) -> Iterator[None]:
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not p:
             return x
-        return x * mask(tuple(x.shape), 1 - p).to(x.dtype) / (1 - p)
+        if time_first:
+            x = x.transpose(0, 1)
+        x = x * mask(tuple(x.shape), 1 - p).to(x.dtype) / (1 - p)
+        return x.transpose(0, 1) if time_first else x
 
     def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
         return x.copy_(mask(tuple(x.shape), p))

@@ -6,10 +6,20 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from released import lra, modded_nanogpt, nanogpt, recording, replaying, spt_lsa_vit, vit_small
+from released import (
+    lra,
+    mgk_language_model,
+    modded_nanogpt,
+    nanogpt,
+    recording,
+    replaying,
+    spt_lsa_vit,
+    vit_small,
+)
 
 SETUPS: dict[str, ModuleType] = {
     "lra": lra,
+    "mgk_language_model": mgk_language_model,
     "modded_nanogpt": modded_nanogpt,
     "nanogpt": nanogpt,
     "spt_lsa_vit": spt_lsa_vit,

@@ -139,6 +139,9 @@ class GPTConfig(TokenTransformer):
     cutoffs: tuple[PositiveInt, ...] = Field(
         (), description="first ids of the rarer classes of `head: adaptive`"
     )
+    head_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of the hidden vectors before the head"
+    )
     vocabulary_multiple: PositiveInt = Field(
         1, description="round the vocabulary up, as nanoGPT does to 50,304"
     )
