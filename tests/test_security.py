@@ -19,7 +19,7 @@ OUTSIDE = ["..", ".", "../up", "/etc", "a/b", ".hidden", "", " ", "a b", "x" * 1
 
 
 class Payload:
-    """Unpickled, it runs a command."""
+    """Object that runs a command when it is unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -29,14 +29,14 @@ class Payload:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_variant_cannot_be_called_so_that_it_leaves_its_folder(tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_variant_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
     study = studies.study(tmp_path, f'baseline: a\ncells: {{a: {{}}, "{name}": {{zz: with}}}}')
     with pytest.raises(ConfigError, match="cannot name a folder"):
         expand(study, tmp_path / "runs")
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_study_cannot_be_called_so_that_it_leaves_the_output(tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_study_cannot_lead_out_of_the_output(tmp_path: Path, name: str) -> None:
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {zz: with}}")
     path.write_text(path.read_text().replace("  tiny:", f'  "{name}":'))
     (study,) = read_studies(path).values()
@@ -50,7 +50,7 @@ def test_a_value_of_an_axis_cannot_name_a_path(tmp_path: Path) -> None:
         expand(study, tmp_path / "runs")
 
 
-def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+def test_yaml_creates_no_objects(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}")
     tag = "!!python/object/apply:os.system"
@@ -62,7 +62,7 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that would is set aside like one that is torn."""
+    """A checkpoint with code is set aside like an unreadable one."""
     touched = tmp_path / "touched"
     folder = folder_of(digits_cell(training={"max_steps": 2}), tmp_path)
     (folder / "checkpoints").mkdir()
@@ -76,7 +76,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (folder / "result.json").exists()
 
 
-def test_a_plan_cannot_send_its_report_elsewhere(tmp_path: Path) -> None:
+def test_a_plan_cannot_redirect_its_report(tmp_path: Path) -> None:
     folder = fake_study.write_study(tmp_path / "runs")
     plan = folder / "plan.json"
     plan.write_text(plan.read_text().replace('"study": "fake"', '"study": "../../up"'))

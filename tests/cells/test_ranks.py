@@ -70,10 +70,10 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
         ("rankpreempted", "killed", "stopped by SIGTERM"),
     ],
 )
-def test_the_rank_that_failed_first_is_named(
+def test_the_first_failed_rank_is_named(
     variant: str, failure: str, message: str, tmp_path: Path
 ) -> None:
-    """Rank 0 fails too, and sooner, but only because the other one has gone."""
+    """Rank 0 ends sooner, but only because the other rank has ended."""
     (job,) = jobs(tmp_path, variant)
     run([job])
     ended = last_exit(job)
@@ -138,7 +138,7 @@ def test_sigterm_reaches_every_rank_and_is_no_failure(tmp_path: Path) -> None:
     assert not any(map(alive, rank_pids(tmp_path)))
 
 
-def test_more_devices_than_there_are_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_too_many_devices_are_reported_before_anything_runs(tmp_path: Path) -> None:
     studies.write(tmp_path, "set: {training.devices: 64, data.batch_size: 64}\n" + names("ok"))
     environment = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"}
     with cli(tmp_path, environment=environment) as process:
@@ -148,7 +148,7 @@ def test_more_devices_than_there_are_is_said_before_anything_runs(tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
-def test_devices_that_cannot_share_a_batch(tmp_path: Path) -> None:
+def test_devices_must_share_a_batch_evenly(tmp_path: Path) -> None:
     studies.write(tmp_path, "set: {training.devices: 3}\n" + names("ok"))
     with cli(tmp_path, "--dry-run") as process:
         output, _ = process.communicate(timeout=TIMEOUT)
@@ -163,8 +163,8 @@ def test_devices_are_no_part_of_the_identity(tmp_path: Path) -> None:
     assert one.identity == two.identity
 
 
-def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
-    """Also before they were let go, as where another process holds the cell's lock."""
+def test_waiting_ranks_end_with_their_parent(tmp_path: Path) -> None:
+    """The parent may end before it starts them, for example if the cell is locked."""
     code = (
         "import os, signal, sys, time\n"
         "from lit_attn.cells.ranks import fork_ranks\n"
@@ -181,8 +181,8 @@ def test_waiting_ranks_end_with_whoever_made_them(tmp_path: Path) -> None:
         until(lambda pids=pids: not any(map(alive, pids)))
 
 
-def test_ranks_that_were_stopped_before_they_were_let_go() -> None:
-    """A signal to the whole group may come between: that is no failure of the one who lets go."""
+def test_ranks_that_end_before_they_are_started_have_failed() -> None:
+    """A signal to the process group may arrive just before the start."""
     code = (
         "import sys\n"
         "from lit_attn.cells import ranks\n"
@@ -195,8 +195,8 @@ def test_ranks_that_were_stopped_before_they_were_let_go() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_cell_that_is_told_to_go_while_it_starts_goes(number: signal.Signals) -> None:
-    """It is forked from a server that such a signal leaves alone."""
+def test_a_signal_during_the_start_of_a_cell_ends_it(number: signal.Signals) -> None:
+    """The fork server itself blocks these signals."""
     code = (
         "import os, sys\n"
         "from lit_attn.cells import fork_server\n"
@@ -216,8 +216,8 @@ def test_a_cell_that_is_told_to_go_while_it_starts_goes(number: signal.Signals) 
     assert (done.returncode, done.stdout) == (0, f"{-number}\n")
 
 
-def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
-    """One that only lost its connection, and one that waits for ever."""
+def test_a_rank_that_had_to_be_killed_did_not_fail_first(tmp_path: Path) -> None:
+    """One rank lost its connection, and the other waits for ever."""
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -233,7 +233,7 @@ def test_who_had_to_be_ended_did_not_fail_first(tmp_path: Path) -> None:
     assert "Connection closed by peer" in folder.read_log_tail(tmp_path)
 
 
-def test_words_of_failures() -> None:
+def test_failures_of_ranks_are_classified_from_the_log() -> None:
     echo = "RuntimeError: [x.cc:81] Connection closed by peer [127.0.0.1]:30"
     assert is_echo(1, f"Traceback\n{echo}")
     assert not is_echo(1, "ValueError: mine")

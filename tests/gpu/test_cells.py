@@ -82,7 +82,7 @@ def test_a_cell_of_every_task_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [{}, SET_ADAM], ids=["adamw", "set-adam"])
-def test_a_stopped_cell_goes_on(
+def test_a_stopped_cell_resumes(
     optimizer: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = digits_cell(optimizer=optimizer, training={"ema": 0.9, "epochs": 2})
@@ -98,7 +98,7 @@ def test_a_stopped_cell_goes_on(
 
 @pytest.mark.parametrize("name", ["clipped", "set-adam", "text", "composition", "sequences"])
 def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
-    """To see that the loss is finite."""
+    """It waits to check that the loss is finite."""
     _, make = CELLS[name]
     cell = on_gpu(make(tmp_path), "fp32")
     with rehearsal() as reads:
@@ -123,7 +123,7 @@ def test_a_step_waits_for_the_gpu_once(name: str, tmp_path: Path) -> None:
         "decoding --presets mgk/windows --tokens 8 --generate 2 --depth 1",
     ],
 )
-def test_benchmarks_start(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_run(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     shape = "--dim 24 --heads 3 --rounds 2 --device cuda"
     with rehearsal():
         assert main([*arguments.split(), *shape.split()]) == 0

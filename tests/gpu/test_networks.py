@@ -59,7 +59,7 @@ def padded(network: sequence.SequenceClassifier) -> Tensor:
 
 
 def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
-    """A step of training on the GPU; what was read of it. Every parameter has a gradient."""
+    """Train one step on the GPU and return the reads; every parameter must have a gradient."""
     with rehearsal() as reads:
         network.to(GPU).train()
         optimizer = (SET_ADAM if bf16 else ADAMW).build(network)
@@ -73,7 +73,7 @@ def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
     return reads
 
 
-def test_two_devices_are_refused_as_a_gpu_refuses_them() -> None:
+def test_the_fake_gpu_refuses_tensors_on_two_devices() -> None:
     here, number = torch.ones(3), torch.zeros(1, dtype=torch.long)
     with rehearsal() as reads:
         there = torch.ones(3, device=GPU)
@@ -118,7 +118,7 @@ def test_autocast_casts_as_on_a_gpu() -> None:
 
 
 def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]:
-    """One network with a block of every specification, and its loss."""
+    """A network with a block of every specification, and its loss."""
     every: dict[str, Any] = {"dim": 16, "depth": len(specs), "heads": 2, "ffn": None}
     network: Any
     if kind == "images":
@@ -143,7 +143,7 @@ def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]
     ("kind", "bf16"), [("images", False), ("causal", True), ("windows", False), ("padded", True)]
 )
 def test_every_preset_trains(kind: str, bf16: bool) -> None:
-    """And no layer makes a step wait for the GPU."""
+    """No layer makes a step wait for the GPU."""
     specs = list(PRESETS.values())
     if kind == "windows":
         bounded = (spec for spec in specs if not isinstance(spec.similarity, LinearConfig))

@@ -64,7 +64,7 @@ def growing(devices: int) -> Cell:
 
 
 def scenes(devices: int) -> Cell:
-    """Nine images in batches of four, of which devices have unequal numbers of labelled pixels."""
+    """Return a segmentation cell whose devices have unequal numbers of labelled pixels."""
     model = {"drop_path": 0.0, "decoder_dropout": 0.0}
     return scenes_cell(Path(), model=model, training={"ema": 0.9, "devices": devices})
 

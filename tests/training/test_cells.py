@@ -33,7 +33,7 @@ from lit_attn.training.result import select_epoch
 
 
 def accuracy_at(folder: Path) -> list[tuple[int, int]]:
-    """Step and epoch of every test accuracy."""
+    """Return the step and epoch of every test accuracy."""
     rows = read_metrics(folder / "metrics.csv")
     return [(row.step, row.epoch) for row in rows if row.name == "test/accuracy"]
 
@@ -71,7 +71,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
+def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     result = result_of(uninterrupted)
     assert result.identity == digits_cell().fingerprint
     assert (result.steps, result.epochs, result.selected_epoch) == (12, 3, 2)
@@ -120,14 +120,14 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     assert b"\r\x1b[Kepoch 3/3  step 12/12  " in output
 
 
-def test_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
+def test_the_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
     rows = read_metrics(uninterrupted / "metrics.csv")
     assert accuracy_at(uninterrupted) == [(4, 0), (8, 1), (12, 2)]
     assert [row.step for row in rows if row.name == "train/loss"] == [4, 8, 12]
 
 
-def test_tensorboard_calls_a_cell_by_its_folder(uninterrupted: Path) -> None:
-    """One run for each cell, however many lie below the folder."""
+def test_tensorboard_names_a_run_after_its_folder(uninterrupted: Path) -> None:
+    """Each cell below the folder is one run."""
     runs = EventMultiplexer().AddRunsFromDirectory(str(uninterrupted.parents[1])).Reload()
     assert set(runs.Runs()) == {f"v/{uninterrupted.name}"}
 
@@ -158,9 +158,11 @@ def test_resume_is_exact(
     assert_same(folder, uninterrupted)
 
 
-def test_told_twice_it_saves_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner tells the cell's group, its first process all of its ranks; on a busy machine these
-    are seconds apart, in which a step may not be over."""
+def test_a_second_sigterm_does_not_prevent_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner signals the process group, and the cell's first process signals its ranks. On a
+    busy machine a step may last longer than the time between the two."""
     folder = folder_of(digits_cell(), tmp_path)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"went with {code}, and saved none"))
     original, clock = Progress.on_train_batch_end, time.monotonic
@@ -179,7 +181,7 @@ def test_told_twice_it_saves_all_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Bit by bit the same weights, byte by byte the same metrics."""
+    """Assert that two cells have the same weights and metrics, byte by byte."""
     theirs = weights(two)
     assert all(torch.equal(weight, theirs[name]) for name, weight in weights(one).items())
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
@@ -232,13 +234,13 @@ def test_half_precision_on_a_cpu_is_the_configured_one(
     evaluation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lightning itself would compute in bf16 for fp16 on a CPU."""
-    seen = []
+    observed = []
 
     def looking(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         out = nn.functional.linear(x, self.weight, self.bias)
         # FLOPs are counted on the meta device in float32.
         if not out.is_meta:
-            seen.append((self.training, out.dtype))
+            observed.append((self.training, out.dtype))
         return out
 
     monkeypatch.setattr(nn.Linear, "forward", looking)
@@ -247,11 +249,11 @@ def test_half_precision_on_a_cpu_is_the_configured_one(
         folder = folder_of(digits_cell(training=training), tmp_path / precision)
         run_cell(folder, smoke=True)
         evaluated = dtype if evaluation == "as-training" else torch.float32
-        assert set(seen) == {(True, dtype), (False, evaluated)}
-        seen.clear()
+        assert set(observed) == {(True, dtype), (False, evaluated)}
+        observed.clear()
 
 
-def test_stopped_at_the_very_last_step_is_finished(
+def test_a_cell_stopped_at_its_last_step_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(digits_cell(), tmp_path)
@@ -260,7 +262,7 @@ def test_stopped_at_the_very_last_step_is_finished(
     assert (folder / "result.json").exists()
 
 
-def test_a_torn_checkpoint_falls_back_to_the_one_before(
+def test_a_torn_checkpoint_is_replaced_by_the_one_before(
     uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,7 +281,9 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(
     assert_same(folder, uninterrupted)
 
 
-def test_no_checkpoint_that_loads_means_a_fresh_start(uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_cell_without_a_readable_checkpoint_starts_afresh(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step-000000007.ckpt").write_bytes(b"")
@@ -290,14 +294,14 @@ def test_no_checkpoint_that_loads_means_a_fresh_start(uninterrupted: Path, tmp_p
     assert list((folder / "tmp").iterdir()) == []
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_training_before_the_update(tmp_path: Path) -> None:
     folder = folder_of(digits_cell(optimizer={"lr": 1e30}, schedule={"warmup": 0}), tmp_path)
     with pytest.raises(Diverged, match="loss is nan at step 1"):
         run_cell(folder)
     assert not (folder / "result.json").exists()
 
 
-def test_a_last_update_that_diverges_is_seen_in_evaluation(tmp_path: Path) -> None:
+def test_evaluation_detects_a_last_update_that_diverges(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer": {"lr": 1e30}, "schedule": {"warmup": 0}}
     folder = folder_of(digits_cell(**changes, training={"max_steps": 1}), tmp_path)
     with pytest.raises(Diverged, match="loss is nan after step 1"):
@@ -317,7 +321,7 @@ def test_a_kill_between_weights_and_result_loses_no_checkpoint(
 
 
 def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
-    """The first step of a warm-up from zero moves nothing; the second does."""
+    """The first step of a warm-up from zero moves no weight, and the second moves all."""
     cells = [digits_cell(training={"max_steps": steps}, seed=3) for steps in (1, 2)]
     first, second = (folder_of(cell, tmp_path) for cell in cells)
     run_cell(first)
@@ -333,7 +337,7 @@ def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_not_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lightning ends with success where the checkpoint folder cannot be written."""
+    """Lightning exits with success if the checkpoint folder cannot be written."""
     monkeypatch.setattr(L.Trainer, "save_checkpoint", lambda *a, **k: None)
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
     with pytest.raises(OSError, match="was not written"):
@@ -351,7 +355,7 @@ def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_p
     )
 
 
-def test_the_last_epoch_or_the_best_on_validation_counts() -> None:
+def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     rows = [
         MetricRow(1, 0, "val/accuracy", 0.9),
         MetricRow(1, 0, "test/accuracy", 0.5),
@@ -363,7 +367,7 @@ def test_the_last_epoch_or_the_best_on_validation_counts() -> None:
     assert {row.epoch for row in select_epoch(rows, best)} == {0}
 
 
-def test_exit_codes(
+def test_exit_codes_tell_how_a_cell_ended(
     tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(uninterrupted)]) == 0
@@ -395,8 +399,8 @@ def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.M
     assert (folder / "checkpoints" / "step-000000006.ckpt").exists()
 
 
-def test_an_allocation_of_slurm_is_not_the_cells(tmp_path: Path) -> None:
-    """Within `salloc` or a script of `sbatch`, its tasks and nodes are none of a cell's ranks."""
+def test_a_cell_ignores_a_slurm_allocation_around_it(tmp_path: Path) -> None:
+    """The tasks and nodes of `salloc` or `sbatch` are not the ranks of the cell."""
     folder = folder_of(digits_cell(training={"devices": 2}), tmp_path)
     slurm = {"NTASKS": "4", "NTASKS_PER_NODE": "4", "NNODES": "2", "JOB_NAME": "mine"}
     slurm |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}

@@ -20,7 +20,7 @@ from lit_attn.train import main
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of all cells of `device_cells`, after it has run them side by side.
+    """Return the folder in which `device_cells` has run all of its cells side by side.
 
     In what Lightning takes for a job of SLURM with one task: its own processes are not SLURM's.
     """
@@ -50,13 +50,13 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def last_exit(path: Path) -> Exit:
-    found = folder.read_exit(folder.list_attempts(path)[-1])
-    assert found is not None
-    return found
+    last = folder.read_exit(folder.list_attempts(path)[-1])
+    assert last is not None
+    return last
 
 
 @pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
-def test_two_devices_find_what_one_finds(name: str, cells: Path) -> None:
+def test_two_devices_compute_what_one_computes(name: str, cells: Path) -> None:
     """237 images of validation are an odd number, as are the five scenes: none is counted twice,
     none is left out."""
     one, two = cells / f"{name}-1", cells / f"{name}-2"
@@ -82,8 +82,8 @@ def test_two_devices_find_what_one_finds(name: str, cells: Path) -> None:
         torch.testing.assert_close(weight, theirs[key], rtol=1e-4, atol=1e-5)
 
 
-def test_stopped_devices_go_on_exactly(cells: Path) -> None:
-    """SIGTERM to one of them stops both before the same step; nothing is lost."""
+def test_stopped_devices_resume_exactly(cells: Path) -> None:
+    """SIGTERM to one rank stops both ranks before the same step, and nothing is lost."""
     whole, stopped = cells / "whole", cells / "stopped"
     first, second = folder.list_attempts(stopped)
     ended = folder.read_exit(first)
@@ -104,19 +104,19 @@ def test_stopped_devices_go_on_exactly(cells: Path) -> None:
     assert all(torch.equal(weight, theirs[key]) for key, weight in weights(stopped).items())
 
 
-def test_a_loss_that_is_not_finite(cells: Path) -> None:
+def test_a_non_finite_loss_is_a_failure_of_the_cell(cells: Path) -> None:
     assert last_exit(cells / "diverged").failure == "diverged"
     assert not (cells / "diverged" / "result.json").exists()
 
 
 def test_a_killed_rank_ends_its_cell(cells: Path) -> None:
-    """In the middle of training, where the other one waits for gradients that never come."""
+    """The other rank waits for gradients that never come."""
     ended = last_exit(cells / "killed")
     assert (ended.failure, ended.rank, ended.message) == ("killed", 1, "ended by SIGKILL")
 
 
-def test_alone_from_the_command_line(tmp_path: Path) -> None:
-    """SIGTERM to the one process that was started reaches both ranks; a second one is told who."""
+def test_the_command_line_trains_on_two_devices(tmp_path: Path) -> None:
+    """SIGTERM to the started process reaches both ranks; a second process learns who trains."""
     cell = digits_cell(model=device_cells.EXACT, training={"devices": 2, "epochs": 100_000})
     path = folder_of(cell, tmp_path)
     command = [sys.executable, "-m", "lit_attn.train", str(path)]
@@ -125,14 +125,14 @@ def test_alone_from_the_command_line(tmp_path: Path) -> None:
         until(lambda: folder.read_progress(path) is not None)
         assert main([str(path)]) == BUSY
         first.terminate()
-        _, said = first.communicate(timeout=TIMEOUT)
+        _, errors = first.communicate(timeout=TIMEOUT)
     assert first.returncode == 143
-    assert said.count("stopped by SIGTERM; saved at step") == 2
+    assert errors.count("stopped by SIGTERM; saved at step") == 2
     assert len(list((path / "checkpoints").glob("step-*.ckpt"))) in (1, 2)
     assert not (path / "lock").exists()
 
 
-def test_one_of_them_writes(cells: Path) -> None:
+def test_only_rank_0_writes_records(cells: Path) -> None:
     path = cells / "whole"
     assert [entry.name for entry in (path / "attempts" / "1").iterdir()] != []
     assert len(list(path.glob("result*"))) == len(list(path.glob("metrics*"))) == 1
@@ -144,8 +144,8 @@ def test_one_of_them_writes(cells: Path) -> None:
     assert len(writers) == 1, "one process's event files"
 
 
-def test_logits_between_0_and_1_are_no_probabilities() -> None:
-    """A share of a batch may have none outside, though the whole has."""
+def test_logits_between_0_and_1_are_not_taken_for_probabilities() -> None:
+    """All logits of one rank may lie in this range although those of the batch do not."""
     logits = torch.tensor([[0.1, 0.9], [0.2, 0.3], [-0.5, 0.4]])
     targets = torch.tensor([1, 0, 1])
     whole, parts = Calibration(2, n_bins=15), Calibration(2, n_bins=15)

@@ -27,11 +27,11 @@ from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 EVERYTHING = Diagnostics(kinds=("residual", "rank", "maps", "heads", "mixture"))
 DIM, HEADS, WIDTH = 16, 4, 4
 
-Found = dict[tuple[int, int | None, str], float]
+Values = dict[tuple[int, int | None, str], float]
 
 
 def vision(spec: AttentionSpec) -> nn.Module:
-    """A float64 ViT whose parameters are all nonzero, and in which heads see 17 tokens."""
+    """Return a float64 ViT with 17 tokens whose parameters are all nonzero."""
     torch.manual_seed(0)
     model = ViTConfig(dim=DIM, depth=2, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10).double()
@@ -46,20 +46,20 @@ def images(count: int = 3) -> Tensor:
     return torch.randn(count, 1, 8, 8, dtype=torch.double, generator=generator)
 
 
-def seen(
-    network: nn.Module, *inputs: Tensor, chosen: Diagnostics = EVERYTHING
+def diagnose_network(
+    network: nn.Module, *inputs: Tensor, settings: Diagnostics = EVERYTHING
 ) -> NetworkDiagnostics:
-    return diagnose(network, inputs, chosen, 7)
+    return diagnose(network, inputs, settings, 7)
 
 
-def values(recorded: NetworkDiagnostics) -> Found:
+def values(recorded: NetworkDiagnostics) -> Values:
     assert {row.step for row in recorded.rows} <= {7}
     return {(row.layer, row.head, row.name): row.value for row in recorded.rows}
 
 
 @torch.no_grad()
 def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple[Any, str, float]]:
-    """Head, name and value of one bidirectional layer, from the reference, with loops and numpy."""
+    """Yield head, name and value for a bidirectional layer from the reference, with numpy loops."""
     batch, n, _ = x.shape
     q, keys, v = reference.project(layer, x, None)
     all_see = reference.may_attend(n, None, False, False)
@@ -72,7 +72,7 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
             ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
             yield m + 1, "rank", float(np.mean(ranks))
 
-    found: dict[str, list[list[float]]] = {}
+    actual: dict[str, list[list[float]]] = {}
     w = layer.proj.weight.numpy().T
     for b in range(batch):
         for i in range(n):
@@ -82,9 +82,9 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
             for name, vector in (("mh", mh), ("delta", delta)):
                 out = vector @ w
                 cosine = out @ into / math.sqrt((out @ out) * (into @ into))
-                found.setdefault(f"norm-{name}", []).append([i, math.sqrt(vector @ vector)])
-                found.setdefault(f"cos-{name}", []).append([i, cosine])
-    for name, pairs in found.items():
+                actual.setdefault(f"norm-{name}", []).append([i, math.sqrt(vector @ vector)])
+                actual.setdefault(f"cos-{name}", []).append([i, cosine])
+    for name, pairs in actual.items():
         yield None, name, float(np.mean([value for _, value in pairs]))
         yield None, f"{name}@1", float(np.mean([value for i, value in pairs if i == 0]))
 
@@ -116,25 +116,25 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_against_the_formulas(name: str) -> None:
+def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
     network = vision(PRESETS[name]).eval()
     with torch.no_grad():
         x = network._pos_embed(network.patch_embed(images()))
-        expected: Found = {}
+        expected: Values = {}
         for number, block in enumerate(network.blocks, start=1):
             for head, what, value in by_definition(block.attn, x, block.norm1(x)):
                 expected[number, head, what] = value
             x = block(x)
-    found = values(seen(network, images()))
-    assert found.keys() == expected.keys()
+    actual = values(diagnose_network(network, images()))
+    assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-8, abs=1e-12), key
-    assert 0.5 < found[1, None, "captured-qk"] < 1
+        assert actual[key] == pytest.approx(value, rel=1e-8, abs=1e-12), key
+    assert 0.5 < actual[1, None, "captured-qk"] < 1
 
 
-def test_the_arrays_of_a_look() -> None:
+def test_arrays_are_named_by_layer() -> None:
     network = vision(PRESETS["mgk"])
-    recorded = seen(network, images())
+    recorded = diagnose_network(network, images())
     assert set(recorded.arrays) == {"rank.1", "map.1", "rank.2", "map.2"}
     assert recorded.arrays["rank.1"].shape == (3, HEADS)
     one = recorded.arrays["map.2"]
@@ -144,28 +144,28 @@ def test_the_arrays_of_a_look() -> None:
     assert ranks[2, 3, "rank"] == recorded.arrays["rank.2"][:, 2].mean()
 
 
-def test_a_rank_that_is_known() -> None:
-    """Without queries every token attends alike: one row, rank 1, and no two ranks are the same."""
+def test_a_head_without_queries_has_rank_1() -> None:
+    """All rows of its attention matrix are equal, because all queries are equal."""
     network = vision(AttentionSpec())
     attn = network.blocks[0].attn
     with torch.no_grad():
         attn.qkv.weight[:WIDTH] = 0
-    ranks = seen(network, images()).arrays["rank.1"]
+    ranks = diagnose_network(network, images()).arrays["rank.1"]
     assert (ranks[:, 0] == 1).all()
     assert (ranks[:, 1:] >= 16).all()
 
 
-def test_shared_heads_capture_more() -> None:
-    """Heads that are copies of one have a product of rank D."""
+def test_copied_heads_capture_more_variance() -> None:
+    """The product of heads that are copies of one head has rank D."""
     network = vision(AttentionSpec())
     attn = network.blocks[0].attn
     with torch.no_grad():
         for weight in attn.qkv.weight.chunk(3):
             for m in range(1, HEADS):
                 weight[m * WIDTH : (m + 1) * WIDTH] = weight[:WIDTH]
-    found = values(seen(network, images()))
-    assert found[1, None, "captured-qk"] > 1 - WIDTH / DIM
-    assert found[1, None, "captured-qk"] > found[2, None, "captured-qk"]
+    actual = values(diagnose_network(network, images()))
+    assert actual[1, None, "captured-qk"] > 1 - WIDTH / DIM
+    assert actual[1, None, "captured-qk"] > actual[2, None, "captured-qk"]
 
 
 @pytest.mark.parametrize(
@@ -182,20 +182,22 @@ def test_shared_heads_capture_more() -> None:
         (AttentionSpec(similarity=DotConfig()), {}),
     ],
 )
-def test_mixtures(spec: AttentionSpec, expected: dict[int | None, list[float]]) -> None:
+def test_pi_of_mixtures_is_recorded(
+    spec: AttentionSpec, expected: dict[int | None, list[float]]
+) -> None:
     torch.manual_seed(0)
     model = ViTConfig(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10)
-    found = values(diagnose(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
+    actual = values(diagnose(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
     for head, of_keys in expected.items():
-        assert [found[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
+        assert [actual[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
             of_keys
         )
-    assert bool(found) == bool(expected)
+    assert bool(actual) == bool(expected)
 
 
-def test_groups_of_heads_share_keys() -> None:
-    """The circuits are those of a layer in which every head has a copy of its group's keys."""
+def test_shared_keys_count_as_copies_for_every_head() -> None:
+    """The circuits equal those of a layer in which every head has a copy of the shared keys."""
     grouped = vision(AttentionSpec(kv_heads=2))
     whole = vision(AttentionSpec())
     own, other = grouped.blocks[0].attn, whole.blocks[0].attn
@@ -204,20 +206,22 @@ def test_groups_of_heads_share_keys() -> None:
         copies = [w.unflatten(0, (2, WIDTH)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v)]
         other.qkv.weight.copy_(torch.cat([q, *copies]))
         other.proj.weight.copy_(own.proj.weight)
-    chosen = Diagnostics(kinds=("heads",))
-    found, expected = (values(seen(n, images(), chosen=chosen)) for n in (grouped, whole))
+    settings = Diagnostics(kinds=("heads",))
+    actual, expected = (
+        values(diagnose_network(n, images(), settings=settings)) for n in (grouped, whole)
+    )
     for name in ("captured-qk", "captured-ov"):
-        assert found[1, None, name] == pytest.approx(expected[1, None, name])
+        assert actual[1, None, name] == pytest.approx(expected[1, None, name])
 
 
 @pytest.mark.parametrize("choice", gpt_cases.CHOICES)
 @torch.no_grad()
-def test_language_models(choice: str) -> None:
-    """Causal, through windows, turned by position, before and after the norm."""
-    network, given = gpt_cases.network(choice), gpt_cases.tokens()
+def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str) -> None:
+    """Layers have causal masks, windows, rotary positions, and norms before or after them."""
+    network, tokens = gpt_cases.network(choice), gpt_cases.tokens()
     trunk = network.trunk
-    x = trunk.tokens(given) * trunk.embedding_scale
-    n = given.shape[1]
+    x = trunk.tokens(tokens) * trunk.embedding_scale
+    n = tokens.shape[1]
     turn = None
     if trunk.positions is not None:
         x = x + trunk.positions.weight[:n]
@@ -225,7 +229,7 @@ def test_language_models(choice: str) -> None:
         turn = rotary(torch.arange(n), trunk.model.width_of_heads, trunk.model.rotary_base)
     else:
         x = x + sinusoids(torch.arange(n), 24)
-    found = values(seen(network, given))
+    actual = values(diagnose_network(network, tokens))
     for number, block in enumerate(trunk.blocks, start=1):
         layer = block.attn
         inside = block.norm1(x) if block.pre else x
@@ -234,21 +238,21 @@ def test_language_models(choice: str) -> None:
         weights = reference.weights(layer, inside, q, keys, mask, None)
         mh = reference.concat(weights @ v)
         cosine = torch.cosine_similarity(mh @ layer.proj.weight.T, x, dim=-1)
-        assert found[number, None, "norm-mh"] == pytest.approx(mh.norm(dim=-1).mean().item())
-        assert found[number, None, "cos-mh"] == pytest.approx(cosine.mean().item())
+        assert actual[number, None, "norm-mh"] == pytest.approx(mh.norm(dim=-1).mean().item())
+        assert actual[number, None, "cos-mh"] == pytest.approx(cosine.mean().item())
         # The first token attends to itself alone: MH = V, and Delta has no direction.
-        assert found[number, None, "norm-delta@1"] == pytest.approx(0, abs=1e-12)
-        assert (number, None, "cos-delta@1") not in found
-        assert (number, None, "cos-delta") in found
+        assert actual[number, None, "norm-delta@1"] == pytest.approx(0, abs=1e-12)
+        assert (number, None, "cos-delta@1") not in actual
+        assert (number, None, "cos-delta") in actual
         for m in range(layer.num_heads):
             rank = torch.linalg.matrix_rank(weights[:, m], atol=1e-6, rtol=0).double().mean()
-            assert found[number, m + 1, "rank"] == rank.item()
+            assert actual[number, m + 1, "rank"] == rank.item()
         x = block(x, None, True, turn)
 
 
 @pytest.mark.parametrize("name", ["standard", "dcmha", "mlk"])
-def test_padding_is_not_recorded_at(name: str) -> None:
-    """Two documents of six tokens show the same, however many empty places follow."""
+def test_padding_does_not_count(name: str) -> None:
+    """Two documents of six tokens have the same diagnostics with and without padding."""
     torch.manual_seed(0)
     model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name]
@@ -257,12 +261,12 @@ def test_padding_is_not_recorded_at(name: str) -> None:
     tokens = torch.randint(50, (3, 2, 9))
     present = torch.ones(3, 2, 9, dtype=torch.bool)
     present[..., 6:] = False
-    padded = seen(network, tokens, present)
-    alone = seen(network, tokens[..., :6], present[..., :6])
+    padded = diagnose_network(network, tokens, present)
+    alone = diagnose_network(network, tokens[..., :6], present[..., :6])
     expected = values(alone)
-    found = values(padded)
-    assert found.keys() == expected.keys()
-    assert {key: found[key] for key in expected} == {
+    actual = values(padded)
+    assert actual.keys() == expected.keys()
+    assert {key: actual[key] for key in expected} == {
         key: pytest.approx(value, rel=1e-9) for key, value in expected.items()
     }
     if name != "mlk":
@@ -271,11 +275,11 @@ def test_padding_is_not_recorded_at(name: str) -> None:
         np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
 
 
-def test_samples_recorded_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
-    whole = seen(network, images(5))
+    whole = diagnose_network(network, images(5))
     monkeypatch.setattr(layer_inputs, "MAX_WEIGHTS", 2 * HEADS * 2 * 17 * 17)
-    parts = seen(network, images(5))
+    parts = diagnose_network(network, images(5))
     assert values(parts) == pytest.approx(values(whole), rel=1e-12)
     for name, array in whole.arrays.items():
         np.testing.assert_allclose(parts.arrays[name], array, rtol=1e-6)
@@ -283,12 +287,12 @@ def test_samples_recorded_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("part", ["network", "trunk"])
 @torch.no_grad()
-def test_a_compiled_network(part: str) -> None:
-    """Compiled, as tasks do it, before there is a hook: looking compiles nothing again."""
+def test_diagnostics_of_a_compiled_network_compile_nothing(part: str) -> None:
+    """The network was compiled before the hooks of the diagnostics were added."""
     torch.compiler.reset()
-    network, given = gpt_cases.network("nanogpt"), gpt_cases.tokens()
-    expected = values(seen(network, given))
-    before = network(given)
+    network, tokens = gpt_cases.network("nanogpt"), gpt_cases.tokens()
+    expected = values(diagnose_network(network, tokens))
+    before = network(tokens)
     compiled = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
@@ -296,16 +300,16 @@ def test_a_compiled_network(part: str) -> None:
         return graph.forward
 
     (network if part == "network" else network.trunk).compile(backend=backend)
-    torch.testing.assert_close(network(given), before)
+    torch.testing.assert_close(network(tokens), before)
     graphs = len(compiled)
     assert graphs > 0
-    assert values(seen(network, given)) == expected
-    torch.testing.assert_close(network(given), before)
+    assert values(diagnose_network(network, tokens)) == expected
+    torch.testing.assert_close(network(tokens), before)
     assert len(compiled) == graphs
     torch.compiler.reset()
 
 
-def test_looking_changes_nothing() -> None:
+def test_diagnostics_change_no_state() -> None:
     network = vision(PRESETS["mgk-soft-e"]).float().train()
     network.blocks[1].eval()
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -319,7 +323,7 @@ def test_looking_changes_nothing() -> None:
     assert not any(module._forward_pre_hooks for module in network.modules())
 
 
-def test_weights_alone_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_of_weights_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     monkeypatch.setattr(network, "forward", None)
     recorded = diagnose(network, (images(),), Diagnostics(kinds=("heads", "mixture")), 7)
@@ -329,8 +333,8 @@ def test_weights_alone_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["standard", "mgk", "dcmha", "linear", "belief2"])
-def test_on_a_gpu(name: str) -> None:
+def test_a_gpu_gives_the_same_diagnostics(name: str) -> None:
     network = vision(PRESETS[name])
-    expected = values(seen(network, images()))
-    found = values(seen(network.cuda(), images().cuda()))
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    expected = values(diagnose_network(network, images()))
+    actual = values(diagnose_network(network.cuda(), images().cuda()))
+    assert actual == pytest.approx(expected, rel=1e-6, abs=1e-9)

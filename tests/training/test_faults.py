@@ -1,4 +1,4 @@
-"""Faults of training itself, through the runner: what is recorded, and that nothing is lost."""
+"""Faults while the runner trains cells: each is recorded, and nothing is lost."""
 
 import contextlib
 import os
@@ -63,14 +63,14 @@ def finish(path: Path, *arguments: str) -> tuple[int, str]:
 
 
 def tables(path: Path) -> dict[str, str]:
-    """The tables without what was measured, and every curve."""
-    found = {}
+    """Return the tables, without measured times, and every curve."""
+    tables_by_name = {}
     for name in ("per_seed", "table"):
         frame = pd.read_csv(path / "reports" / "tiny" / f"{name}.csv")
-        found[name] = frame.drop(columns=MEASURED, errors="ignore").to_csv(index=False)
+        tables_by_name[name] = frame.drop(columns=MEASURED, errors="ignore").to_csv(index=False)
     for curve in (path / "runs").glob("*/*/*/metrics.csv"):
-        found[str(curve.relative_to(path))] = without_times(curve)
-    return found
+        tables_by_name[str(curve.relative_to(path))] = without_times(curve)
+    return tables_by_name
 
 
 def without_times(curve: Path) -> str:
@@ -79,7 +79,10 @@ def without_times(curve: Path) -> str:
 
 
 def damage(cell: Path) -> bool:
-    """Truncate the newest checkpoint, leave an empty newer one and half a line of metrics."""
+    """Truncate the newest checkpoint, add an empty newer one and half a line of metrics.
+
+    Returns False if the cell has no checkpoint.
+    """
     saved = sorted((cell / "checkpoints").glob("step-*.ckpt"))
     if (cell / "result.json").exists() or not saved:
         return False
@@ -93,8 +96,8 @@ def damage(cell: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
-    """Cells and runners are killed at random, and what a bad disk does to a dead cell's files; the
-    same command again ends in the same bytes."""
+    """Cells and runners are killed at random, and files of dead cells are damaged. In the end the
+    same command writes the same bytes."""
     chance = random.Random(7)
     victims = ["cell"] * 16 + ["runner"] * 4
     chance.shuffle(victims)
@@ -136,8 +139,8 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_cell_can_run_into(tmp_path: Path, small_disk: Path) -> None:
-    """A loss that is not finite, a folder that takes no checkpoint, a SIGTERM out of the blue."""
+def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Path) -> None:
+    """The faults are a non-finite loss, a read-only checkpoint folder, and a SIGTERM."""
     body = "baseline: a\ncells: {a: {}, nan: {optimizer.lr: 1e30}, fixed: {zz: with}}"
     path = studies.write(tmp_path, body, EXPERIMENT)
     cells = {job.cell.variant: job for job in expand(choose_one(path), tmp_path / "runs").jobs[:3]}
@@ -149,9 +152,9 @@ def test_what_a_cell_can_run_into(tmp_path: Path, small_disk: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(fixed)], check=True)
         with command(tmp_path, "--seeds", "0,") as process:
             until(lambda: cells["a"].folder.joinpath("progress.json").exists())
-            found = read_holder(cells["a"].folder)
-            assert found is not None
-            os.kill(found.pid, signal.SIGTERM)
+            holder = read_holder(cells["a"].folder)
+            assert holder is not None
+            os.kill(holder.pid, signal.SIGTERM)
             output, _ = process.communicate(timeout=240)
     finally:
         subprocess.run(["umount", str(fixed)], check=True)
@@ -170,8 +173,8 @@ def test_what_a_cell_can_run_into(tmp_path: Path, small_disk: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_while_training(tmp_path: Path, small_disk: Path) -> None:
-    """Class no-space; with room again the same command ends as if nothing had been."""
+def test_a_disk_that_fills_up_costs_no_result(tmp_path: Path, small_disk: Path) -> None:
+    """The failure class is no-space. With free space, the same command ends with the same bytes."""
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
     where = ("--seeds", "0,", "--out", str(small_disk), "--reports", str(tmp_path / "reports"))
     ballast = small_disk / "ballast"

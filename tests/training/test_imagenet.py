@@ -43,8 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cell(root: Path, **changes: Any) -> Cell:
-    found = experiment(root, **changes)
-    return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": found})
+    actual = experiment(root, **changes)
+    return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": actual})
 
 
 GROWING = {"data": {"sizes": [8], "repeats": 2}, "training": {"ema": 0.9}}
@@ -81,7 +81,7 @@ def test_resume_is_exact(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Within an epoch and at its end, where images change their size; the average goes on too."""
+    """Cells stop within an epoch and at its end, when the image size changes."""
     original = Progress.on_train_batch_end
     folder = folder_of(cell(folders, **GROWING), tmp_path)
     for stop in stops:
@@ -102,16 +102,16 @@ def test_resume_is_exact(
     assert metrics[0] == metrics[1]
 
 
-def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
-    """Against the recurrence over the weights after every step."""
-    seen: list[dict[str, torch.Tensor]] = []
+def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
+    """The recurrence is computed from the weights after every step."""
+    observed: list[dict[str, torch.Tensor]] = []
     kept: list[TaskModule] = []
 
     original = TaskModule.on_train_batch_end
 
     def watching(self: TaskModule, *rest: Any) -> None:
         original(self, *rest)
-        seen.append(copy.deepcopy(self.network.state_dict()))
+        observed.append(copy.deepcopy(self.network.state_dict()))
         kept[:] = [self]
 
     start: list[dict[str, torch.Tensor]] = []
@@ -125,11 +125,11 @@ def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
         patch.setattr(TaskModule, "on_train_batch_end", watching)
         patch.setattr(TaskModule, "average_weights", starting)
         run_cell(folder_of(cell(folders, training={"ema": 0.5, "epochs": 1}), tmp_path))
-    assert len(seen) == 4
+    assert len(observed) == 4
     average = kept[0].average
     for name, value in average.module.state_dict().items():
         expected = start[0][name]
-        for step in seen:
+        for step in observed:
             expected = 0.5 * expected + 0.5 * step[name]
         torch.testing.assert_close(value, expected)
     assert not any(p.requires_grad for p in average.parameters())
@@ -140,17 +140,17 @@ def test_the_average_is_the_average(folders: Path, tmp_path: Path) -> None:
 def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Path) -> None:
     for positions in ("learned", "fixed"):
         changes = {"model": {"positions": positions}, "data": {"sizes": [8]}}
-        chosen = cell(folders, **changes, training={"epochs": 2, "max_steps": 6})
-        folder = folder_of(chosen, tmp_path / positions)
+        selected = cell(folders, **changes, training={"epochs": 2, "max_steps": 6})
+        folder = folder_of(selected, tmp_path / positions)
         L.seed_everything(0, verbose=False)
-        start = local_vit.build(chosen.experiment.model, (3, 16, 16), 4).pos_embed
+        start = local_vit.build(selected.experiment.model, (3, 16, 16), 4).pos_embed
         run_cell(folder)
         trained = weights(folder)["pos_embed"]
         assert torch.equal(trained, start) == (positions == "fixed")
         assert trained.shape == (1, 17, 16)
 
 
-def test_no_utilisation_by_the_flops_of_another_size(
+def test_growing_images_have_no_utilisation(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurement, "peak_flops", lambda *_: 1e12)
@@ -161,46 +161,48 @@ def test_no_utilisation_by_the_flops_of_another_size(
         assert ("train/mfu" in result.metrics) == (not sizes)
 
 
-def test_the_cost_of_growing_images_is_that_of_grown_ones(
+def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first steps, which are timed, are on the smallest images of all."""
-    seen = set()
+    """The first steps of a cell, which are timed, have the smallest images."""
+    observed = set()
     original = LocalFFN.forward
 
     def watching(self: LocalFFN, x: torch.Tensor) -> torch.Tensor:
         if self.training:
-            seen.add(x.shape[1] - 1)
+            observed.add(x.shape[1] - 1)
         return original(self, x)
 
     monkeypatch.setattr(LocalFFN, "forward", watching)
     folder = folder_of(cell(folders, data={"sizes": [8]}), tmp_path)
     run_cell(folder, smoke=True)
-    assert seen == {2 * 2}
-    seen.clear()
+    assert observed == {2 * 2}
+    observed.clear()
     time_cell(folder)
-    assert seen == {4 * 4}
+    assert observed == {4 * 4}
     assert (folder / "timing.json").exists()
 
 
-def test_only_weights_decay() -> None:
+def test_weight_decay_applies_to_the_configured_parameters() -> None:
     model = LocalViTConfig(dim=16, depth=1, heads=2, patch=4)
     network = local_vit.build(model, (3, 16, 16), 4)
     names = {id(p): name for name, p in network.named_parameters()}
-    found = {}
+    actual = {}
     for decay in ("weights", "matrices"):
         optimizer = AdamW(lr=1e-3, weight_decay=0.05, decay=decay).build(network)
-        found[decay] = {
+        actual[decay] = {
             names[id(p)]: group["weight_decay"]
             for group in optimizer.param_groups
             for p in group["params"]
         }
-        assert found[decay].keys() == set(names.values())
-    changed = {name for name in names.values() if found["weights"][name] != found["matrices"][name]}
+        assert actual[decay].keys() == set(names.values())
+    changed = {
+        name for name in names.values() if actual["weights"][name] != actual["matrices"][name]
+    }
     assert changed == {"cls_token", "pos_embed"}
-    assert found["weights"]["pos_embed"] == 0
-    assert found["weights"]["blocks.0.mlp.conv.weight"] == 0.05
-    assert found["weights"]["norm.weight"] == 0
+    assert actual["weights"]["pos_embed"] == 0
+    assert actual["weights"]["blocks.0.mlp.conv.weight"] == 0.05
+    assert actual["weights"]["norm.weight"] == 0
 
 
 def test_sizes_need_positions_of_every_size(folders: Path) -> None:
@@ -211,9 +213,9 @@ def test_sizes_need_positions_of_every_size(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> None:
-    """With processes that read, in a folder whose path is longer than a socket's may be."""
-    found = experiment(folders, data={"workers": 2})
-    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(found))
+    """Its folder has a path that is too long for a socket, and it has reading processes."""
+    actual = experiment(folders, data={"workers": 2})
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(actual))
     study = {
         "title": "Digits in folders",
         "experiment": "experiment.yaml",
@@ -236,7 +238,7 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
 def test_every_variant_of_the_shipped_studies_trains(
     study: str, folders: Path, tmp_path: Path
 ) -> None:
-    """One layer of the published width, one step on small images and one evaluation."""
+    """Each has one layer of the published width, one step on small images and one evaluation."""
     changes = Mapping(Where("test"))
     settings = {
         "data.path": str(folders),
@@ -261,10 +263,8 @@ def test_every_variant_of_the_shipped_studies_trains(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
-def test_there_is_no_moment_at_which_a_signal_ends_a_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even before a worker's first own line: then the trainer could not save."""
+def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal before the first line of a worker's own code does not end it either."""
     held = tmp_path / "held"
 
     def first(self: object, worker: int) -> None:
@@ -281,7 +281,7 @@ def test_there_is_no_moment_at_which_a_signal_ends_a_reader(
 def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
     folders: Path, tmp_path: Path
 ) -> None:
-    """A runner or a scheduler tells all processes of a cell to go, and the trainer has to save."""
+    """The trainer must save a checkpoint after a SIGTERM to all processes of its cell."""
     endless = cell(folders, data={"workers": 2}, training={"epochs": 1000})
     folder = folder_of(endless, tmp_path)
     log = tmp_path / "log.txt"

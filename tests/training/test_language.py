@@ -47,7 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(text_cell(), tmp_path_factory.mktemp("whole"))
 
 
-def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
+def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     record = result(uninterrupted)
     assert (record.steps, record.epochs, record.selected_epoch) == (12, 3, 2)
     assert record.parameters == sum(w.numel() for w in weights(uninterrupted).values())
@@ -65,7 +65,7 @@ def test_a_finished_cell_has_a_whole_record(uninterrupted: Path) -> None:
     assert rates == pytest.approx([1e-2, 1e-2, 1e-2 / 4])
 
 
-def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> None:
+def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> None:
     cell = text_cell()
     network = factory.build(cell.experiment.model, cell.experiment.data).eval()
     network.load_state_dict(weights(uninterrupted))
@@ -76,21 +76,21 @@ def test_the_loss_is_that_of_every_token_of_the_split(uninterrupted: Path) -> No
         window = ids[start : start + 17]
         logits = network(window[None, :-1])[0]
         total += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    found = result(uninterrupted).metrics
+    actual = result(uninterrupted).metrics
     tokens = len(ids) - 1
     # A document ends with byte 0, which is a token and no text.
-    assert found["test/loss"] == pytest.approx(total / tokens, rel=1e-3)
-    assert found["test/perplexity"] == pytest.approx(math.exp(found["test/loss"]))
-    bits = found["test/loss"] * (tokens + 1) / len(text) / math.log(2)
-    assert found["test/bits_per_byte"] == pytest.approx(bits)
+    assert actual["test/loss"] == pytest.approx(total / tokens, rel=1e-3)
+    assert actual["test/perplexity"] == pytest.approx(math.exp(actual["test/loss"]))
+    bits = actual["test/loss"] * (tokens + 1) / len(text) / math.log(2)
+    assert actual["test/bits_per_byte"] == pytest.approx(bits)
     words = len(text.split()) + text.count(b"\n")
-    of_words = found["test/loss"] * (tokens + 1) / words
-    assert math.log(found["test/word_perplexity"]) == pytest.approx(of_words)
+    of_words = actual["test/loss"] * (tokens + 1) / words
+    assert math.log(actual["test/word_perplexity"]) == pytest.approx(of_words)
 
 
 @pytest.mark.parametrize("stride", [1, 5])
 def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
-    """MGK's protocol is stride 1: beyond the first window, each token after its 16 latest."""
+    """MGK's protocol has stride 1: beyond the first window every token has 16 tokens of context."""
     cell = text_cell(data={"eval_stride": stride, "eval_tokens": 60}, model={"dropout": 0})
     data, task, *_ = build.build(cell, torch.device("cpu"))
     task.eval()
@@ -110,7 +110,7 @@ def test_a_sliding_window_gives_every_token_its_context(stride: int) -> None:
     assert metric.compute()["loss"].item() == pytest.approx(total / 60, rel=1e-5)
 
 
-def test_speed_is_in_the_record_and_not_in_the_curves(uninterrupted: Path) -> None:
+def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> None:
     record = result(uninterrupted)
     tokens = 8 * 16 / record.step_time.median
     assert record.metrics["train/tokens_per_second"] == pytest.approx(tokens)
@@ -121,20 +121,20 @@ def test_speed_is_in_the_record_and_not_in_the_curves(uninterrupted: Path) -> No
 def test_a_study_may_compare_speed(tmp_path: Path) -> None:
     given = text_cell(training={"max_steps": 2}).model_dump(mode="json")
     given["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
-    found = result(trained(Cell.model_validate(given), tmp_path))
-    assert found.metrics["train/tokens_per_second"] > 0
-    assert found.metrics["test/loss"] > 0
+    actual = result(trained(Cell.model_validate(given), tmp_path))
+    assert actual.metrics["train/tokens_per_second"] > 0
+    assert actual.metrics["test/loss"] > 0
 
 
-def test_tokens_count_alike_however_they_are_batched() -> None:
+def test_the_loss_does_not_depend_on_the_batches() -> None:
     metric = TokenLoss(TextMeasure(bytes_per_token=2.0, words_per_token=0.5))
     metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
     metric.update(torch.tensor([[6.0, 0.0, 0.0]]), torch.tensor([[5, -100, -100]]))
-    found = metric.compute()
-    assert found["loss"] == 3.0
-    assert found["perplexity"] == pytest.approx(math.exp(3))
-    assert found["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
-    assert found["word_perplexity"] == pytest.approx(math.exp(6))
+    actual = metric.compute()
+    assert actual["loss"] == 3.0
+    assert actual["perplexity"] == pytest.approx(math.exp(3))
+    assert actual["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
+    assert actual["word_perplexity"] == pytest.approx(math.exp(6))
     metric = TokenLoss(TextMeasure(words_per_token=1e-3))
     metric.update(torch.ones(1, 1), torch.ones(1, 1))
     assert metric.compute().keys() == {"loss", "perplexity"}
@@ -151,12 +151,12 @@ def test_resume_is_exact(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stopped between the micro-batches of a step, between steps, or at an epoch's end."""
-    original, seen = Progress.on_train_batch_end, []
+    """Cells stop between micro-batches, between steps, or at the end of an epoch."""
+    original, observed = Progress.on_train_batch_end, []
 
     def stopping(self: Any, *rest: Any) -> None:
-        seen.append(rest)
-        if len(seen) == micro_batch:
+        observed.append(rest)
+        if len(observed) == micro_batch:
             os.kill(os.getpid(), signal.SIGTERM)
         original(self, *rest)
 
@@ -176,7 +176,7 @@ def test_resume_is_exact(
 def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
     world: int, accumulate: int
 ) -> None:
-    """Ranks average their gradients, and micro-batches theirs: all parts have to be equal."""
+    """Gradients are averaged over ranks and micro-batches, so these must have equal sizes."""
 
     def gradient(world: int, accumulate: int) -> torch.Tensor:
         cell = text_cell(data={"accumulate": accumulate}, model={"dropout": 0})
@@ -195,7 +195,7 @@ def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
 
 
 def test_losses_of_ranks_add_up() -> None:
-    """The sum over ranks gives every token the same weight, however many a rank has."""
+    """The sum over ranks gives every token the same weight, also if ranks have unequal shares."""
     whole, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
     for rank, nll, target in [(0, 1.0, 5), (0, 2.0, 5), (0, 4.0, 5), (1, 9.0, 5), (1, 0.0, -100)]:
         for metric in (whole, ranks[rank]):
@@ -273,10 +273,10 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
             },
         }
     )
-    found = result(trained(sequences, tmp_path)).metrics
+    actual = result(trained(sequences, tmp_path)).metrics
     # 33 samples fill one batch and one row of the next, whose other rows count for nothing.
-    assert found["test/accuracy"] * 33 == pytest.approx(round(found["test/accuracy"] * 33))
-    assert 0 < found["test/loss"] < 5
+    assert actual["test/accuracy"] * 33 == pytest.approx(round(actual["test/accuracy"] * 33))
+    assert 0 < actual["test/loss"] < 5
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
         ({"kind": "shards", "train": None, "test": None, "folder": "nowhere"}, "nowhere"),
     ],
 )
-def test_data_that_will_not_do(
+def test_impossible_data_is_one_line(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = text_cell().model_dump(mode="json")
@@ -308,7 +308,7 @@ def test_data_that_will_not_do(
         ({"name": "accuracy"}, "metric: 'accuracy': this data has val to measure"),
     ],
 )
-def test_a_metric_of_no_split_is_said_before_training(
+def test_a_metric_without_a_split_is_reported_before_training(
     metric: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = text_cell(data={"test": None}).model_dump(mode="json")
@@ -319,13 +319,13 @@ def test_a_metric_of_no_split_is_said_before_training(
     assert not (folder / "metrics.csv").exists()
 
 
-def test_more_tokens_than_a_mixture_has_weights_for() -> None:
+def test_a_mixture_limits_the_context() -> None:
     keys = {"kind": "mixture", "prior": "clamped", "prior_scope": "position", "positions": 15}
     with pytest.raises(ValidationError, match="positions: 15 are fewer than the 16 tokens of data"):
         text_cell(model={"attention": {"similarity": keys}})
 
 
-def test_an_id_beyond_the_vocabulary(tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
     (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))
     data = {"kind": "shards", "name": "s", "folder": str(tmp_path), "context": 16}

@@ -57,16 +57,16 @@ def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(areas: list[Any]) -> dict[str, float]:
-    """mmsegmentation's, as fractions, of what its `intersect_and_union` gave for each image."""
+    """Return mmsegmentation's scores as fractions, from `intersect_and_union` of each image."""
     totals = [sum(parts) for parts in zip(*areas, strict=True)]
-    found = IoUMetric.total_area_to_metrics(*totals, ["mIoU"])
-    means = {f"m{name}": float(np.nanmean(found[name])) for name in ("IoU", "Acc")}
-    of_classes = {f"IoU:{k}": v for k, v in enumerate(found["IoU"].tolist()) if not np.isnan(v)}
-    return {"aAcc": float(found["aAcc"]), **means, **of_classes}
+    actual = IoUMetric.total_area_to_metrics(*totals, ["mIoU"])
+    means = {f"m{name}": float(np.nanmean(actual[name])) for name in ("IoU", "Acc")}
+    of_classes = {f"IoU:{k}": v for k, v in enumerate(actual["IoU"].tolist()) if not np.isnan(v)}
+    return {"aAcc": float(actual["aAcc"]), **means, **of_classes}
 
 
-def test_scores_are_mmsegmentations() -> None:
-    """With classes that are only labelled, only predicted, and neither."""
+def test_scores_equal_those_of_mmsegmentation() -> None:
+    """Some classes are only labelled, only predicted, or neither."""
     torch.manual_seed(0)
     classes = tuple(str(number) for number in range(7))
     overlap, areas, pixels = Overlap(classes), [], []
@@ -79,11 +79,11 @@ def test_scores_are_mmsegmentations() -> None:
         overlap.update(logits.argmax(0), labels, nll[0])
         areas.append(IoUMetric.intersect_and_union(logits.argmax(0), labels, 7, IGNORED))
         pixels.append(nll[nll > 0])
-    found = {name: value.item() for name, value in overlap.compute().items()}
-    assert found.pop("loss") == pytest.approx(torch.cat(pixels).mean().item())
-    assert found == pytest.approx(scores(areas))
-    assert found["IoU:0"] == found["IoU:5"] == 0
-    assert "IoU:6" not in found
+    actual = {name: value.item() for name, value in overlap.compute().items()}
+    assert actual.pop("loss") == pytest.approx(torch.cat(pixels).mean().item())
+    assert actual == pytest.approx(scores(areas))
+    assert actual["IoU:0"] == actual["IoU:5"] == 0
+    assert "IoU:6" not in actual
 
 
 def test_counts_of_devices_add_up() -> None:
@@ -104,10 +104,10 @@ def test_counts_of_devices_add_up() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "file"), [("test/", "weights.pt"), ("test/ema-", "ema.pt")])
-def test_a_cells_record_is_mmsegmentations_evaluation(
+def test_the_result_equals_an_evaluation_by_mmsegmentation(
     prefix: str, file: str, trained: Path, root: Path
 ) -> None:
-    """Its own evaluator, over its own inference in sliding windows, with the weights kept."""
+    """mmsegmentation evaluates its own sliding-window inference with the saved weights."""
     cell = scenes_cell(root)
     data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
     network = factory.build(cell.experiment.model, cell.experiment.data).eval()
@@ -124,14 +124,14 @@ def test_a_cells_record_is_mmsegmentations_evaluation(
         (f"IoU:{data.classes[int(name[4:])]}" if ":" in name else name): value
         for name, value in scores(areas).items()
     }
-    found = result_of(trained).metrics
-    ours = {name.removeprefix(prefix): v for name, v in found.items() if name.startswith(prefix)}
+    actual = result_of(trained).metrics
+    ours = {name.removeprefix(prefix): v for name, v in actual.items() if name.startswith(prefix)}
     del ours["loss"]
     ours = {name: value for name, value in ours.items() if not name.startswith("ema-")}
     assert ours == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_record_of_a_cell(trained: Path) -> None:
+def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     result = result_of(trained)
     assert (result.steps, result.epochs, result.selected_epoch) == (9, 3, 2)
     assert result.parameters == sum(weight.numel() for weight in weights(trained).values())
@@ -149,7 +149,7 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
     paths = sorted((trained / "pictures").glob("*.png"))
     assert [path.name for path in paths] == [f"{number}.png" for number in range(PICTURES)]
     colours = {tuple(colour) for colour in data.palette}
-    seen = set()
+    observed = set()
     for path, index in zip(paths, (0, 1, 2, 3), strict=True):
         stem = f"validation/scene_{index * 5 // 4:05d}"
         picture = np.asarray(Image.open(path))
@@ -161,10 +161,10 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
         assert (labels[known == 1] == data.palette[0]).all()
         predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
         assert predicted <= colours
-        seen |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
+        observed |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
     legend = Legend.model_validate_json((trained / "pictures/legend.json").read_bytes())
     assert list(legend.classes) == list(data.classes)
-    assert {legend.classes[name] for name in legend.shown} == seen & colours
+    assert {legend.classes[name] for name in legend.shown} == observed & colours
     assert legend.weights == "trained"
     events = EventAccumulator(str(trained)).Reload()
     assert set(events.Tags()["images"]) == {f"pictures/{number}" for number in range(PICTURES)}
@@ -174,8 +174,8 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
         assert f"| {name} | #{bytes(legend.classes[name]).hex()} |" in table
 
 
-def test_pictures_are_of_the_weights_that_the_metric_is_of(trained: Path, root: Path) -> None:
-    """Averaged weights that label everything as the last class, beside trained ones."""
+def test_pictures_show_the_weights_that_the_metric_evaluates(trained: Path, root: Path) -> None:
+    """The averaged weights predict the last class everywhere, the trained weights do not."""
     cell = scenes_cell(root, training={"ema": 0.9})
     _, task, *_ = build.build(cell, torch.device("cpu"))
     data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
@@ -194,7 +194,7 @@ def test_pictures_are_of_the_weights_that_the_metric_is_of(trained: Path, root: 
 def test_resume_is_exact(
     trained: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped within an epoch: bit by bit the weights, byte by byte the metrics."""
+    """A cell stopped within an epoch ends with the same weights and metrics, bit by bit."""
     original = Progress.on_train_batch_end
 
     def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
@@ -214,7 +214,7 @@ def test_resume_is_exact(
     assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
 
 
-def test_smoke_and_estimate(root: Path, tmp_path: Path) -> None:
+def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
     folder = folder_of(scenes_cell(root), tmp_path)
     run_cell(folder, smoke=True)
     assert result_of(folder).steps == 1
@@ -225,7 +225,7 @@ def test_smoke_and_estimate(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
-    """experiments/ade20k_segmenter.yaml as a tiny model, on noise that is labelled as a bed."""
+    """A tiny model of experiments/ade20k_segmenter.yaml trains on noise labelled as a bed."""
     drawn = np.random.default_rng(0)
     for split, count in (("training", 5), ("validation", 3)):
         for kind in ("images", "annotations"):
@@ -257,8 +257,8 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     assert len(list((folder / "pictures").glob("*.png"))) == 3
 
 
-def test_diagnostics_look_at_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
-    """In one window: sixteen patches and the class token, then the patches and the classes."""
+def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
+    """The encoder has 16 patches and a class token, the decoder the patches and the classes."""
     chosen = {"kinds": ["residual", "maps"]}
     folder = folder_of(scenes_cell(root, training={"diagnostics": chosen}), tmp_path)
     run_cell(folder)
@@ -270,7 +270,7 @@ def test_diagnostics_look_at_encoder_and_decoder(root: Path, tmp_path: Path) -> 
     assert maps["map.2"].shape == (2, 16 + 13, 16 + 13)
 
 
-def test_a_compiled_cell_trains_what_mmsegmentation_calls(
+def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
@@ -300,7 +300,7 @@ def test_a_compiled_cell_trains_what_mmsegmentation_calls(
         ({"optimizer": {"kind": "sgd", "lr": 1, "betas": [0, 0]}}, "unknown key 'betas'"),
     ],
 )
-def test_mistakes(changes: dict[str, Any], message: str, root: Path) -> None:
+def test_mistakes_are_one_line(changes: dict[str, Any], message: str, root: Path) -> None:
     written = scenes_cell(root).experiment.model_dump(mode="json") | changes
     with pytest.raises(ValueError, match=message):
         Experiment.model_validate(written)
@@ -315,9 +315,7 @@ def test_mistakes(changes: dict[str, Any], message: str, root: Path) -> None:
         ("test/ema-mIoU", "is of averaged weights; set training.ema"),
     ],
 )
-def test_a_metric_that_nothing_measures_is_named_before_training(
-    name: str, message: str, root: Path
-) -> None:
+def test_an_unknown_metric_is_reported_before_training(name: str, message: str, root: Path) -> None:
     cell = scenes_cell(root)
     metric = cell.metric.model_copy(update={"name": name})
     with pytest.raises(ConfigError, match=message):

@@ -13,11 +13,11 @@ from lit_attn.training import build
 from lit_attn.training.measurement import peak_flops, speed
 
 
-def test_speed_is_that_of_the_median_step() -> None:
+def test_speed_follows_from_the_median_step_time() -> None:
     step = Spread(median=0.5, iqr=0.1, count=9)
-    found = speed(step, samples=8, tokens=1024, flops=10**12, peak=1e15)
+    actual = speed(step, samples=8, tokens=1024, flops=10**12, peak=1e15)
     # Forward and twice that backward, of 8 samples, in half a second.
-    assert found == {"train/tokens_per_second": 16_384.0, "train/mfu": pytest.approx(0.048)}
+    assert actual == {"train/tokens_per_second": 16_384.0, "train/mfu": pytest.approx(0.048)}
     assert speed(step, 8, None, 10**12, None) == {}
     assert speed(Spread(median=0, iqr=0, count=0), 8, 1024, 10**12, 1e15) == {}
 
@@ -37,15 +37,17 @@ def test_speed_is_that_of_the_median_step() -> None:
         ("CPU", "bf16", None),
     ],
 )
-def test_peaks(device: str, precision: str, teraflops: float | None) -> None:
-    found = peak_flops(device, precision)
-    assert found is None if teraflops is None else found == pytest.approx(teraflops * 1e12)
+def test_peak_flops_follow_from_the_device_name(
+    device: str, precision: str, teraflops: float | None
+) -> None:
+    actual = peak_flops(device, precision)
+    assert actual is None if teraflops is None else actual == pytest.approx(teraflops * 1e12)
 
 
 def task(precision: str, clip: float | None) -> TaskModule:
-    made = build.build(text_cell(), torch.device("cpu")).task
-    made.trainer = SimpleNamespace(precision=precision, gradient_clip_val=clip)
-    return made
+    built = build.build(text_cell(), torch.device("cpu")).task
+    built.trainer = SimpleNamespace(precision=precision, gradient_clip_val=clip)
+    return built
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_optimisers_are_fused_where_clipping_allows(
     assert task(precision, clip).configure_optimizers().defaults["fused"] is fused
 
 
-def test_clipping_takes_all_gradients_as_one_vector() -> None:
+def test_clipping_scales_all_gradients_as_one_vector() -> None:
     clipped = task("bf16-mixed", 1.0)
     gradients = [torch.full_like(p, 3.0) for p in clipped.parameters()]
     for parameter, gradient in zip(clipped.parameters(), gradients, strict=True):
