@@ -64,7 +64,7 @@ def test_answers_follow_from_the_questions() -> None:
     assert seen == set(range(TASKS))
 
 
-def test_the_source_stands_anywhere() -> None:
+def test_the_source_of_an_answer_is_at_every_place() -> None:
     module = data()
     questions, *_ = module.batch(0)
     places = [
@@ -74,7 +74,7 @@ def test_the_source_stands_anywhere() -> None:
     assert min(np.bincount(places, minlength=3)) > 10
 
 
-def test_what_entities_become() -> None:
+def test_transformations_of_entities_are_what_they_say() -> None:
     lexicon = data().lexicon
     maps = dict(zip(TRANSFORMATIONS, lexicon.maps, strict=True))
     entities = np.arange(16)
@@ -152,12 +152,12 @@ def test_the_grid_counts_every_task_by_itself() -> None:
         ({"accumulate": 5}, "accumulate: 5 does not divide the batch of 64"),
     ],
 )
-def test_worlds_that_cannot_be(changes: dict[str, int], message: str) -> None:
+def test_impossible_numbers_of_entities_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         data(**changes)
 
 
-def test_a_cell_learns_from_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactory) -> None:
     cell = Cell.model_validate(
         {
             "study": "t",

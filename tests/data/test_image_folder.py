@@ -71,7 +71,7 @@ def test_batches_are_a_function_of_seed_and_step(folders: Path) -> None:
 
 # Of Python 3.12 and later, at any fork of a process with threads.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_workers_change_nothing(folders: Path) -> None:
+def test_batches_do_not_depend_on_the_number_of_workers(folders: Path) -> None:
     alone = config(folders, augment=AUGMENT)
     shared = config(folders, augment=AUGMENT, workers=2)
     assert alone.identity() == shared.identity()
@@ -130,7 +130,7 @@ def test_without_repeats_an_epoch_is_a_permutation(folders: Path) -> None:
     assert orders[0] != orders[1]
 
 
-def test_images_grow(folders: Path) -> None:
+def test_images_grow_with_the_epochs(folders: Path) -> None:
     data = config(folders, sizes=(8, 12), epochs_per_size=2, batch_size=32)
     assert [data.size_in(epoch) for epoch in range(6)] == [8, 8, 12, 12, 16, 16]
     sides = [next(iter(batches(at(data, step=step))))[0].shape[-1] for step in (0, 3, 4, 8, 11)]
@@ -275,7 +275,7 @@ def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
         ImageFolderData(config(tmp_path, augment={"policy": "rand-x9"}), 0, CPU)
 
 
-def test_batches_that_devices_cannot_share(folders: Path) -> None:
+def test_uneven_shares_are_refused(folders: Path) -> None:
     with pytest.raises(
         ConfigError, match="3 devices cannot share a micro-batch of 16 samples evenly"
     ):
@@ -294,12 +294,14 @@ def test_batches_that_devices_cannot_share(folders: Path) -> None:
         ({"augment": {"mixpu": 0.5}}, "did you mean 'mixup'"),
     ],
 )
-def test_bad_configurations(changes: dict[str, Any], message: str, folders: Path) -> None:
+def test_bad_configurations_are_refused(
+    changes: dict[str, Any], message: str, folders: Path
+) -> None:
     with pytest.raises(ValidationError, match=message):
         config(folders, **changes)
 
 
-def test_three_augment_has_its_jitter(folders: Path) -> None:
+def test_three_augment_comes_before_its_colour_jitter(folders: Path) -> None:
     """Touvron et al. 2022: one of grey, solarised and blurred, and the colours shaken."""
     data = config(folders, augment={"policy": "3a", "jitter": 0.3})
     transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
@@ -329,7 +331,7 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
             op(image)
 
 
-def test_a_long_tmpdir_is_said_and_not_waited_in(
+def test_a_tmpdir_too_long_for_sockets_is_an_error(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the worker drops what it cannot send, and the trainer waits for ever."""

@@ -62,7 +62,7 @@ def test_epochs_are_permutations_and_passes(noise: Npz) -> None:
     assert torch.equal(images._indices(10), images._order(1)[:11])
 
 
-def test_the_last_partial_batch_by_choice(noise: Npz) -> None:
+def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
     assert ImageData(noise, 0, CPU).steps_per_epoch == 2
     kept = ImageData(noise.model_copy(update={"drop_last": False}), 0, CPU)
     assert kept.steps_per_epoch == 3
@@ -94,7 +94,7 @@ def test_batches_are_the_same_on_the_gpu() -> None:
         torch.testing.assert_close(here, tuple(part.cpu() for part in there))
 
 
-def test_the_loader_goes_on_from_the_trainers_step() -> None:
+def test_the_loader_resumes_at_the_trainers_step() -> None:
     per_epoch = ImageData(Digits(), 0, CPU).steps_per_epoch
     data = on_device(Digits(), 0, 1, step=per_epoch + 7)
     batches = list(data.train_dataloader())
@@ -123,7 +123,7 @@ def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
         ),
     ],
 )
-def test_batches_that_cannot_be_shared(noise: Npz, changes: dict[str, Any], message: str) -> None:
+def test_uneven_shares_are_refused(noise: Npz, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         on_device(noise.model_copy(update=changes), 0, 3).train_dataloader()
 
@@ -145,7 +145,7 @@ def test_evaluation_counts_every_image_once(devices: int) -> None:
     assert torch.equal(found, expected)
 
 
-def test_statistics_are_the_training_images_own() -> None:
+def test_normalisation_uses_the_training_images() -> None:
     images = np.random.default_rng(0).integers(256, size=(2100, 3, 4, 5), dtype=np.uint8)
     images[:, 1] = 77
     mean, std = loading.statistics(images)

@@ -62,7 +62,7 @@ def test_scenes_are_laid_out_as_ade20k_and_the_same_everywhere(root: Path, tmp_p
     assert all(shared[name] == data for name, data in contents(two).items())
 
 
-def test_a_folder_that_stands_is_not_written_again(root: Path) -> None:
+def test_an_existing_folder_is_not_written_again(root: Path) -> None:
     folder = scenes.prepare(few(root))
     (folder / "images/training/scene_00000.jpg").write_bytes(b"kept")
     try:
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         scenes.prepare(few(tmp_path / "file"))
 
 
-def test_labels_lie_on_what_they_name() -> None:
+def test_labels_cover_the_objects_that_they_name() -> None:
     """A digit's pixels are light, and its shape is that of the digit it was drawn from."""
     blank = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     blank[..., 2:6, 2:6] = 255
@@ -214,7 +214,7 @@ def test_the_pipeline_is_the_published_one() -> None:
         ([Rescale(), SceneFlip()], "needs 'category-crop'"),
     ],
 )
-def test_steps_without_a_meaning_are_refused(augment: list[object], message: str) -> None:
+def test_augmentations_of_other_data_are_refused(augment: list[object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Scenes(augment=augment)
 
@@ -234,7 +234,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
         SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
 
 
-def test_the_folder_above_is_told_apart(tmp_path: Path) -> None:
+def test_a_root_one_level_too_high_is_explained(tmp_path: Path) -> None:
     (tmp_path / "ADEChallengeData2016").mkdir()
     with pytest.raises(ConfigError, match=r"did you mean .*/ADEChallengeData2016\?$"):
         SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
@@ -260,7 +260,7 @@ def png(mode: str, size: tuple[int, int], label: int = 1) -> bytes:
         ("images", b"", r"a\.jpg cannot be read as an image"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(
+def test_a_malformed_file_is_named(
     file: str, content: bytes, message: str, workers: int, tmp_path: Path
 ) -> None:
     """In one line, from a process that reads as well as from this one, training and evaluating."""
@@ -281,7 +281,7 @@ def test_a_file_that_cannot_be_used_is_named(
         assert "\n" not in str(caught.value)
 
 
-def test_labels_are_read_as_they_are(tmp_path: Path) -> None:
+def test_labels_of_every_kind_of_file_are_read(tmp_path: Path) -> None:
     """The last class, no class by either number, and a palette's indices."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):

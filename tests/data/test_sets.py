@@ -77,12 +77,14 @@ def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
         ({"y_test": np.eye(10, 4, dtype=int)}, r"y_test must be integers .* of \(10, 4\)"),
     ],
 )
-def test_bad_arrays(changes: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+def test_malformed_arrays_are_refused(
+    changes: dict[str, np.ndarray], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         sets.load(npz(tmp_path / "a.npz", **changes))
 
 
-def test_bad_files(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     data = Npz(name="x", path=tmp_path / "no.npz", size=8, classes=4)
     with pytest.raises(ConfigError, match=r"no\.npz: cannot be read"):
         sets.load(data)
@@ -111,7 +113,7 @@ def folder(path: Path) -> Folder:
     return Folder(name="pets", path=path, size=8, classes=2)
 
 
-def test_class_folders(tmp_path: Path) -> None:
+def test_class_folders_are_read_and_resized(tmp_path: Path) -> None:
     data = folder(tmp_path)
     found = sets.load(data)
     assert found["train"].images.shape == (12, 3, 8, 8)
@@ -133,7 +135,7 @@ def test_a_folder_val_alone_is_the_test_split(tmp_path: Path) -> None:
         sets.load(data)
 
 
-def test_bad_folders(tmp_path: Path) -> None:
+def test_malformed_folders_are_refused(tmp_path: Path) -> None:
     data = folder(tmp_path)
     (tmp_path / "test" / "cow").mkdir()
     with pytest.raises(ConfigError, match="cow: no such class in train"):
@@ -199,7 +201,7 @@ def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [10, 100])
-def test_cifar_that_stands_there_is_read(classes: int, tmp_path: Path) -> None:
+def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
     """Files as torchvision's download leaves them, with three images each."""
     reader = {10: torchvision.datasets.CIFAR10, 100: torchvision.datasets.CIFAR100}[classes]
     key = {10: "labels", 100: "fine_labels"}[classes]

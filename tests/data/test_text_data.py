@@ -105,7 +105,7 @@ def test_ranks_share_the_batch(folder: Path) -> None:
         torch.testing.assert_close(on_rank(data(folder), rank, 2).batch(2)[0], whole[rank::2])
 
 
-def test_ranks_that_do_not_divide_a_micro_batch(folder: Path) -> None:
+def test_uneven_shares_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="3 devices cannot share a micro-batch of 4 samples"):
         on_rank(data(folder), 0, 3).train_dataloader()
 
@@ -177,7 +177,7 @@ def test_fingerprint_sees_every_token_of_small_data(monkeypatch: pytest.MonkeyPa
     assert Stream(parts, 50).fingerprint in seen
 
 
-def test_id_beyond_the_vocabulary(tmp_path: Path) -> None:
+def test_an_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
     for split in ("train", "val"):
         np.array([5] * 12 + [50_257] + [5] * 9, dtype=np.uint16).tofile(tmp_path / f"{split}.bin")
     with pytest.raises(
@@ -188,13 +188,13 @@ def test_id_beyond_the_vocabulary(tmp_path: Path) -> None:
         list(data(tmp_path).val_dataloader()[0])
 
 
-def test_shard_of_odd_length(folder: Path) -> None:
+def test_a_torn_shard_is_refused(folder: Path) -> None:
     (folder / "train.bin").write_bytes(b"\0" * 101)
     with pytest.raises(ConfigError, match=r"train.bin: 101 bytes are not whole tokens of 2 bytes"):
         data(folder)
 
 
-def test_empty_and_missing_shards(folder: Path) -> None:
+def test_empty_and_missing_shards_are_refused(folder: Path) -> None:
     (folder / "val.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"val.bin: is empty"):
         data(folder)
@@ -203,7 +203,7 @@ def test_empty_and_missing_shards(folder: Path) -> None:
         data(folder)
 
 
-def test_shards_with_a_header(folder: Path) -> None:
+def test_headers_of_shards_are_read(folder: Path) -> None:
     """modded-nanogpt's: 256 int32 (magic, version, count), then uint16; several train files."""
     header = np.zeros(256, dtype=np.int32)
     header[:3] = 20240520, 1, 30
@@ -219,7 +219,7 @@ def test_shards_with_a_header(folder: Path) -> None:
         corpus.load(shards(folder))
 
 
-def test_shards_of_another_vocabulary(folder: Path) -> None:
+def test_shards_of_another_vocabulary_are_refused(folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({"vocabulary": 256, "tokenizer": "bytes"}))
     with pytest.raises(ConfigError, match=r"its vocabulary is 256 \(bytes\), configured is 50257"):
         data(folder)
@@ -237,13 +237,13 @@ def test_shards_of_another_vocabulary(folder: Path) -> None:
         ),
     ],
 )
-def test_a_meta_file_that_says_nothing(folder: Path, meta: str, message: str) -> None:
+def test_a_malformed_meta_file_is_refused(folder: Path, meta: str, message: str) -> None:
     (folder / "meta.json").write_text(meta)
     with pytest.raises(ConfigError, match=rf"meta.json: {message}"):
         data(folder)
 
 
-def test_too_little_text(folder: Path) -> None:
+def test_text_shorter_than_a_sequence_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.context: train has 100 tokens, at least 101"):
         data(folder, context=100)
     with pytest.raises(ConfigError, match=r"data.batch_size: 50 sequences of 8 are more than"):
@@ -258,17 +258,19 @@ def test_too_little_text(folder: Path) -> None:
         ({"accumulate": 3}, "accumulate: 3 does not divide the batch of 4"),
     ],
 )
-def test_bad_configuration(folder: Path, changes: dict[str, int], message: str) -> None:
+def test_bad_configurations_are_refused(
+    folder: Path, changes: dict[str, int], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         shards(folder, **changes)
 
 
-def test_where_data_lies_does_not_change_what_it_is(folder: Path) -> None:
+def test_paths_do_not_change_an_identity(folder: Path) -> None:
     elsewhere = shards(folder.parent, accumulate=4)
     assert shards(folder).identity() == elsewhere.identity()
 
 
-def test_text_files(tmp_path: Path) -> None:
+def test_text_files_are_split_and_encoded(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("a line\n" * 20)
     streams = corpus.load(TextFiles(name="lines", train=path, holdout=0.25))
@@ -282,7 +284,7 @@ def test_text_files(tmp_path: Path) -> None:
     assert encoder.decode(encoder.encode(["a line"])[0]) == "a line \n"
 
 
-def test_how_much_text_a_token_stands_for(tmp_path: Path) -> None:
+def test_bytes_and_words_per_token(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("a line\n" * 20)
 
@@ -306,7 +308,7 @@ def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
     assert data.text_measure("test").bytes_per_token == (8_001 - ends) / 8_000
 
 
-def test_text_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     with pytest.raises(ConfigError, match=r"text.txt: cannot be read: No such file"):
         corpus.load(TextFiles(name="none", train=path))
@@ -318,7 +320,7 @@ def test_text_files_that_are_none(tmp_path: Path) -> None:
         corpus.load(TextFiles(name="none", train=path))
 
 
-def test_embedded_text_needs_nothing_and_never_changes() -> None:
+def test_pythons_text_is_the_same_for_all_seeds() -> None:
     chosen = PythonText(parts=("topics",), context=16)
     first, again = TextData(chosen, 0, CPU), TextData(chosen, 1, CPU)
     assert first.splits == ["val", "test"]
@@ -327,7 +329,7 @@ def test_embedded_text_needs_nothing_and_never_changes() -> None:
     assert first.streams["train"].text_bytes < len(first.streams["train"])
 
 
-def test_embedded_documents_and_their_split() -> None:
+def test_documents_of_python_go_to_splits_by_their_names() -> None:
     names = [name for name, _ in corpus.python_documents(("topics", "library"))]
     assert len(set(names)) == len(names) > 300
     assert not [name for name in names if "site-packages" in name or "/test/" in name]
@@ -337,7 +339,7 @@ def test_embedded_documents_and_their_split() -> None:
     assert {corpus.split_of(name) for name in names} == {"train", "val", "test"}
 
 
-def test_embedded_text_is_bytes() -> None:
+def test_pythons_text_is_read_as_bytes() -> None:
     with pytest.raises(ValidationError, match="tokenizer: this text is read as bytes"):
         PythonText(tokenizer=Words(size=5))
     assert isinstance(PythonText(), Tokens)

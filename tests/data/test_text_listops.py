@@ -50,12 +50,12 @@ def plainly(tokens: list[str]) -> int:
         ("3", 3),
     ],
 )
-def test_values_by_hand(text: str, value: int) -> None:
+def test_values_of_expressions_are_those_computed_by_hand(text: str, value: int) -> None:
     assert evaluate(parse(text)) == value
 
 
 @pytest.mark.parametrize("text", ["", "[MAX 1 2", "1 2", "[MIN ]", "1 ]", "[AVG 1 2 ]", "11"])
-def test_what_is_no_expression(text: str) -> None:
+def test_malformed_expressions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         evaluate(parse(text))
 
@@ -90,7 +90,7 @@ def test_generated_expressions() -> None:
     assert {value for _, value in made} == set(range(10))
 
 
-def test_the_arenas_measure() -> None:
+def test_default_expressions_have_the_arenas_lengths() -> None:
     (ids, _) = next(generate(0, (500, 2000), 10, 10))
     assert 500 <= len(ids) <= 2000
 
@@ -115,7 +115,7 @@ def test_a_pass_shows_every_sample_once() -> None:
     assert len(rows.unique(dim=0)) == 24
 
 
-def test_padding() -> None:
+def test_padding_is_marked_as_absent() -> None:
     tokens, present, labels = data().batch(0)
     assert tokens.shape == (8, 40)
     assert torch.equal(present, tokens > 0)
@@ -138,7 +138,7 @@ def test_every_sample_is_evaluated_once(world: int) -> None:
     assert len(batches) == 1
 
 
-def test_micro_batches() -> None:
+def test_micro_batches_make_up_the_batch() -> None:
     module = data(accumulate=2)
     parts = list(module.train_dataloader())
     assert len(parts) == len(module.train_dataloader()) == 6
@@ -181,14 +181,25 @@ def text(folder: Path, rows: str, **changes: object) -> LabelledData:
     return LabelledData(LabelledText.model_validate(given), 0, CPU)
 
 
-def test_labelled_text(tmp_path: Path) -> None:
+def test_labelled_text_is_cut_and_padded(tmp_path: Path) -> None:
     tokens, present, labels = text(tmp_path, "1\tabcdef\n0\tg\n").batch(0)
     rows = dict(zip(labels.tolist(), tokens.tolist(), strict=True))
     assert rows == {1: [98, 99, 100, 101], 0: [104, 0, 0, 0]}
     assert present.sum() == 5
 
 
-def test_pairs(tmp_path: Path) -> None:
+def test_positions_beyond_the_tokens_are_padding(tmp_path: Path) -> None:
+    """The arena's repositories read 4,000 tokens of a text into 4,096 positions."""
+    tokens, present, _ = text(tmp_path, "1\tabcdef\n0\tabcdef\n", max_tokens=3).batch(0)
+    assert tokens.tolist() == [[98, 99, 100, 0]] * 2
+    assert present.sum() == 6
+    with pytest.raises(
+        ValidationError, match="max_tokens: 5 tokens do not fit into a context of 4"
+    ):
+        text(tmp_path, "1\ta\n", max_tokens=5)
+
+
+def test_pairs_have_an_axis_of_documents(tmp_path: Path) -> None:
     tokens, present, _ = text(tmp_path, "1\tab\tc\n0\td\te\n", pairs=True).batch(0)
     assert tokens.shape == present.shape == (2, 2, 4)
 
@@ -203,7 +214,7 @@ def test_pairs(tmp_path: Path) -> None:
         ("", r"train.tsv: is empty"),
     ],
 )
-def test_labelled_text_that_is_none(tmp_path: Path, rows: str, message: str) -> None:
+def test_malformed_labelled_text_is_refused(tmp_path: Path, rows: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         text(tmp_path, rows)
 
@@ -216,6 +227,6 @@ def test_labelled_text_that_is_none(tmp_path: Path, rows: str, message: str) -> 
         ({"batch_size": 5, "accumulate": 2}, "accumulate: 2 does not divide the batch of 5"),
     ],
 )
-def test_bad_configuration(changes: dict[str, object], message: str) -> None:
+def test_bad_configurations_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ListOps.model_validate(changes)

@@ -43,7 +43,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "DOCUMENTS_AT_ONCE", 3)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_shards_are_read_again(tmp_path: Path) -> None:
     whole(tmp_path)
     streams = corpus.load(Shards(name="x", folder=tmp_path, tokenizer=Bytes()))
     val = streams["val"]
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", range(8))
-def test_a_stopped_run_goes_on(tmp_path: Path, parts: int) -> None:
+def test_a_stopped_run_resumes(tmp_path: Path, parts: int) -> None:
     """Stopped anywhere, with more on disk than counts, it ends with the same bytes."""
     expected = whole(tmp_path / "whole")
     folder = tmp_path / "stopped"
@@ -103,7 +103,7 @@ def test_a_complete_folder_and_another_recipe_are_refused(tmp_path: Path) -> Non
         ShardWriter(tmp_path / "begun", ByteEncoder(), RECIPE)
 
 
-def test_a_source_without_text(tmp_path: Path) -> None:
+def test_a_source_without_text_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the source has no text"):
         ShardWriter(tmp_path, ByteEncoder(), RECIPE).write(
             lambda skip: iter(()), None, lambda tokens: None
@@ -141,7 +141,7 @@ def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["ptb", "--train=x"], "--train, --val and --test are only for 'text'"),
     ],
 )
-def test_command_line_that_cannot_be(
+def test_bad_command_lines_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert prepare.main([*arguments, f"--out={tmp_path / 'out'}"]) == 2
@@ -155,7 +155,7 @@ def offline(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("source", ["ptb", "wikitext103", "fineweb"])
-def test_offline_is_said_in_one_line(
+def test_an_unreachable_hub_is_reported_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -168,7 +168,7 @@ def test_offline_is_said_in_one_line(
     assert "(no route)" in line
 
 
-def test_without_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_datasets_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
         next(sources.SOURCES["openwebtext"].documents(0))
@@ -191,7 +191,7 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 5
 
 
-def test_share_held_out() -> None:
+def test_the_held_out_share_is_the_configured_one() -> None:
     held = [sources.is_held_out(number, 0.01) for number in range(20_000)]
     assert 150 < sum(held) < 250
     assert not any(sources.is_held_out(number, 0.0) for number in range(100))

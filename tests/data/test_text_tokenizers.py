@@ -46,7 +46,7 @@ def test_size_of_the_vocabulary_is_checked() -> None:
         WordEncoder.of(["b a c\n"], size=5)
 
 
-def test_unknown_words() -> None:
+def test_unknown_words_become_unk_or_errors() -> None:
     assert WordEncoder.of(["a <unk>"], None).encode(["b"])[0].tolist() == [1, 0]
     with pytest.raises(ConfigError, match="'b' is not in the vocabulary, which has no <unk>"):
         WordEncoder.of(["a"], None).encode(["b"])
@@ -72,21 +72,21 @@ def test_encoding_from_two_files(tiny_bpe: Path) -> None:
     assert encoder.decode(ids[:-1]) == "the th"
 
 
-def test_files_that_disagree(tiny_bpe: Path) -> None:
+def test_inconsistent_encoding_files_are_refused(tiny_bpe: Path) -> None:
     pytest.importorskip("tiktoken")
     (tiny_bpe / "vocab.bpe").write_text("#version: 0.2\nth e\nt h\n")
     with pytest.raises(ConfigError, match="merge 1 makes 'the', which is 257 and not 256"):
         Gpt2Encoder(tiny_bpe)
 
 
-def test_missing_file(tiny_bpe: Path) -> None:
+def test_a_missing_encoding_file_is_named(tiny_bpe: Path) -> None:
     pytest.importorskip("tiktoken")
     (tiny_bpe / "vocab.bpe").unlink()
     with pytest.raises(ConfigError, match=r"vocab.bpe: cannot be read: No such file"):
         Gpt2Encoder(tiny_bpe)
 
 
-def test_without_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tiktoken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
         gpt2_encoding(None)

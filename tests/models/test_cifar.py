@@ -64,7 +64,9 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViTConfig:
         (vit_small("attentionx"), 10, 9_622_512),
     ],
 )
-def test_parameter_counts_to_the_integer(model: ViTConfig, classes: int, parameters: int) -> None:
+def test_parameter_counts_equal_the_published_ones(
+    model: ViTConfig, classes: int, parameters: int
+) -> None:
     assert describe(model, Cifar10() if classes == 10 else Cifar100()).parameters == parameters
 
 
@@ -77,7 +79,7 @@ def test_matching_finds_the_published_widths(name: str, width: int) -> None:
     assert matched == belief2_vit(name, width)
 
 
-def test_matching_refuses_what_cannot_be_matched() -> None:
+def test_matching_refuses_impossible_counts() -> None:
     with pytest.raises(ConfigError, match="no FFN"):
         resolve(belief2_vit("belief2", None), belief2_vit(), Cifar100())
     with pytest.raises(ConfigError, match="already exceed"):

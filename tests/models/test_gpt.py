@@ -189,7 +189,7 @@ def test_depth_scaled_attention_branch() -> None:
     torch.testing.assert_close(block(x, None, True, None), x + attended / 2**0.5)
 
 
-def test_more_tokens_than_learned_positions() -> None:
+def test_more_tokens_than_learned_positions_are_an_error() -> None:
     network = gpt_cases.network("nanogpt")
     with pytest.raises(ValueError, match="17 tokens are more than the 16 positions"):
         network(gpt_cases.tokens(n=17))
@@ -207,14 +207,14 @@ def test_more_tokens_than_learned_positions() -> None:
         ({"ffn": {"width": 8, "activation": "swigl"}}, "activation"),
     ],
 )
-def test_bad_configuration(changes: dict[str, object], message: str) -> None:
+def test_bad_configurations_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         GPTConfig.model_validate(
             {"dim": 24, "depth": 1, "heads": 3, "ffn": {"width": 8}, **changes}
         )
 
 
-def test_cutoff_beyond_the_vocabulary() -> None:
+def test_a_cutoff_beyond_the_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.cutoffs: 25 is beyond the vocabulary of 20"):
         gpt.build(gpt_cases.config("wikitext"), 20, 16)
 
@@ -259,7 +259,7 @@ def test_reversed_positions_are_distances_to_the_last_token() -> None:
         network.trunk.new_caches()
 
 
-def test_pairs_are_compared() -> None:
+def test_pairs_are_classified_by_four_features() -> None:
     """[x0, x1, x0 x1, x0 - x1]: the same document twice gives a zero difference."""
     network = classifier("tokens", pairs=True)
     document = gpt_cases.tokens(n=9)

@@ -55,13 +55,13 @@ def test_decoding_is_the_whole_sequence(name: str, cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
-def test_any_preset_with_any_positions(preset: str, positions: str) -> None:
+def test_decoding_works_for_all_presets_and_positions(preset: str, positions: str) -> None:
     network = gpt_cases.network("nanogpt", attention=PRESETS[preset], positions=positions)
     assert_decodes(network, [3, 4, 5, 9])
 
 
 @pytest.mark.parametrize("preset", ["standard", "mgk", "dcmha", "belief2"])
-def test_layers_of_different_windows(preset: str) -> None:
+def test_decoding_works_for_layers_of_different_windows(preset: str) -> None:
     """Each layer keeps what its own window needs."""
     spec = PRESETS[preset].model_copy(update={"kv_heads": 1})
     network = gpt_cases.network("transformer++", attention=spec, windows=(3, None, 1))
@@ -70,7 +70,7 @@ def test_layers_of_different_windows(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_what_is_drawn_with_caches_is_drawn_without(preset: str, temperature: float) -> None:
+def test_caches_do_not_change_the_drawn_tokens(preset: str, temperature: float) -> None:
     # With small weights and a tied head a token is its own likeliest successor.
     lively = Init(matrices=0.5, embedding=0.5)
     network = gpt_cases.network("nanogpt", attention=PRESETS[preset], head="untied", init=lively)
@@ -80,7 +80,7 @@ def test_what_is_drawn_with_caches_is_drawn_without(preset: str, temperature: fl
     assert len(set(found)) > 3 * temperature
 
 
-def test_a_token_past_the_learned_positions() -> None:
+def test_a_token_past_the_learned_positions_is_an_error() -> None:
     network = gpt_cases.network("nanogpt")
     caches = network.trunk.new_caches()
     network(gpt_cases.tokens(), caches)
@@ -99,7 +99,9 @@ def test_a_token_past_the_learned_positions() -> None:
         ({"attention": AttentionSpec(similarity=LinearConfig(keys=2))}, CONTEXT),
     ],
 )
-def test_the_longest_sequence(changes: dict[str, Any], longest: int | None) -> None:
+def test_the_longest_sequence_is_that_of_the_learned_positions(
+    changes: dict[str, Any], longest: int | None
+) -> None:
     network = gpt_cases.network("nanogpt", **changes)
     assert network.trunk.longest == longest
     if longest is not None:
@@ -141,7 +143,7 @@ def test_equal_seeds_draw_equal_tokens() -> None:
     assert first == again != other
 
 
-def test_rows_that_only_fill_up_the_vocabulary_are_never_drawn() -> None:
+def test_padding_rows_of_the_vocabulary_are_never_drawn() -> None:
     """nanoGPT rounds 50,257 up to 50,304; no text stands for the rest."""
     network = gpt_cases.network("nanogpt")
     with torch.no_grad():
@@ -164,12 +166,12 @@ def test_draws_follow_temperature_and_top_k() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300])
-def test_cold_is_greedy(temperature: float) -> None:
+def test_temperature_zero_takes_the_largest_logit(temperature: float) -> None:
     logits = torch.tensor([-1.0, 700.0, 699.0], dtype=torch.double)
     assert sample_token(logits, Sampling(temperature), torch.Generator()) == 1
 
 
-def test_top_k_of_more_than_there_are_is_all() -> None:
+def test_a_top_k_above_the_vocabulary_keeps_all_tokens() -> None:
     logits = torch.zeros(3, dtype=torch.double)
     draws = torch.Generator().manual_seed(0)
     assert {sample_token(logits, Sampling(top_k=10), draws) for _ in range(100)} == {0, 1, 2}

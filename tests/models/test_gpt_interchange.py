@@ -141,14 +141,14 @@ def test_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_file_that_holds_no_weights(tmp_path: Path, suffix: str) -> None:
+def test_a_file_without_weights_is_an_error(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"gpt2{suffix}"
     path.write_text("nothing of the kind")
     with pytest.raises(ConfigError, match="cannot be read as weights"):
         read_state(path)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_weights_that_do_not_fit_are_named() -> None:
     state = random_state()
     del state["transformer.h.1.mlp.c_fc.bias"]
     with pytest.raises(ConfigError, match=r"gpt2.pt: lacks trunk.blocks.1.ffn.up.bias"):

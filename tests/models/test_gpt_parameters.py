@@ -50,7 +50,7 @@ def parameters(model: GPTConfig, vocabulary: int, context: int) -> int:
     return count(gpt.build(model, vocabulary, context, device="meta"))
 
 
-def test_nanogpt_gpt2() -> None:
+def test_nanogpts_gpt2_has_its_published_count() -> None:
     """V d + n d + L (12 d^2 + 2 d) + d with the vocabulary rounded up to 50,304."""
     found = parameters(GPT2, 50_257, 1024)
     assert found == 124_373_760
@@ -59,18 +59,18 @@ def test_nanogpt_gpt2() -> None:
     assert found - 1024 * 768 == 123_587_328
 
 
-def test_hugging_face_gpt2() -> None:
+def test_hugging_faces_gpt2_has_its_published_count() -> None:
     model = GPT2.model_copy(update={"bias": "all", "norm": "layernorm", "vocabulary_multiple": 1})
     assert parameters(model, 50_257, 1024) == 124_439_808
 
 
-def test_casted() -> None:
+def test_casted_has_its_published_count() -> None:
     assert parameters(CASTED, 50_257, 1024) == 123_532_032
     star = CASTED.model_copy(update={"attention": PRESETS["belief-star"]})
     assert parameters(star, 50_257, 1024) == 130_609_920
 
 
-def test_transformer_pp_405m() -> None:
+def test_transformer_pp_405m_has_its_published_count() -> None:
     """2 V d + L (4 d^2 + 3 d f + 2 d) + d at DCFormer's 405M shape."""
     expected = 2 * 50_256 * 1024 + 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024
     assert parameters(TRANSFORMER_PP, 50_256, 2048) == expected == 411_255_808
@@ -80,7 +80,7 @@ def test_transformer_pp_405m() -> None:
 
 
 @pytest.mark.parametrize(("heads", "total"), [(8, 44_018_394), (4, 43_494_106)])
-def test_wikitext103_small(heads: int, total: int) -> None:
+def test_the_small_wikitext103_model_has_its_published_count(heads: int, total: int) -> None:
     """44.02M, 9.48M of them in the blocks; with 4 heads these keep their width of 16."""
     model = WIKITEXT.model_copy(update={"heads": heads})
     softmax = 267_735 + 3 * 128 + 3
@@ -93,7 +93,7 @@ def test_wikitext103_small(heads: int, total: int) -> None:
     ("source", "heads", "total"),
     [("projected", 8, 44_346_074), ("projected", 4, 43_657_946), ("shifted", 8, 44_088_026)],
 )
-def test_wikitext103_small_with_mixtures_of_keys(source: str, heads: int, total: int) -> None:
+def test_mixtures_of_keys_have_their_published_counts(source: str, heads: int, total: int) -> None:
     """MGK 44.35M, with 4 heads 43.66M; sMGK 44.09M: pi of every head and position, as released."""
     keys = MixtureConfig(source=source, prior="clamped", prior_scope="position", positions=256)
     attention = AttentionSpec(similarity=keys)
@@ -114,7 +114,9 @@ SMGK = MixtureConfig(prior="clamped", prior_scope="layer", source="shifted")
     ],
     ids=["softmax", "mgk", "smgk"],
 )
-def test_lra_retrieval(similarity: Similarity, totals: dict[int, int]) -> None:
+def test_the_retrieval_model_has_its_published_count(
+    similarity: Similarity, totals: dict[int, int]
+) -> None:
     assert {heads: retrieval(heads, similarity) for heads in totals} == totals
 
 

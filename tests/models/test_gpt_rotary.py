@@ -20,7 +20,7 @@ every_softmax = pytest.mark.parametrize(
 
 @every_spec
 @pytest.mark.parametrize("n", [1, 7])
-def test_value_and_gradient(spec: AttentionSpec, n: int) -> None:
+def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> None:
     assert_same(make(spec), tokens(n), is_causal=True, rotary=rotary(torch.arange(n), DIM // HEADS))
 
 

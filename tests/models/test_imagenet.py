@@ -68,7 +68,7 @@ def test_dcmha_costs_what_it_should_in_every_layer() -> None:
     assert parameters(vit_s("dcmha")) - parameters(vit_s("standard")) == 12 * 48_384
 
 
-def test_jit_b_as_a_classifier() -> None:
+def test_jit_b_as_a_classifier_has_its_count() -> None:
     """Blocks, adaLN, bottleneck, final norm and head; the condition adds nothing."""
     assert parameters(JiTConfig()) == 128_539_624
 
@@ -116,7 +116,7 @@ def test_local_ffn_against_a_plain_restatement() -> None:
     torch.testing.assert_close(ffn(x)[:, 1:], expected)
 
 
-def test_the_class_token_goes_around_the_local_ffn() -> None:
+def test_the_class_token_skips_the_local_ffn() -> None:
     torch.manual_seed(0)
     block = local_vit.build(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
     x = torch.randn(2, 17, 32)
@@ -172,7 +172,7 @@ def test_local_vit_refuses_images_that_are_not_square() -> None:
     "model", [ImageViTConfig(**TINY, patch=4), LocalViTConfig(**TINY, patch=4)]
 )
 @pytest.mark.parametrize("size", [8, 16, 24])
-def test_positions_go_on_learning_at_every_image_size(
+def test_positions_learn_at_every_image_size(
     model: ImageViTConfig | LocalViTConfig, size: int
 ) -> None:
     torch.manual_seed(0)

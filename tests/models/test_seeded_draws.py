@@ -82,7 +82,7 @@ def test_another_width_of_the_ffn_changes_the_ffn_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_seed_decides_all_that_is_random(family: str) -> None:
+def test_a_seed_decides_all_initial_values(family: str) -> None:
     one, again, other = (dict(started(family, "dcmha", s).named_parameters()) for s in (0, 0, 1))
     assert all(torch.equal(one[name], again[name]) for name in one)
     random = [name for name in one if one[name].unique().numel() > 2]
@@ -100,7 +100,7 @@ def test_parameters_differ_from_each_other_and_from_draw_to_draw() -> None:
     assert not torch.equal(first, network[0].weight)
 
 
-def test_the_generator_of_torch_does_not_move() -> None:
+def test_the_state_of_torchs_generator_does_not_change() -> None:
     """Later random draws do not depend on the network."""
     network = nn.Linear(4, 4)
     torch.manual_seed(0)

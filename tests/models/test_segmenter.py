@@ -55,7 +55,7 @@ def small(size: int = 32, classes: int = 5, **choices: object) -> nn.Module:
         (SegmenterConfig(attention=split(bias=False)), 516_096),
     ],
 )
-def test_parameter_counts_to_the_integer(model: SegmenterConfig, more: int) -> None:
+def test_parameter_counts_equal_the_published_ones(model: SegmenterConfig, more: int) -> None:
     network = segmenter.build(model, (3, 512, 512), 150, "meta")
     assert count(network) + CLASSIFIER == 6_906_388 + more
     standard = segmenter.build(SegmenterConfig(), (3, 512, 512), 150, "meta")
@@ -159,7 +159,7 @@ def test_a_plain_mmsegmentation_configuration_can_use_the_parts(attention: objec
     assert network.decode_head.layers[1].attn.spec == preset("belief2")
 
 
-def test_by_choice_the_decoder_keeps_standard_attention() -> None:
+def test_the_decoder_can_keep_standard_attention() -> None:
     network = small(attention=preset("belief2"), decoder_attention="standard")
     assert network.backbone.vit.blocks[0].attn.spec == preset("belief2")
     assert network.decode_head.layers[0].attn.spec == AttentionSpec()
@@ -276,7 +276,7 @@ def test_belief2_with_init_copy_starts_as_the_standard_model(weights: Path) -> N
     assert not torch.allclose(fresh(x), standard(x), rtol=1e-2, atol=1e-2)
 
 
-def test_weights_that_cannot_be_had_are_named(
+def test_missing_weights_are_named(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (3, 64, 64)
@@ -303,7 +303,7 @@ def test_a_checkpoint_needs_the_name_of_its_weights() -> None:
         SegmenterConfig(checkpoint=Path("weights.pth"))
 
 
-def test_without_mmsegmentation_one_line_says_how_to_get_it(
+def test_a_missing_mmsegmentation_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mmseg.models", None)
