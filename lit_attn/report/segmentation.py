@@ -68,7 +68,8 @@ def make_class_table(classes: pd.DataFrame) -> str:
     rows = []
     for label in dict.fromkeys(classes["class"]):
         values = classes[classes["class"] == label].set_index("variant")
-        best = values["mean"].max()
+        # A mean over fewer seeds than another variant's is never the best one.
+        best = values.loc[values["n"] == values["n"].max(), "mean"].max()
         cells = ""
         for variant in variants:
             text = "\N{EM DASH}"
@@ -81,8 +82,8 @@ def make_class_table(classes: pd.DataFrame) -> str:
         rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
     sentence = (
         "<strong>IoU of each class (%).</strong> Mean ± standard deviation over the seeds that "
-        "finished; the best mean of each class is bold. A class that is neither labelled nor "
-        "predicted has no IoU."
+        "finished; the best mean of each class over all seeds is bold. A class that is neither "
+        "labelled nor predicted has no IoU."
     )
     return html_table(["class", *variants], rows, [sentence])
 

@@ -4,8 +4,8 @@ A difference is a variant's value minus the baseline's with the same seed. `diff
 of one variant, (n,). The interval is Student's t, which covers 95 to 98 % of true differences from
 three seeds on if the differences are symmetric (they are if variant and baseline have the same
 shape of distribution, however skewed). It covers 82 to 90 % if the differences themselves are as
-skewed as an exponential or a lognormal distribution. No interval that was tried covers more with
-fewer than ten seeds (tests/report/test_stats.py simulates all of this).
+skewed as an exponential or a lognormal distribution; corrections for skewness by Johnson and Hall
+raise this to 84 to 93 % and cover less elsewhere. tests/report/test_stats.py simulates it.
 """
 
 import math

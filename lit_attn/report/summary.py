@@ -18,8 +18,10 @@ from lit_attn.report.read import CellRecord, StudyRecord
 TIMES = ("step_time", "evaluation_time")
 
 
-INTEGERS = {"selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width", "attempts"}
-INTEGERS |= {"peak_memory"}
+INTEGERS = (
+    *("selected_epoch", "steps", "epochs", "attempts"),
+    *("parameters", "flops", "ffn_width", "peak_memory"),
+)
 
 
 def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
