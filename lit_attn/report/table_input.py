@@ -1,6 +1,7 @@
 """Studies from a table of results that another program wrote: one row for each variant and seed."""
 
 import itertools
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -25,9 +26,9 @@ def read_table(
     """Read a CSV file with the columns `variant` and `seed` as one study for each metric column.
 
     Metrics are all numeric columns but `seed` and COSTS, or those in `metrics`, where `loss:min`
-    names a goal. The baseline is the first variant if none is given. A row without a value is a
-    failed seed; a column `status` can give the failure class. A variant without a row for a seed
-    that others have misses this seed. Raises ConfigError for other files.
+    names a goal. The baseline is the first variant if none is given. A row without a finite value
+    is a failed seed; a column `status` can give the failure class. A seed without a row is still to
+    run. Raises ConfigError for other files.
     """
     try:
         frame = pd.read_csv(path, dtype=dict.fromkeys(("variant", *PROVENANCE), str))
@@ -77,7 +78,7 @@ def _make_study(
         row = rows.get((variant, seed))
         if row is None:
             cells.append(CellRecord(variant, seed, "missing"))
-        elif pd.isna(row[metric.name]):
+        elif not math.isfinite(row[metric.name]):
             status = row.get("status", "error")
             status = "error" if pd.isna(status) or status == "done" else str(status)
             cells.append(CellRecord(variant, seed, status))

@@ -57,6 +57,13 @@ def test_a_column_named_loss_is_minimised(tmp_path: Path) -> None:
     assert study.plan.study == "results"
 
 
+def test_a_value_that_is_not_finite_is_a_failed_seed(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("variant,seed,score\na,0,1\na,1,inf\nb,0,\nb,1,2\n")
+    (study,) = read_table(path)
+    assert [cell.status for cell in study.cells] == ["done", "error", "error", "done"]
+
+
 def test_the_baseline_can_be_chosen(tmp_path: Path) -> None:
     write(tmp_path)
     assert report(tmp_path, "--baseline", "good", "--metric", "accuracy") == 0
