@@ -37,7 +37,11 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
 
 
 def set_aside(job: Job) -> None:
-    """Rename the folder of a cell. Raises ConfigError if the cell is running, and OSError."""
+    """Rename the folder of a cell, and write its config.yaml to a new one.
+
+    A SLURM job that waits for its turn finds the config.yaml there. Raises ConfigError if the cell
+    is running, and OSError.
+    """
     if not job.folder.exists():
         return
     number = 1
@@ -47,6 +51,7 @@ def set_aside(job: Job) -> None:
         with hold_lock(job.folder):
             job.folder.rename(aside)
         (aside / "lock").unlink(missing_ok=True)
+        job.cell.write(job.folder / "config.yaml")
     except CellLocked as error:
         raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
 

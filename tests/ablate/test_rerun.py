@@ -74,6 +74,8 @@ def test_a_running_cell_is_not_set_aside(tmp_path: Path) -> None:
         set_aside(job)
     set_aside(job)
     assert aside(tmp_path) == ["ok/aside-1-0"]
+    assert [path.name for path in job.folder.iterdir()] == ["config.yaml"]
+    assert job.state() == "missing"
 
 
 def test_a_dry_run_lists_the_chosen_cells(
