@@ -1,4 +1,4 @@
-"""Class folders: what is read, in which order, by whom, and what happens to what cannot be read."""
+"""Tests of class folders: order of the images, shares of the ranks, unreadable images, errors."""
 
 import random
 import shutil
@@ -28,7 +28,7 @@ AUGMENT = TimmAugmentation(policy="rand-m9-mstd0.5-inc1", erasing=0.5, mixup=0.8
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 training and 20 evaluation images of 4 classes."""
+    """Return a folder of 64 training and 20 evaluation images of 4 classes."""
     return write(tmp_path_factory.mktemp("digits"))
 
 
@@ -43,7 +43,7 @@ def at(data: ImageFolder, rank: int = 0, world: int = 1, step: int = 0, seed: in
 
 
 def batches(data: Any) -> list[tuple[Tensor, Tensor]]:
-    """The rest of an epoch as the task sees it."""
+    """Return the remaining batches of an epoch, mixed as the task gets them."""
     return [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
 
 
@@ -88,7 +88,7 @@ def test_drawing_leaves_the_global_generators_alone(folders: Path) -> None:
 
 
 def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
-    """Five evaluation batches of 20 images over 3 devices: none twice, none left out."""
+    """20 images in five evaluation batches over 3 devices: each image is evaluated once."""
     data = config(folders, batch_size=12, eval_batch_size=4, augment=TimmAugmentation())
     whole = batches(at(data, step=1))
     parts = [batches(at(data, rank, 3, step=1)) for rank in range(3)]
@@ -174,7 +174,7 @@ def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) ->
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """Two training images and one evaluation image cut short, empty or no image at all."""
+    """Return a folder in which two training images and one evaluation image are unreadable."""
     write(tmp_path, train=6, val=3)
     for name in ("train/n0/1.png", "val/n2/0.JPEG"):
         path = tmp_path / name
@@ -302,7 +302,7 @@ def test_bad_configurations_are_refused(
 
 
 def test_three_augment_comes_before_its_colour_jitter(folders: Path) -> None:
-    """Touvron et al. 2022: one of grey, solarised and blurred, and the colours shaken."""
+    """Touvron et al. 2022: one of grey scale, solarisation and blur, then colour jitter."""
     data = config(folders, augment={"policy": "3a", "jitter": 0.3})
     transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
     names = [type(step).__name__ for step in transform.transforms]
@@ -317,7 +317,7 @@ def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
 
 @pytest.mark.parametrize("policy", ["rand-m10-inc1", "rand-m0", "v0", "augmix-m10"])
 def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: Path) -> None:
-    """timm asks for 0 bits at the end of the scale, and Pillow raises since its version 12."""
+    """timm asks for 0 bits at the largest magnitude, for which Pillow raises since version 12."""
     data = config(folders, augment=TimmAugmentation(policy=policy))
     transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
     ops = [op for step in transform.transforms for op in _operations(step)]
@@ -334,7 +334,7 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
 def test_a_tmpdir_too_long_for_sockets_is_an_error(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the worker drops what it cannot send, and the trainer waits for ever."""
+    """Without this error the worker drops what it cannot send, and the trainer waits forever."""
     monkeypatch.setattr(loading, "get_temp_dir", lambda: "/" + "deep" * 25)
     (loader,) = at(config(folders, workers=1)).val_dataloader()
     with pytest.raises(ConfigError, match=r"TMPDIR: /deep.* at most 75 characters"):

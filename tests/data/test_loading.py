@@ -1,4 +1,4 @@
-"""Training batches are a function of (seed, step), on any number of devices, stopped or not."""
+"""Tests that training batches are a function of (seed, step), on any number of devices."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ AUGMENT = ({"kind": "crop", "padding": 1}, {"kind": "randaugment"}, "normalize",
 
 @pytest.fixture
 def noise(tmp_path: Path) -> Npz:
-    """Forty training and ten test images of 8 x 8 pixels."""
+    """Return a file of 40 training and 10 test images of 8 x 8 pixels."""
     generator = np.random.default_rng(0)
     np.savez(
         tmp_path / "noise.npz",
@@ -47,7 +47,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 def test_epochs_are_permutations_and_passes(noise: Npz) -> None:
-    """One epoch of three passes sees every image three times; the last partial batch is dropped."""
+    """An epoch of three passes has every image three times; the last partial batch is dropped."""
     data = noise.model_copy(update={"epoch_length": 3, "batch_size": 11})
     images = ImageData(data, 0, CPU)
     assert images.steps_per_epoch == 120 // 11
@@ -164,7 +164,7 @@ def test_generators_differ_by_purpose_seed_and_number() -> None:
 
 
 class Linear(L.LightningModule):
-    """Softmax regression; remembers which batches it saw and may stop after a step."""
+    """Softmax regression that records its batches and may stop after a step."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
 def test_stopped_mid_epoch_and_resumed_is_the_same_to_the_bit(tmp_path: Path, stop: int) -> None:
-    """Not at an epoch's last step: Lightning skips an epoch from there, so train.py waits one."""
+    """Stops at an epoch's last step are left out: Lightning would skip an epoch after them."""
     whole = fit(tmp_path)
     assert len(whole.seen) == 18
     stopped = fit(tmp_path, stop_after=stop)

@@ -1,4 +1,4 @@
-"""The page on data of one's own: its study runs as printed, and every key is on a page."""
+"""Tests of docs/own-data.md: its study runs as printed, and every key is documented."""
 
 import re
 from pathlib import Path

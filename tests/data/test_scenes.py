@@ -1,4 +1,4 @@
-"""Scenes of real digits, and mmsegmentation's pipeline over ADE20K's layout."""
+"""Tests of scenes of digits, and of mmsegmentation's pipeline on ADE20K's layout."""
 
 import io
 import random
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_labels_cover_the_objects_that_they_name() -> None:
-    """A digit's pixels are light, and its shape is that of the digit it was drawn from."""
+    """The pixels of a digit are light and have the shape of the digit that was drawn."""
     blank = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     blank[..., 2:6, 2:6] = 255
     generator = np.random.default_rng(0)
@@ -263,7 +263,7 @@ def png(mode: str, size: tuple[int, int], label: int = 1) -> bytes:
 def test_a_malformed_file_is_named(
     file: str, content: bytes, message: str, workers: int, tmp_path: Path
 ) -> None:
-    """In one line, from a process that reads as well as from this one, training and evaluating."""
+    """The error is one line, from workers and from this process, in training and evaluation."""
     for split in ("training", "validation"):
         for kind, picture in (("images", "a.jpg"), ("annotations", "a.png")):
             path = tmp_path / kind / split / picture
@@ -282,7 +282,7 @@ def test_a_malformed_file_is_named(
 
 
 def test_labels_of_every_kind_of_file_are_read(tmp_path: Path) -> None:
-    """The last class, no class by either number, and a palette's indices."""
+    """Labels of the last class, of no class (0 and 255), and indices of a palette."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
             (tmp_path / kind / split).mkdir(parents=True)

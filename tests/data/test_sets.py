@@ -1,4 +1,4 @@
-"""Image sets from every source, and one clear line for what is wrong with them."""
+"""Tests of image sets in memory: every source, and one line for each error."""
 
 import os
 import pickle
@@ -155,7 +155,7 @@ def test_malformed_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torchvision's own reader; here its download is what is missing."""
+    """Torchvision's reader raises because the download fails."""
 
     def offline(*args: object, **options: object) -> None:
         raise OSError("Name or service not known")
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
-    """Files as torchvision's download leaves them, with three images each."""
+    """The files have the names of torchvision's download and three images each."""
     reader = {10: torchvision.datasets.CIFAR10, 100: torchvision.datasets.CIFAR100}[classes]
     key = {10: "labels", 100: "fine_labels"}[classes]
     folder = tmp_path / reader.base_folder
@@ -222,7 +222,7 @@ def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
 
 
 def test_the_real_cifar100() -> None:
-    """Its sizes and statistics (docs/setups.md, section 2), where the data is at hand."""
+    """Sizes and statistics are those of docs/setups.md, section 2."""
     here = SHARED
     folder = Path(os.environ.get("LIT_ATTN_SHARED", here))
     path = folder / "cifar100.npz"

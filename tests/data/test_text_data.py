@@ -1,4 +1,4 @@
-"""Streams, shards and the batches cut from them."""
+"""Tests of token streams, shards, and the batches cut from them."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """nanoGPT's files: train counts 0 to 99, val 0 to 20."""
+    """Return a folder of nanoGPT's files: train counts from 0 to 99, val from 0 to 20."""
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
     np.arange(21, dtype=np.uint16).tofile(tmp_path / "val.bin")
     return tmp_path
@@ -204,7 +204,7 @@ def test_empty_and_missing_shards_are_refused(folder: Path) -> None:
 
 
 def test_headers_of_shards_are_read(folder: Path) -> None:
-    """modded-nanogpt's: 256 int32 (magic, version, count), then uint16; several train files."""
+    """modded-nanogpt's header is 256 int32 (magic, version, count); uint16 tokens follow."""
     header = np.zeros(256, dtype=np.int32)
     header[:3] = 20240520, 1, 30
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""ListOps and labelled sequences: labels by definition, files, batches."""
+"""Tests of ListOps and labelled sequences: labels, files, batches."""
 
 import statistics
 from itertools import islice
@@ -24,7 +24,7 @@ SMALL = {"lengths": (5, 40), "depth": 4, "context": 40, "train": 24, "val": 7, "
 
 
 def plainly(tokens: list[str]) -> int:
-    """The value of an expression, consumed from the front: recursive, by definition."""
+    """Return the value of an expression by its recursive definition, consuming `tokens`."""
     token = tokens.pop(0)
     if token.isdigit():
         return int(token)
@@ -70,7 +70,7 @@ def test_labels_of_the_public_test_set() -> None:
 
 
 def depth_of(ids: list[int]) -> int:
-    """Levels of a tree, digits included."""
+    """Return the number of levels of a tree, digits included."""
     level = deepest = 0
     for number in ids:
         level += (TOKENS[number][0] == "[") - (TOKENS[number] == "]")

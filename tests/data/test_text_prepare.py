@@ -1,4 +1,4 @@
-"""`python -m lit_attn.data.prepare`: complete, resumable, and clear about what it cannot have."""
+"""Tests of `python -m lit_attn.data.prepare`: output, resumption, errors."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ RECIPE = {"source": "test", "tokenizer": "bytes"}
 
 
 def documents(skip: int) -> Iterator[tuple[str, str]]:
-    """Twenty documents, every fourth of them val."""
+    """Yield twenty documents; every fourth belongs to val."""
     for number in range(skip, 20):
         yield ("train" if number % 4 else "val"), f"document {number}"
 
@@ -58,7 +58,7 @@ def test_written_shards_are_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parts", range(8))
 def test_a_stopped_run_resumes(tmp_path: Path, parts: int) -> None:
-    """Stopped anywhere, with more on disk than counts, it ends with the same bytes."""
+    """A run stopped anywhere, even with uncounted bytes on disk, ends with the same files."""
     expected = whole(tmp_path / "whole")
     folder = tmp_path / "stopped"
 
@@ -175,7 +175,7 @@ def test_a_missing_datasets_library_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every split in turn, lines with their line feed, a resumed run from the right document."""
+    """Splits come in turn, lines keep their line feed, and a resumed run skips documents."""
     asked = []
 
     def load_dataset(name: str, configuration: str, split: str, streaming: bool) -> list[object]:

@@ -1,4 +1,4 @@
-"""Text to ids and back; what is missing or wrong is named in one line."""
+"""Tests of the encoders: text to ids and back, and one line for each error."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def test_words_by_falling_frequency() -> None:
 
 
 def test_only_line_feeds_end_lines() -> None:
-    """WikiText has other separators of lines inside its lines."""
+    """Lines of WikiText contain other characters that Python counts as line ends."""
     assert count_words("a\u2028b\x0cc\n") == 4
 
 
@@ -54,7 +54,7 @@ def test_unknown_words_become_unk_or_errors() -> None:
 
 @pytest.fixture
 def tiny_bpe(tmp_path: Path) -> Path:
-    """GPT-2's two files with its 256 bytes and two merges: "th" and "the"."""
+    """Write GPT-2's two files for its 256 bytes and two merges: "th" and "the"."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     characters = [chr(b) for b in own] + [chr(256 + i) for i in range(256 - len(own))]
     ids = {c: i for i, c in enumerate(characters)} | {"th": 256, "the": 257, "<|endoftext|>": 258}

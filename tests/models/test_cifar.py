@@ -1,4 +1,4 @@
-"""The CIFAR models to the letter of the published set-ups (docs/setups.md)."""
+"""Tests of the CIFAR models against the published set-ups (docs/setups.md)."""
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_flops_by_hand() -> None:
 
 
 def test_belief2_pays_for_z_and_the_second_projection() -> None:
-    """Per layer W_Z and W_p cost 2 x 2 n d^2; the logits twice; the padded values are counted."""
+    """In each layer W_Z and W_p cost 2 x 2 n d^2, and the logits count twice, padding included."""
     n, d = 65, 192
     standard = describe(belief2_vit(width=384), Cifar100()).flops
     belief2 = describe(belief2_vit("belief2", 384), Cifar100()).flops

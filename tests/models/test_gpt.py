@@ -1,4 +1,4 @@
-"""The language model: causality, windows, heads, initialisation, rounding, classifiers."""
+"""Tests of language models and classifiers: causality, windows, heads, initial values, e5m2."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_every_parameter_learns(name: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_any_preset_learns_to_copy(preset: str) -> None:
-    """The second half of a sequence repeats its first: only attention can know it."""
+    """The second half of a sequence repeats the first, which only attention can predict."""
     torch.manual_seed(0)
     model = gpt_cases.config("nanogpt", attention=PRESETS[preset], depth=2)
     network = gpt.build(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
@@ -73,7 +73,7 @@ def test_any_preset_learns_to_copy(preset: str) -> None:
 
 
 def test_a_window_hides_what_lies_before_it() -> None:
-    """One layer of window 4: a token is seen by itself and the next three, no further."""
+    """With one layer of window 4, a token affects itself and the next three tokens only."""
     network = gpt_cases.network("nanogpt", depth=1, windows=(4,))
     tokens = gpt_cases.tokens()
     changed = tokens.clone()
@@ -97,7 +97,7 @@ def test_adaptive_softmax_is_a_distribution() -> None:
 
 
 def test_adaptive_softmax_by_hand() -> None:
-    """p(id) = p(class) p(id | class), id 30 being of the second rare class (25 and up)."""
+    """p(id) = p(class) p(id | class); id 30 belongs to the second rare class (25 and up)."""
     network = gpt_cases.network("wikitext")
     tokens = gpt_cases.tokens(batch=1, n=1)
     head, weight = network.head, network.trunk.tokens.weight
@@ -110,7 +110,7 @@ def test_adaptive_softmax_by_hand() -> None:
 
 
 def test_nanogpt_initialisation() -> None:
-    """N(0, 0.02), and 0.02 / sqrt(2 L) for what goes onto the residual stream."""
+    """Matrices are N(0, 0.02); those that write to the residual stream are divided by sqrt(2 L)."""
     torch.manual_seed(0)
     model = GPTConfig(
         dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"]

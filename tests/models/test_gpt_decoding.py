@@ -1,4 +1,4 @@
-"""The language model with caches: equal to the whole sequence, limits, sampling."""
+"""Tests of decoding with caches: equality with the whole sequence, limits, sampling."""
 
 from collections import Counter
 from itertools import pairwise
@@ -62,7 +62,7 @@ def test_decoding_works_for_all_presets_and_positions(preset: str, positions: st
 
 @pytest.mark.parametrize("preset", ["standard", "mgk", "dcmha", "belief2"])
 def test_decoding_works_for_layers_of_different_windows(preset: str) -> None:
-    """Each layer keeps what its own window needs."""
+    """Each layer caches the tokens that its own window needs."""
     spec = PRESETS[preset].model_copy(update={"kv_heads": 1})
     network = gpt_cases.network("transformer++", attention=spec, windows=(3, None, 1))
     assert_decodes(network, list(range(4, CONTEXT)))
@@ -144,7 +144,7 @@ def test_equal_seeds_draw_equal_tokens() -> None:
 
 
 def test_padding_rows_of_the_vocabulary_are_never_drawn() -> None:
-    """nanoGPT rounds 50,257 up to 50,304; no text stands for the rest."""
+    """nanoGPT rounds 50,257 up to 50,304; the additional ids have no text."""
     network = gpt_cases.network("nanogpt")
     with torch.no_grad():
         network.trunk.tokens.weight[VOCABULARY:] = 100 * network.trunk.tokens.weight[:14]
@@ -153,7 +153,7 @@ def test_padding_rows_of_the_vocabulary_are_never_drawn() -> None:
 
 
 def test_draws_follow_temperature_and_top_k() -> None:
-    """Frequencies of 4,000 draws against softmax(logits / T) over the k largest."""
+    """Frequencies of 4,000 draws are close to softmax(logits / T) over the k largest."""
     logits = torch.tensor([0.0, 2.0, -1.0, 1.0], dtype=torch.double)
     draws = torch.Generator().manual_seed(0)
     for temperature, kept in ((1.0, [0, 1, 2, 3]), (2.0, [1, 3, 0]), (0.5, [1, 3])):

@@ -1,4 +1,4 @@
-"""GPT-2 weights in Hugging Face's layout compute here what they compute there."""
+"""Tests that GPT-2 weights in Hugging Face's layout give the same logits here."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ def model(attention: AttentionSpec = PRESETS["standard"]) -> gpt.GPT:
 
 
 def random_state(prefix: str = "transformer.") -> dict[str, Tensor]:
-    """Weights of the layout, every one of them random; matrices are (inputs, outputs)."""
+    """Return random weights in the layout; matrices are (inputs, outputs)."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"wte.weight": (VOCABULARY, DIM), "wpe.weight": (CONTEXT, DIM)}
     for i in range(DEPTH):
@@ -57,7 +57,7 @@ def random_state(prefix: str = "transformer.") -> dict[str, Tensor]:
 
 
 def gpt2_logits(state: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """GPT-2's forward written out from its definition (Radford et al. 2019), one head at a time."""
+    """Return GPT-2's logits from its definition (Radford et al. 2019), head by head."""
     w = {name.removeprefix("transformer."): value for name, value in state.items()}
     n, width = tokens.shape[1], DIM // HEADS
 

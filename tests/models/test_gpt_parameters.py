@@ -1,4 +1,4 @@
-"""Parameter counts of the published language models and classifiers, to the integer."""
+"""Tests of the parameter counts of the published language models and classifiers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rotary positions and head widths: held to the reference, and relative as they should be."""
+"""Tests of rotary positions and head widths against the reference."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_positions_matter_at_all() -> None:
 
 
 def test_angles_by_hand() -> None:
-    """Position 3, head width 4: angles 3 and 3 / 100, on the pairs (0, 2) and (1, 3)."""
+    """At position 3 with head width 4, pairs (0, 2) and (1, 3) have the angles 3 and 3 / 100."""
     x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.double).reshape(1, 1, 1, 4)
     angles = torch.tensor([3.0, 0.03], dtype=torch.double)
     expected = [angles[0].cos(), -2 * angles[1].sin(), angles[0].sin(), 2 * angles[1].cos()]
@@ -55,7 +55,7 @@ def test_odd_head_width_is_refused() -> None:
 
 @every_spec
 def test_heads_of_another_width(spec: AttentionSpec) -> None:
-    """Three heads whose widths do not add up to the layer's."""
+    """The widths of three heads do not add up to the layer's width."""
     torch.manual_seed(0)
     head_dim = 4
     layer = attn_layer(spec)(DIM, HEADS, attn_head_dim=head_dim, qkv_bias=True).double().eval()

@@ -1,4 +1,4 @@
-"""The ImageNet models to the letter of the published set-ups (docs/setups.md, sections 5 to 7)."""
+"""Tests of the ImageNet models against the published set-ups (docs/setups.md, sections 5-7)."""
 
 import pytest
 import timm
@@ -29,7 +29,7 @@ TINY = {"dim": 32, "depth": 2, "heads": 2}
 
 
 def vit_s(attention: str) -> ImageViTConfig:
-    """The ViT-S/16 of DCMHA's ImageNet experiment."""
+    """Return the ViT-S/16 of DCMHA's ImageNet experiment."""
     return ImageViTConfig(attention=preset(attention), pool="average", positions="sincos")
 
 
@@ -69,7 +69,7 @@ def test_dcmha_costs_what_it_should_in_every_layer() -> None:
 
 
 def test_jit_b_as_a_classifier_has_its_count() -> None:
-    """Blocks, adaLN, bottleneck, final norm and head; the condition adds nothing."""
+    """The count is that of blocks, adaLN, bottleneck, final norm and head."""
     assert parameters(JiTConfig()) == 128_539_624
 
 

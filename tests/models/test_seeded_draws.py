@@ -55,7 +55,7 @@ def started(family: str, preset: str = "standard", seed: int = 0, **changed: obj
 
 
 def different(ours: nn.Module, standard: nn.Module) -> list[str]:
-    """The names of what differs, in values or in shape, of all that the standard one has."""
+    """Return the names of the standard network's parameters that differ in values or shape."""
     theirs = dict(ours.named_parameters())
     return [name for name, x in standard.named_parameters() if not torch.equal(theirs[name], x)]
 
@@ -116,7 +116,7 @@ def test_the_state_of_torchs_generator_does_not_change() -> None:
     [ViTConfig(**SMALL | {"dim": 128}, patch=4), ImageViTConfig(**SMALL | {"dim": 128}, patch=4)],
 )
 def test_timms_initialisation_is_timms(model: Model) -> None:
-    """Every matrix from a normal of deviation 0.02, biases zero; the patches' stays PyTorch's."""
+    """Matrices are N(0, 0.02), biases zero; the patch embedding keeps PyTorch's default."""
     torch.manual_seed(0)
     published = timm.create_model(
         "vit_tiny_patch16_224",

@@ -1,4 +1,4 @@
-"""Segmenter out of mmsegmentation's parts (docs/setups.md, section 3)."""
+"""Tests of the Segmenter built of mmsegmentation's parts (docs/setups.md, section 3)."""
 
 import sys
 from pathlib import Path
@@ -227,7 +227,7 @@ def test_sliding_windows_are_averaged() -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights in the published model's shape, with all that Proposition 1 could trip on."""
+    """Write random weights of the published shape, with nonzero biases for Proposition 1."""
     torch.manual_seed(0)
     published = timm.create_model("vit_tiny_patch16_384")
     with torch.no_grad():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at
 
 
 def by_heart(root: Path) -> Path:
-    """ADE20K's folder with its seven training images to be evaluated as well."""
+    """Return ADE20K's folder with its seven training images evaluated as well."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
             shutil.copytree(ADE20K / kind / "training", root / kind / split)
@@ -35,7 +35,7 @@ def by_heart(root: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["standard", "belief2"])
 def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_path: Path) -> None:
-    """All seven images as one batch; predictions are made at their full size."""
+    """All seven images are one batch; predictions have their full size."""
     experiment = {
         "task": "segmentation",
         "data": {
