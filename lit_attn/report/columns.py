@@ -233,7 +233,7 @@ COLUMNS = (
     Column(
         "p",
         "p",
-        "{test} A star marks p ≤ {alpha}{star}.",
+        "{test} A star marks p ≤ {alpha}, better or worse{star}.",
         lambda r, _: _p_value(r["p_adjusted"]),
         {
             "p": "Float64",

@@ -42,7 +42,7 @@ from lit_attn.report.read import LOG, StudyRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CAPTIONS = {
+TEXTS = {
     "norms": "Norm of the concatenated head outputs MH (solid) and of their residual Δ after "
     "projection onto the token's own values V (dashed), for every layer over training: mean over "
     "tokens and samples, band of one standard deviation over seeds (BeliefFormer, Fig. 3).",
@@ -59,6 +59,11 @@ CAPTIONS = {
     "by layer after training; lower means more diverse heads. Mean and one standard deviation over "
     "seeds; the baseline is grey (DCMHA, Fig. 5).",
 }
+CAPTIONS = {
+    name: f"{caption} At most {MOST_ROWS if name == 'ranks' else MOST_PANELS} variants are shown."
+    for name, caption in TEXTS.items()
+}
+"""Caption of each figure."""
 
 TABLES = {
     "norms": "diagnostics.csv",

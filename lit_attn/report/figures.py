@@ -37,13 +37,15 @@ CAPTIONS = {
     "seed (dots) and the mean (bar). Right: the difference of every seed to the baseline (dots), "
     "the mean difference (bar) and its 95 % paired t interval (line); * marks the variants with a "
     "star in the table. Equal values stand above each other. A triangle at the edge with a number "
-    "is a value outside the axis.",
+    f"is a value outside the axis. At most {MOST_ROWS} variants are shown.",
     "curves": "Learning curves: mean and one standard deviation over the seeds that finished. The "
-    "baseline is grey and dashed. The vertical axis covers the last three quarters of training.",
+    "baseline is grey and dashed. The vertical axis covers the last three quarters of training. At "
+    f"most {MOST_PANELS} variants are shown.",
     "cost": "Mean and standard deviation over seeds, plotted against the costs that differ between "
     "variants: trainable parameters, FLOPs of the forward pass of one sample (matrix products and "
     "convolutions only), and the median time of a training step where the seeds agree on it. Names "
-    "stand at the height of the mean; a number behind a name is a mean outside the axis.",
+    "stand at the height of the mean; a number behind a name is a mean outside the axis. "
+    f"At most {MOST_ROWS} variants are shown.",
 }
 
 
