@@ -62,7 +62,7 @@ class Composer(nn.Module):
 
 
 class HeadMaps(Composer):
-    """a, plus a learned matrix times a, plus the maps of the query's and of the key's token."""
+    """Composition of the heads: sum of the identity, a learned matrix and maps of both tokens."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from released import vision
 from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
 from released.replaying import Replay, shipped_cell
 
+EXPERIMENT = "experiments/lra_listops.yaml, experiments/lra_retrieval.yaml"
 TOLERANCES = {"loss": 1e-10, "gradient": 1e-8, "change": 1e-7, "sample": 1e-7}
 STEPS, WARMUP, BATCH, CONTEXT, HEADS = 24, 8, 4, 20, 2
 

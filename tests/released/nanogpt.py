@@ -13,6 +13,7 @@ import torch
 from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save
 from released.replaying import Replay, shipped_cell
 
+EXPERIMENT = "experiments/openwebtext_gpt2.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 """Largest allowed relative difference of each quantity."""
 

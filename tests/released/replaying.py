@@ -5,6 +5,8 @@ recorded size. Two things are replaced: the initial values of the network and th
 """
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +103,19 @@ def run(replay: Replay, folder: Path) -> Arrays:
         return configure(task)
 
     replay.cell.write(folder / "config.yaml")
-    draws = shared_draws(seed) if replay.draws else contextlib.nullcontext()
-    started = patch.object(TaskModule, "configure_optimizers", start)
-    with recorder, double_precision(), recorded_batches(replay), draws, started:
+    contexts = (
+        recorder,
+        double_precision(),
+        recorded_batches(replay),
+        shared_draws(seed) if replay.draws else contextlib.nullcontext(),
+        patch.object(TaskModule, "configure_optimizers", start),
+        # A cell points temporary files to its own folder.
+        patch.dict(os.environ),
+        patch.object(tempfile, "tempdir", None),
+    )
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         run_cell(folder)
     return recorder.arrays()
 

@@ -20,6 +20,7 @@ from released import vision
 from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
 from released.replaying import Replay, shipped_cell
 
+EXPERIMENT = "experiments/cifar100_vit.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH, DEPTH, HEADS = 3, 8, 4, 100, 24, 2, 3
 

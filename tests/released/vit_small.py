@@ -20,6 +20,7 @@ from released import vision
 from released.recording import Arrays, Clone, Recorder, Tensors, fill, save, shared_draws
 from released.replaying import Replay, shipped_cell
 
+EXPERIMENT = "experiments/cifar10_vit_small.yaml"
 TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
 

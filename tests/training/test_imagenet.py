@@ -270,7 +270,7 @@ def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.Monkey
     def first(self: object, worker: int) -> None:
         held.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 
-    monkeypatch.setattr(loading._Begin, "__call__", first)
+    monkeypatch.setattr(loading._WorkerStart, "__call__", first)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(loading.loader(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
     assert held.read_text() == "True"

@@ -65,9 +65,10 @@ class TimmAugmentation(Config):
 
 
 class ClassFolders(Data):
-    """path/train/CLASS/* trains; path/val/CLASS/* or path/test/CLASS/* evaluates (split "test").
+    """Images in folders by class: path/train/CLASS/* for training, path/val or path/test likewise.
 
-    With both folders, val is the split "val" and test the split "test".
+    A single evaluated folder is the split "test". With both folders, val is the split "val" and
+    test the split "test".
 
     Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
     pixels, and so on; all later epochs and every evaluation have `size`. With repeated augmentation
@@ -148,7 +149,7 @@ class ClassFolders(Data):
 
 
 class ImageFolder(ClassFolders):
-    """Class folders of the user; `name` stands for them in identities and tables."""
+    """Class folders of the user. Identities and tables contain `name` and not the path."""
 
     kind: Literal["image-folder"] = "image-folder"
 

@@ -125,7 +125,7 @@ class Cifar100(Cifar):
 
 
 class OwnImages(Images):
-    """Images from the user's files; `name` stands for them in identities and tables."""
+    """Images from the user's files. Identities and tables contain `name` and not the path."""
 
     kind: Literal["folder", "npz"]
     name: str = Field(description="name of the data set in identities and tables")

@@ -1,0 +1,119 @@
+"""Write docs/parity.md: `PYTHONPATH=tests:. python -m released.parity`.
+
+The command replays every recorded run and writes how well this project agrees with it.
+"""
+
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from helpers.paths import ROOT
+
+from released import recording, replaying
+
+PAGE = ROOT / "docs" / "parity.md"
+NAMES = "lra", "mgk_language_model", "modded_nanogpt", "nanogpt", "spt_lsa_vit", "vit_small"
+SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for name in NAMES}
+"""The recorded set-ups: a module each, named as its file of records."""
+
+HEAD = """\
+# Parity with released code
+
+The published numbers come from released code. This page says how closely this project's training
+steps follow that code. Each row compares two trainings in float64 on a CPU, from the same initial
+weights, on the same batches, with the same draws of dropout, stochastic depth, MixUp and CutMix:
+
+- the released code at the stated commit, run by a recorder in `tests/released/`, and
+- the shipped experiment with this project's task, optimiser and Lightning Trainer. Overrides
+  shrink the model and the schedule to the recorded size.
+
+Learning rates, both betas and the weight decay of every parameter agree at every step to 12
+digits. The other columns are the largest differences over all steps, parameters and runs, relative
+to the largest recorded value of the same quantity: `loss` is the training loss, `gradient` the norm
+of each parameter's gradient after clipping, `change` the norm of the difference between a
+parameter's last and first value, and `weights` eight values of each parameter after the last step.
+
+Continuous integration replays every run and fails if a difference exceeds the tolerance of its
+set-up, so a change that moves a set-up away from its released code is noticed. The comparison does
+not cover half precision, several devices, `torch.compile`, or the reading and augmentation of real
+images. It says nothing about published accuracies: none has been reproduced here.
+
+| released code | commit | experiment | runs | steps | loss | gradient | change | weights |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+TAIL = """
+## What each replay covers
+
+{notes}
+## Record again
+
+    git clone REPOSITORY CLONE && git -C CLONE checkout COMMIT
+    PYTHONPATH=tests:. python -m released.SETUP CLONE
+    PYTHONPATH=tests:. python -m released.parity
+
+A recorder refuses any other commit. It changes the released text only for device, precision, size
+and the source of the batches, and every such replacement must match exactly once. Imported modules
+that only log, print or plot are replaced by empty ones.
+"""
+
+
+class Agreement(NamedTuple):
+    """Largest relative differences over the runs of one set-up."""
+
+    loss: float
+    gradient: float
+    change: float
+    sample: float
+
+
+def records(setup: str) -> dict[str, recording.Arrays]:
+    """Return the recorded arrays of each run of a set-up."""
+    runs: dict[str, recording.Arrays] = {}
+    with np.load(recording.FOLDER / f"{setup}.npz") as archive:
+        for key in archive:
+            run, _, quantity = key.rpartition("/")
+            if run:
+                runs.setdefault(run, {})[quantity] = archive[key]
+    return runs
+
+
+def origin(setup: str) -> dict[str, str]:
+    """Return the repository, commit, date and versions of a set-up's records."""
+    with np.load(recording.FOLDER / f"{setup}.npz") as archive:
+        return {key: str(archive[key]) for key in archive if "/" not in key}
+
+
+def agreement(setup: str) -> Agreement:
+    """Replay all runs of a set-up and return the largest relative differences."""
+    worst = dict.fromkeys(Agreement._fields, 0.0)
+    for run, theirs in records(setup).items():
+        with tempfile.TemporaryDirectory() as folder:
+            ours = replaying.run(SETUPS[setup].replay(run, Path(folder)), Path(folder))
+        for key in worst:
+            difference = np.abs(ours[key] - theirs[key]).max() / np.abs(theirs[key]).max()
+            worst[key] = max(worst[key], float(difference))
+    return Agreement(**worst)
+
+
+def page() -> str:
+    """Return the text of docs/parity.md."""
+    rows, notes = "", ""
+    for setup, module in SETUPS.items():
+        source, runs = origin(setup), records(setup)
+        steps = max(len(record["loss"]) for record in runs.values())
+        numbers = " | ".join(f"{value:.0e}" for value in agreement(setup))
+        link = f"[{source['repository']}](https://github.com/{source['repository']})"
+        rows += f"| {link} | {source['commit']} | {module.EXPERIMENT} | {len(runs)} | {steps} "
+        rows += f"| {numbers} |\n"
+        summary = " ".join(module.__doc__.split("Record it with")[0].split())
+        notes += f"**{setup}.** {summary} Recorded on {source['date']} with {source['versions']}. "
+        notes += f"Runs: {', '.join(runs)}.\n\n"
+    return HEAD + rows + TAIL.format(notes=notes)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
