@@ -121,11 +121,12 @@ def make_tables(
         f"{html.escape(study.plan.study)} · {links}</p>\n",
         *(f'<p class="alert">Warning: {html.escape(w)}</p>\n' for w in caption.warnings),
         to_html(table),
-        make_settings_table(settings, study.plan.baseline) if len(settings) else "",
         *(_figure(name) for name in shown if name not in attention_figures),
     ]
     if len(classes):
         body.append(segmentation.make_class_table(classes))
+    if len(settings):
+        body.append(make_settings_table(settings, study.plan.baseline))
     if attention_figures or mixture:
         body += ["<h2>Attention layers</h2>\n", *map(_figure, attention_figures), mixture]
     files["table.html"] = _document(title, "".join(body))
