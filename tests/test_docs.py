@@ -240,3 +240,17 @@ def test_the_trial_of_the_readme_makes_results_and_tables(tmp_path: Path) -> Non
         assert "@training.max_steps=" in name
         assert Plan.model_validate_json(path.read_bytes()).study == name
         assert (tmp_path / "reports" / name / "table.html").exists()
+
+
+def test_a_run_changes_no_committed_file() -> None:
+    """Git ignores everything in reports/ except the evidence, and tracks nothing else there."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this copy of the sources is not a git checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "reports", "runs"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    tracked = listed.stdout.splitlines()
+    assert tracked
+    assert [name for name in tracked if not name.startswith("reports/evidence/")] == []
+    ignored = subprocess.run(["git", "check-ignore", "-q", "reports/digits/table.md"], cwd=ROOT)
+    assert ignored.returncode == 0
