@@ -20,10 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention import unrolled
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
 
 # Number of heads up to which a compiled composition is unrolled into H^2 terms.
 UNROLLED_UP_TO = 8
+
+# Number of heads up to which compiled low-rank maps without a matrix are unrolled on a CPU.
+LOW_RANK_UP_TO = 16
 
 # Added to the mean square in the RMSNorm of w1 over the heads of a group.
 EPS = 1e-6
@@ -95,8 +99,11 @@ class HeadMaps(Composer):
         return {side: module(x) for side, module in self.sides.items()}
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        if torch.compiler.is_compiling() and self.groups == 1 and self.heads <= UNROLLED_UP_TO:
-            return self._unrolled(a, query, key)
+        if torch.compiler.is_compiling() and self.groups == 1:
+            if self.matrix is None and a.device.type == "cpu" and self.heads <= LOW_RANK_UP_TO:
+                return unrolled.compose(a, _side(query, a.dtype), _side(key, a.dtype))
+            if self.heads <= UNROLLED_UP_TO:
+                return self._unrolled(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:
             terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))
@@ -255,6 +262,18 @@ def _matrices(maps: Maps, groups: int) -> Tensor:
     if maps.gate is not None:
         terms.append(torch.diag_embed(maps.gate.unflatten(-1, (groups, -1))))
     return functools.reduce(torch.add, terms)
+
+
+def _side(maps: Maps | None, dtype: torch.dtype) -> unrolled.Side:
+    """Return the maps of one group with tokens last: down, up (B, R, H, n) and gate (B, H, n)."""
+    if maps is None:
+        return None, None, None
+    down, up = (
+        None if part is None else part.squeeze(2).permute(0, 2, 3, 1).contiguous().to(dtype)
+        for part in (maps.down, maps.up)
+    )
+    gate = None if maps.gate is None else maps.gate.transpose(1, 2).contiguous().to(dtype)
+    return down, up, gate
 
 
 def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Any]]:

@@ -177,7 +177,8 @@ def test_a_token_that_attends_to_nothing_gets_zero(spec: AttentionSpec) -> None:
 
 
 # One preset for each path; compiling takes seconds.
-COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha-all"]
+COMPILED = ["belief-star", "belief2", "mgk", "smgk-hard", "mlk", "talking-heads", "dcmha"]
+COMPILED += ["dcmha-all", "dcmha-query"]
 COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
 COMPILED_SPECS |= {
     kind: AttentionSpec.model_validate({"normaliser": kind}) for kind in ("sigmoid", "differential")
