@@ -26,7 +26,8 @@ from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
 # Number of heads up to which a compiled composition is unrolled into H^2 terms.
 UNROLLED_UP_TO = 8
 
-# Number of heads up to which compiled low-rank maps without a matrix are unrolled on a CPU.
+# Number of heads up to which compiled low-rank maps without a matrix are unrolled on a CPU. With 6
+# heads and 257 tokens a block took 1.49 times timm's time so, and 1.26 times with H^2 terms.
 LOW_RANK_UP_TO = 16
 
 # Added to the mean square in the RMSNorm of w1 over the heads of a group.
@@ -100,10 +101,10 @@ class HeadMaps(Composer):
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         if torch.compiler.is_compiling() and self.groups == 1:
-            if self.matrix is None and a.device.type == "cpu" and self.heads <= LOW_RANK_UP_TO:
-                return unrolled.compose(a, _side(query, a.dtype), _side(key, a.dtype))
             if self.heads <= UNROLLED_UP_TO:
                 return self._unrolled(a, query, key)
+            if self.matrix is None and a.device.type == "cpu" and self.heads <= LOW_RANK_UP_TO:
+                return unrolled.compose(a, _side(query, a.dtype), _side(key, a.dtype))
         terms = [a] if self.has_identity else []
         if self.matrix is not None:
             terms.append(torch.einsum("gh,bhcm->bgcm", self.matrix.to(a.dtype), a))

@@ -2,9 +2,10 @@
 
 Compiled, the forward pass is one pass over the tensor and the backward pass is two: all sums over
 heads, ranks, queries and keys of one position are fused. The derivative of torch's own operators
-would write and read every low-rank term. At 12 heads, 65 tokens and batch 128 forward and backward
-take 30 ms instead of 41 ms, and at 6 heads and 257 tokens 11 ms instead of 18 ms for the H x H maps
-of all pairs. Uncompiled it is slower than the products of lit_attn.attention.compose.
+would write and read every low-rank term. At 12 heads, 65 tokens and batch 128 one composition takes
+30 ms forward and backward instead of 41 ms; a whole block takes 1.87 instead of 2.04 times timm's
+time, and 2.07 instead of 2.68 times its memory. Uncompiled it is slower than the products of
+lit_attn.attention.compose.
 
 Shapes: B batch, c queries, m keys, H heads, R rank, n the tokens of one side (c or m).
 """
