@@ -1,5 +1,6 @@
 """The studies in ablations.yaml: they expand, and their models are the papers' to the parameter."""
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -206,3 +207,13 @@ def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     starts = {name: found[name].model.attention.residual.init for name in readings}
     assert starts.pop("belief2-fresh") == "fresh"
     assert set(starts.values()) == {"copy"}
+
+
+def test_the_identities_of_the_committed_results_stay() -> None:
+    """Another identity would separate the committed tables from the cells that made them."""
+    recorded = json.loads(Path(__file__).with_name("identities.json").read_text())
+    for study, variants in recorded.items():
+        first = {
+            job.cell.variant: job.identity for job in matrices()[study].jobs if not job.cell.seed
+        }
+        assert first == variants, study
