@@ -102,8 +102,8 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     ("name", "data"),
     [
         ("lra_listops", {"lengths": [5, 8], "depth": 3, "train": 8, "val": 8, "test": 8}),
-        ("lra_text", {}),
-        ("lra_retrieval", {}),
+        ("lra_text", {"max_tokens": 6}),
+        ("lra_retrieval", {"max_tokens": 6}),
     ],
 )
 def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: Path) -> None:
