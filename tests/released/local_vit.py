@@ -1,0 +1,182 @@
+"""LocalViT of efficient-vit-training, and experiments/imagenet_local_vit.yaml.
+
+The script is main.py itself with the released options but the growing images, in float64 on a CPU,
+with stochastic depth, MixUp and CutMix, for a smaller model. Augmented images are random numbers.
+Growing images are not covered: they change the released positions (docs/setups.md, section 5).
+Record it with `PYTHONPATH=tests python -m released.local_vit CLONE`.
+"""
+
+import sys
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from helpers import digit_folders
+from timm.data import Mixup
+
+from released import vision
+from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.replaying import Replay, shipped_cell
+
+EXPERIMENT = "experiments/imagenet_local_vit.yaml"
+TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-8, "sample": 1e-8}
+EPOCHS, EPOCH_STEPS, BATCH, SIDE, WIDTH, DEPTH, HEADS = 3, 7, 4, 48, 24, 3, 3
+CLASSES = digit_folders.CLASSES
+
+
+class Loader:
+    """Training batches of one epoch after another, or one batch to evaluate."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.seed, self.steps, self.first = seed, steps, 0
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        first, self.first = self.first, self.first + self.steps
+        for step in range(first, self.first):
+            seed_mixing(self.seed, step)
+            yield batch(self.seed, step)
+
+
+def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the normalised images and the labels of a training step."""
+    return vision.images(seed, step, BATCH, SIDE), vision.labels(seed, step, BATCH, CLASSES)
+
+
+def seed_mixing(seed: int, step: int) -> None:
+    """Seed the draws of timm's MixUp and CutMix for a training step."""
+    np.random.seed(int(generator("mix", seed, step).integers(2**32)))
+
+
+def record(clone: Clone, seed: int) -> Arrays:
+    """Train from the initial values of `seed` and return the record."""
+    torch.set_default_dtype(torch.float64)
+    for name in ("datasets", "samplers"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["datasets"].build_dataset = lambda **_: ([], CLASSES)  # type: ignore
+    sys.modules["samplers"].RASampler = lambda *_, **__: None  # type: ignore
+    factory = clone.load(
+        "models",
+        "models.py",
+        {
+            "img_size=img_size, patch_size=16, embed_dim=384, depth=depth, num_heads=6,": (
+                f"img_size=img_size, patch_size=16, embed_dim={WIDTH}, depth=depth, "
+                f"num_heads={HEADS},"
+            )
+        },
+    )
+    main = clone.load("main", "main.py", {})
+    recorder = Recorder()
+    build = factory.deit_small_patch16_224
+    loaders = iter([Loader(seed, EPOCH_STEPS), Loader(seed, 1)])
+
+    def prepare(*values: Any, **options: Any) -> torch.nn.Module:
+        model: torch.nn.Module = build(*values, **options)
+        fill(model, seed)
+        recorder.attach(model, used)
+        return model
+
+    # The options of varsize_1gpu_best.sh that do not concern files and image sizes.
+    options = ["--model", "deit_small_patch16_224", "--lr", "1e-3", "--localvit"]
+    options += ["--localvit-act", "hs", "--device", "cpu", "--num_workers", "0"]
+    options += ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--depth", str(DEPTH)]
+    options += ["--input-size", str(SIDE), "--no-model-ema"]
+    with (
+        recorder,
+        shared_draws(seed),
+        patch.object(factory, "deit_small_patch16_224", prepare),
+        patch.object(torch.utils.data, "DataLoader", lambda *_, **__: next(loaders)),
+        patch.object(torch.utils.data, "SequentialSampler", lambda _: None),
+        patch.object(torch.cuda, "synchronize", lambda: None),
+    ):
+        drawn = torch.rand
+        # A block's two masks have the shapes (B, 1, 1) and (B, 1, 1, 1) there.
+        torch.rand = lambda shape, **_: drawn((shape[0], 1, 1)).view(shape)  # type: ignore
+        main.main(main.get_args_parser().parse_args(options))
+    return recorder.arrays()
+
+
+def used(theirs: Tensors) -> Tensors:
+    """Leave out the parameters that the released code builds and does not use."""
+    unused = (".attn.proj_l.", ".attn.proj_w.", ".conv.bn1.", ".conv.bn2.")
+    return {
+        name: tensor for name, tensor in theirs.items() if not any(part in name for part in unused)
+    }
+
+
+def replay(run: str, folder: Path) -> Replay:
+    """Return this project's side: the shipped experiment, shrunk to the recorded size."""
+    seed = int(run)
+    digit_folders.write(folder / "images", train=EPOCH_STEPS * BATCH // CLASSES, val=1)
+    cell = shipped_cell(
+        EXPERIMENT.removeprefix("experiments/"),
+        {
+            "data.path": str(folder / "images"),
+            "data.classes": CLASSES,
+            "data.size": SIDE,
+            "data.sizes": [],
+            "data.batch_size": BATCH,
+            "data.eval_batch_size": BATCH,
+            "data.workers": 0,
+            "model.dim": WIDTH,
+            "model.depth": DEPTH,
+            "model.heads": HEADS,
+            "model.ffn": {"width": 4 * WIDTH, "activation": "hard-swish"},
+            # The released rate is that of 512 images.
+            "optimizer.lr": 1e-3 * BATCH / 512,
+            "training.epochs": EPOCHS,
+            "training.precision": "fp32",
+        },
+        seed,
+        "test/loss",
+    )
+    augment = cell.experiment.data.augment
+    mix = Mixup(
+        augment.mixup,
+        augment.cutmix,
+        prob=augment.mix,
+        switch_prob=augment.switch,
+        label_smoothing=0.0,
+        num_classes=CLASSES,
+    )
+
+    def step(number: int) -> tuple[torch.Tensor, ...]:
+        seed_mixing(seed, number)
+        images, targets = mix(*batch(seed, number))
+        return images, targets
+
+    return Replay(cell, step, released_names, draws=True)
+
+
+def released_names(ours: Tensors) -> Tensors:
+    """Rename this project's parameters, and cut q, k and v apart."""
+    renamed = vision.rename(ours, [(".mlp.fc", ".conv.fc"), (".mlp.conv.", ".conv.conv.0.")])
+    for name in [name for name in renamed if name.endswith(".attn.qkv.weight")]:
+        for letter, part in zip("qkv", renamed.pop(name).chunk(3), strict=True):
+            renamed[name.replace(".qkv.", f".to{letter}.")] = part
+    return renamed
+
+
+def record_apart(arguments: tuple[str, int]) -> tuple[str, Arrays]:
+    """Record a run in a process of its own, since the released modules keep state."""
+    folder, seed = arguments
+    return str(seed), record(Clone(Path(folder), REPOSITORY, COMMIT), seed)
+
+
+REPOSITORY, COMMIT = "BorealisAI/efficient-vit-training", "86e7ca7"
+
+if __name__ == "__main__":
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        jobs = [(sys.argv[1], seed) for seed in (0, 1)]
+        save(
+            "local_vit",
+            Clone(Path(sys.argv[1]), REPOSITORY, COMMIT),
+            dict(pool.map(record_apart, jobs, 1)),
+        )
