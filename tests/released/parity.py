@@ -15,7 +15,15 @@ from helpers.paths import ROOT
 from released import recording, replaying
 
 PAGE = ROOT / "docs" / "parity.md"
-NAMES = "lra", "mgk_language_model", "modded_nanogpt", "nanogpt", "spt_lsa_vit", "vit_small"
+NAMES = (
+    "local_vit",
+    "lra",
+    "mgk_language_model",
+    "modded_nanogpt",
+    "nanogpt",
+    "spt_lsa_vit",
+    "vit_small",
+)
 SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for name in NAMES}
 """The recorded set-ups: a module each, named as its file of records."""
 
