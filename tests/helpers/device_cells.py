@@ -4,6 +4,7 @@ In a process of its own, as a test's own has threads and its output is not its o
 in 1 and 2 are the same cell on so many devices; the others meet with what their names say.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -14,15 +15,11 @@ from typing import Any
 import lightning as L
 
 import lit_attn.train
-
-# Loaded once, by the server that the cells are forked from.
-import lit_attn.training.build
-import lit_attn.training.checkpoints
 from helpers.digit_folders import experiment, write
 from helpers.training_cells import digits_cell, scenes_cell, text_cell
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import make_display
-from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.launch import TRAINING, Launcher
 from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
@@ -30,10 +27,14 @@ from lit_attn.ablate.slots import Slots
 from lit_attn.config.cell import Cell
 from lit_attn.training.recording import Progress
 
-# Dropout draws other numbers on another number of devices, and is no error.
+# The fork server imports this module, and so everything that its cells need.
+for module in TRAINING:
+    importlib.import_module(module)
+
+# Dropout draws other random numbers on another number of devices.
 EXACT = {"dropout": 0.0, "drop_path": 0.0}
 STOPPED_AT = 6
-# Below the folder that `_main` is called with.
+# Relative to the folder that `_main` receives.
 FOLDERS = Path("digits")
 
 
