@@ -58,7 +58,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         is_significant = record["p_adjusted"] is not None and record["p_adjusted"] <= ALPHA
         if failed[name] or failed[plan.baseline]:
             # A failed seed drops out of the mean, so the second test must agree, also in direction.
-            gain = record["difference"] or 0.0
+            gain = record.get("difference", 0.0)
             gain = gain if plan.metric.goal == "max" else -gain
             record["p_ranked"], favour = ranked.get(name, (1.0, 0.0))
             is_significant &= record["p_ranked"] <= ALPHA and gain * favour > 0

@@ -50,6 +50,13 @@ def test_a_star_is_possible_with_six_seeds_however_many_variants(tmp_path: Path)
     assert [name for name, r in compared.records.items() if r.get("significant")] == ["ahead"]
 
 
+def test_a_variant_without_any_value_has_no_difference(tmp_path: Path) -> None:
+    compared = compare(tmp_path, {"base": [1.0, 1.1], "worse": [0.9, 0.8], "lost": [None, None]})
+    assert "difference" not in compared.records["lost"]
+    assert compared.records["lost"]["significant"] is False
+    assert compared.records["lost"]["failed"] == 2
+
+
 def test_only_a_variant_with_all_planned_seeds_is_best(tmp_path: Path) -> None:
     study = write(tmp_path, {"base": [1.0, 1.1], "worse": [0.9, 0.8], "best": [9.0, None]})
     frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
