@@ -46,9 +46,9 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "train.txt").write_text(WORDS * 40)
     words = {"kind": "words", "size": 9}
     data = {"train": str(root / "train.txt"), "test": None, "tokenizer": words}
-    given = text_cell(data=data).model_dump(mode="json")
-    given["metric"]["name"] = "val/loss"
-    return run_of(Cell.model_validate(given), root)
+    fields = text_cell(data=data).model_dump(mode="json")
+    fields["metric"]["name"] = "val/loss"
+    return run_of(Cell.model_validate(fields), root)
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -115,8 +115,8 @@ def test_word_models_generate_known_words(
 ) -> None:
     text = output_of(capsys, words_run, "--prompt", "the  cat", "--tokens", "8")
     assert text.startswith("the cat ")
-    known = {*WORDS.split(), END_OF_LINE}
-    assert set(text.split()) <= known
+    vocabulary = {*WORDS.split(), END_OF_LINE}
+    assert set(text.split()) <= vocabulary
     message = error_of(capsys, words_run, "--prompt", "the zebra")
     assert message == "--prompt: 'zebra' is none of the 9 words; write <unk> for it\n"
 
@@ -174,8 +174,8 @@ def test_unusable_weights_are_one_line(
 
 def test_a_character_is_printed_when_all_of_its_bytes_exist() -> None:
     """Bytes that are no text are replaced at the end, or before the next character."""
-    given = "añ\N{EURO SIGN}b".encode()
-    assert [p for p in decode_pieces(ByteEncoder(), list(b"a"), given[1:]) if p] == [
+    encoded = "añ\N{EURO SIGN}b".encode()
+    assert [p for p in decode_pieces(ByteEncoder(), list(b"a"), encoded[1:]) if p] == [
         "a",
         "ñ",
         "\N{EURO SIGN}",

@@ -45,14 +45,14 @@ def test_steps_of_running_cells_predict_the_time_left() -> None:
 def test_finished_cells_predict_the_time_left_of_their_variant_and_study() -> None:
     finished = [("long/a/0", 100.0), ("short/a/0", 1.0), ("short/b/0", 2.0), ("short/b/1", 4.0)]
 
-    def left(*waiting: str) -> float | None:
+    def predict_time_left(*waiting: str) -> float | None:
         return estimate_time_left(finished, [], waiting, 1)
 
-    assert left("short/a/1") == 1.0
-    assert left("short/b/2", "long/a/1") == 103.0
+    assert predict_time_left("short/a/1") == 1.0
+    assert predict_time_left("short/b/2", "long/a/1") == 103.0
     # No cell of the variant has finished: the mean of its study counts, or else of all cells.
-    assert left("short/c/0") == pytest.approx(7 / 3)
-    assert left("other/a/0") == pytest.approx(107 / 4)
+    assert predict_time_left("short/c/0") == pytest.approx(7 / 3)
+    assert predict_time_left("other/a/0") == pytest.approx(107 / 4)
     summary = snapshot(done=1, waiting=[], durations=[("tiny/a/0", 6.0), ("tiny/b/1", 6.0)])
     assert summary.summary() == "1 done, 2 running, 0 waiting, about 0:01 left"
 

@@ -96,7 +96,7 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str,
 
 def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None:
     """Seeds share a timing, and no files remain."""
-    path, code, output, said = estimated
+    path, code, output, messages = estimated
     assert code == 1
     plain, broken, total = output.splitlines()[2:5]
     # 1,200 images of digits in batches of 64, two epochs.
@@ -106,8 +106,8 @@ def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None
     assert float(plain.split()[1]) > 0
     assert broken.split() == ["broken", "could", "not", "be", "measured"]
     assert total.startswith("  4 cells to run: 0.0")
-    assert said.count("done ") == 1
-    assert said.count("diverged") == 1
+    assert messages.count("done ") == 1
+    assert messages.count("diverged") == 1
     assert not (path / "runs").exists()
 
 

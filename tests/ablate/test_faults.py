@@ -127,16 +127,16 @@ def test_the_delay_doubles_with_each_retry(tmp_path: Path, monkeypatch: pytest.M
     quiet = Runner(Launcher(fake_cells.TARGET), make_slots(1), Recorder())
     (job, *_) = jobs(tmp_path, "ok")
 
-    def rest(failure: FailureClass, seconds: float = 1.0) -> float | None:
+    def delay(failure: FailureClass, seconds: float = 1.0) -> float | None:
         return quiet._retry_delay(runner.Outcome(job, seconds, failure))
 
-    assert [rest("killed") for _ in range(5)] == [10.0, 20.0, 40.0, None, None]
-    assert rest("no-space") == 10.0
-    assert [rest(f) for f in ("error", "diverged", "out-of-memory", "bad-configuration")] == (
+    assert [delay("killed") for _ in range(5)] == [10.0, 20.0, 40.0, None, None]
+    assert delay("no-space") == 10.0
+    assert [delay(f) for f in ("error", "diverged", "out-of-memory", "bad-configuration")] == (
         [None] * 4
     )
     quiet.urgency = 1
-    assert rest("timed-out") is None
+    assert delay("timed-out") is None
 
 
 def test_an_interrupted_run_does_not_wait_for_retries(

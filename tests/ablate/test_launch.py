@@ -34,13 +34,13 @@ print(json.dumps(added))
 def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     """Cells import no further modules of this project or packages, except mmsegmentation."""
     looking = {"diagnostics": ["residual", "rank", "maps", "heads"], "ema": 0.9}
-    made = {
+    cells = {
         "classification": digits_cell(training=looking),
         "language": text_cell(),
         "composition": composition_cell(),
         "segmentation": scenes_cell(tmp_path / "scenes"),
     }
-    folders = [str(folder_of(cell, tmp_path / name)) for name, cell in made.items()]
+    folders = [str(folder_of(cell, tmp_path / name)) for name, cell in cells.items()]
     done = subprocess.run(
         [sys.executable, "-c", CODE, *folders],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -49,7 +49,7 @@ def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    loaded = dict(zip(made, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    loaded = dict(zip(cells, json.loads(done.stdout.splitlines()[-1]), strict=True))
     ours = {
         task: {name for name in names if name.startswith("lit_attn")}
         for task, names in loaded.items()

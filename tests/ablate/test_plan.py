@@ -94,14 +94,14 @@ def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) 
 def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     studies.write(tmp_path, names("ok", "ok-2"))
     assert call(tmp_path)[0] == 0
-    kept = [tmp_path / "runs/tiny/plan.json", tmp_path / "reports/tiny/table.md"]
-    before = [path.read_bytes() for path in kept]
+    study_files = [tmp_path / "runs/tiny/plan.json", tmp_path / "reports/tiny/table.md"]
+    before = [path.read_bytes() for path in study_files]
     code, output = call(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
     assert code == 0
     name = "tiny@training.max_steps=2"
     assert f"runs/{name}: trial; study tiny does not change\n4 cells: 0 done, 1 to run" in output
     assert f"the table of {name}" in output
-    assert [path.read_bytes() for path in kept] == before
+    assert [path.read_bytes() for path in study_files] == before
     assert shown(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
     # The plan of a limited run has all cells.
     assert len(plan(tmp_path, name).cells) == 4

@@ -154,9 +154,9 @@ def test_the_emptiest_device_is_taken_first() -> None:
 def test_cells_that_differ_only_in_the_seed_have_one_kind() -> None:
     """The identities are computed first, as in a runner."""
     cells = [cell(0), cell(1), cell(0, lr=2.0), cell(0, devices=2)]
-    assert len({made.fingerprint for made in cells}) == 3
+    assert len({planned.fingerprint for planned in cells}) == 3
     assert cells[0].kind == cells[1].kind
-    assert len({made.kind for made in cells}) == 3
+    assert len({planned.kind for planned in cells}) == 3
 
 
 @pytest.fixture

@@ -75,14 +75,14 @@ def test_steps_predict_the_time_left() -> None:
     halfway = Progress(50, 100, 0.1)
     running, missing = cell("running", progress=halfway), cell("missing", "w")
 
-    def left(*cells: status.StudyCell) -> float | None:
+    def estimate_time_left(*cells: status.StudyCell) -> float | None:
         return status.estimate_seconds_left("x", list(cells), 1)
 
-    assert left(missing) is None
+    assert estimate_time_left(missing) is None
     # Five seconds for the second half of the cell, and ten for the cell that was not measured.
-    assert left(running, missing) == 15.0
+    assert estimate_time_left(running, missing) == 15.0
     # Diverged cells do not run again.
-    assert left(running, cell("diverged", "w")) == 5.0
+    assert estimate_time_left(running, cell("diverged", "w")) == 5.0
     cells = [running, cell("running", "u", halfway), missing]
     text = status.describe(plan_of(cells), Path("runs/x"), cells)
     assert "about 0:10 left with 2 at once" in text

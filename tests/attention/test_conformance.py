@@ -61,13 +61,13 @@ def test_causal_and_padding_masks_combine(spec: AttentionSpec, absent: slice) ->
     layer, x = make(spec), tokens(9)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., absent] = False
-    given = {"attn_mask": present, "is_causal": True}
-    assert_same(layer, x, **given)
+    masks = {"attn_mask": present, "is_causal": True}
+    assert_same(layer, x, **masks)
     layer.train()
     layer.attn_drop = 0.5
     if getattr(spec.similarity, "prior", None) == "m-step":
         # In training, pi are updated from all tokens.
-        assert torch.isfinite(layer(x, **given)).all()
+        assert torch.isfinite(layer(x, **masks)).all()
         return
     changed = x.clone()
     changed[:, 5:] += 1.0
@@ -75,7 +75,7 @@ def test_causal_and_padding_masks_combine(spec: AttentionSpec, absent: slice) ->
     outs = []
     for t in (x, changed):
         torch.manual_seed(3)
-        outs.append(layer(t, **given)[:, :5][present[:, 0, 0, :5]])
+        outs.append(layer(t, **masks)[:, :5][present[:, 0, 0, :5]])
     torch.testing.assert_close(*outs)
 
 
@@ -150,13 +150,13 @@ def test_uninitialised_memory_is_never_read(
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
     try:
-        given = x.clone().requires_grad_()
-        out = layer(given)
+        inputs = x.clone().requires_grad_()
+        out = layer(inputs)
         out.sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(out, expected)
-    assert torch.isfinite(given.grad).all()
+    assert torch.isfinite(inputs.grad).all()
 
 
 @every_spec

@@ -28,21 +28,21 @@ N = 11
 
 def decoded(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> Tensor:
     """Return the layer's output for x, passed in pieces that end at `cuts`."""
-    cache, found = layer.new_cache(), []
+    cache, outputs = layer.new_cache(), []
     for start, stop in pairwise([0, *cuts, x.shape[1]]):
         assert cache.seen == start
         by = rotary(torch.arange(start, stop), layer.head_dim) if is_rotated else None
-        found.append(layer(x[:, start:stop], is_causal=True, rotary=by, cache=cache))
-    return torch.cat(found, dim=1)
+        outputs.append(layer(x[:, start:stop], is_causal=True, rotary=by, cache=cache))
+    return torch.cat(outputs, dim=1)
 
 
 def assert_decodes(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> None:
     n = x.shape[1]
     by = rotary(torch.arange(n), layer.head_dim) if is_rotated else None
     with torch.no_grad():
-        whole = layer(x, is_causal=True, rotary=by)
+        expected = layer(x, is_causal=True, rotary=by)
         torch.testing.assert_close(
-            decoded(layer, x, cuts, is_rotated), whole, rtol=1e-10, atol=1e-11
+            decoded(layer, x, cuts, is_rotated), expected, rtol=1e-10, atol=1e-11
         )
 
 
@@ -145,11 +145,11 @@ def test_one_query_forms_no_matrix_for_every_key(groups: int) -> None:
     spec = AttentionSpec(compose=KeyComposeConfig(groups=groups, rank=rank))
     composer = attn_layer(spec)(24, heads).composers["pre"]
     maps, a = composer.maps(torch.randn(1, n, 24))["key"], torch.randn(1, heads, 2, n)
-    whole = composer(a, None, maps)
+    expected = composer(a, None, maps)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         alone = composer(a[:, :, :1], None, maps)
-    torch.testing.assert_close(alone, whole[:, :, :1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(alone, expected[:, :, :1], rtol=1e-5, atol=1e-6)
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest <= 4 * n * rank * heads < 4 * n * heads * heads // groups
 
@@ -166,9 +166,9 @@ def test_decoding_under_autocast_agrees_to_rounding(spec: AttentionSpec) -> None
     layer = make(spec).float()
     x = tokens(N).float()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        whole = layer(x, is_causal=True).float()
-        error = decoded(layer, x, list(range(1, N))).float() - whole
-    assert error.norm() < 0.05 * whole.norm()
+        expected = layer(x, is_causal=True).float()
+        error = decoded(layer, x, list(range(1, N))).float() - expected
+    assert error.norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
@@ -240,6 +240,6 @@ def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
     layer = make(spec).to("cuda", dtype)
     x = tokens(33).to("cuda", dtype)
     with torch.no_grad():
-        whole = layer(x, is_causal=True)
-        error = decoded(layer, x, [9, *range(20, 33)]) - whole
-    assert error.double().norm() < 30 * torch.finfo(dtype).eps * whole.double().norm()
+        expected = layer(x, is_causal=True)
+        error = decoded(layer, x, [9, *range(20, 33)]) - expected
+    assert error.double().norm() < 30 * torch.finfo(dtype).eps * expected.double().norm()

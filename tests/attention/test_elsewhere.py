@@ -62,11 +62,11 @@ def test_the_documented_calls_work() -> None:
     ],
 )
 def test_mappings_mean_the_same_as_in_yaml(chosen: Any, meant: Any) -> None:
-    made = attn_layer(chosen)
+    layer_class = attn_layer(chosen)
     expected = AttentionSpec(**meant) if meant is not None else AttentionSpec.model_validate(chosen)
-    assert made.spec == expected
-    assert made is attn_layer(expected)
-    assert made(24, 3)(torch.randn(2, 5, 24)).shape == (2, 5, 24)
+    assert layer_class.spec == expected
+    assert layer_class is attn_layer(expected)
+    assert layer_class(24, 3)(torch.randn(2, 5, 24)).shape == (2, 5, 24)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ CHOICES = [*PRESETS, IDENTITY]
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("lsa", [False, True])
 def test_layers_can_be_pickled_and_copied(chosen: Any, lsa: bool) -> None:
-    made = attn_layer(chosen, local_self_attention=lsa)
-    assert pickle.loads(pickle.dumps(made)) is made
-    layer, x = made(24, 3).eval(), torch.randn(2, 5, 24)
+    layer_class = attn_layer(chosen, local_self_attention=lsa)
+    assert pickle.loads(pickle.dumps(layer_class)) is layer_class
+    layer, x = layer_class(24, 3).eval(), torch.randn(2, 5, 24)
     for again in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
-        assert type(again) is made
+        assert type(again) is layer_class
         assert again.qkv.weight is not layer.qkv.weight
         if not (lsa and layer.spec.similarity.kind == "linear"):
             torch.testing.assert_close(again(x), layer(x), rtol=0, atol=0)
@@ -129,17 +129,19 @@ def test_models_can_be_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(same(images), model(images), rtol=0, atol=0)
 
 
-def outputs_of(model: nn.Module, made: type[Attention], images: Tensor) -> tuple[list[float], bool]:
+def outputs_of(
+    model: nn.Module, layer_class: type[Attention], images: Tensor
+) -> tuple[list[float], bool]:
     """Put the output of a model that was sent to this process into a queue."""
     with torch.no_grad():
-        return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, made)
+        return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, layer_class)
 
 
 @pytest.mark.slow
 def test_models_can_be_sent_to_a_spawned_process() -> None:
-    made, images = attn_layer(IDENTITY), torch.randn(2, 3, 32, 32)
-    model = timm_model(made)
+    layer_class, images = attn_layer(IDENTITY), torch.randn(2, 3, 32, 32)
+    model = timm_model(layer_class)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found, same = pool.apply(outputs_of, (model, made, images))
+        outputs, same = pool.apply(outputs_of, (model, layer_class, images))
     assert same
-    torch.testing.assert_close(torch.tensor(found).view(2, 3), model(images).detach())
+    torch.testing.assert_close(torch.tensor(outputs).view(2, 3), model(images).detach())

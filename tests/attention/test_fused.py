@@ -26,7 +26,7 @@ torch_reads_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a T
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 
 
-def made(
+def make_inputs(
     m: int,
     joined: bool,
     dtype: torch.dtype = torch.double,
@@ -38,8 +38,8 @@ def made(
     """Return q, k, z, v; the features are wider than the values and no multiple of 8."""
     generator = torch.Generator().manual_seed(m)
     sizes = [(n, 7), (m, n, 7), (n, 5), (n, 5)]
-    given = [torch.randn(batch, heads, *size, generator=generator) for size in sizes]
-    q, k, z, v = (x.to(device, dtype).requires_grad_() for x in given)
+    tensors = [torch.randn(batch, heads, *size, generator=generator) for size in sizes]
+    q, k, z, v = (x.to(device, dtype).requires_grad_() for x in tensors)
     return [q, k, z if joined else None, v]
 
 
@@ -90,7 +90,7 @@ def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @causal
 @pytest.mark.parametrize("dtype", [torch.double, torch.float, torch.bfloat16, torch.half])
 def test_value_and_gradient(m: int, joined: bool, is_causal: bool, dtype: torch.dtype) -> None:
-    assert_like_the_formula(made(m, joined, dtype), is_causal)
+    assert_like_the_formula(make_inputs(m, joined, dtype), is_causal)
 
 
 @several_keys
@@ -98,8 +98,8 @@ def test_value_and_gradient(m: int, joined: bool, is_causal: bool, dtype: torch.
 def test_logits_are_formed_without_a_kernel(m: int, is_causal: bool) -> None:
     """Torch has no kernel for these inputs."""
     with sdpa_kernel(SDPBackend.MATH):
-        assert_like_the_formula(made(m, True), is_causal)
-        assert_like_the_formula(made(m, True, torch.bfloat16), is_causal)
+        assert_like_the_formula(make_inputs(m, True), is_causal)
+        assert_like_the_formula(make_inputs(m, True, torch.bfloat16), is_causal)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_slices_of_batch_or_heads_give_the_same_result(
     """Slices go along the batch, or along the heads of a small batch; [q|z] takes 4.7 KB here."""
     monkeypatch.setitem(fused.SLICE, "cpu", limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    q, k, z, v = made(2, True, batch=batch, heads=heads)
+    q, k, z, v = make_inputs(2, True, batch=batch, heads=heads)
     assert q is not None
     along, cuts = fused._slices(q, z)
     assert (along, [cut[-1].stop - cut[-1].start for cut in cuts]) == (axis, lengths)
@@ -135,7 +135,7 @@ def test_slices_of_batch_or_heads_give_the_same_result(
 @with_z
 def test_the_operators_pass_torchs_checks(joined: bool) -> None:
     """The checks cover schema, fake tensors, autograd registration and tracing by AOTAutograd."""
-    parts = made(2, joined)
+    parts = make_inputs(2, joined)
     torch.library.opcheck(fused._attend, (*parts, True, SCALE))
     detached = [None if part is None else part.detach() for part in parts]
     summed = fused._attend(*detached, True, SCALE)
@@ -182,22 +182,22 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
 ) -> None:
     """The widest tensor that is kept is as wide as the inputs."""
     monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
-    layer, kept = make(PRESETS[name]), []
-    given = []
+    layer, saved = make(PRESETS[name]), []
+    inputs = []
     call = fused._attend
 
     def note(*arguments: Tensor) -> tuple[Tensor, ...]:
-        given.extend(arguments[:4])
+        inputs.extend(arguments[:4])
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: (kept.append(x), x)[1], lambda x: x
+            lambda x: (saved.append(x), x)[1], lambda x: x
         ):
             return call(*arguments)
 
     monkeypatch.setattr(fused, "_attend", note)
     layer(tokens(64))
-    handed = {x.untyped_storage().data_ptr() for x in given if x is not None}
-    new = [x for x in kept if x.untyped_storage().data_ptr() not in handed]
-    assert len(kept) > len(new)
+    handed = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
+    new = [x for x in saved if x.untyped_storage().data_ptr() not in handed]
+    assert len(saved) > len(new)
     # The output, the log-sum-exps and the two values of disabled dropout.
     assert sum(x.numel() for x in new) == 2 * 64 * (DIM + layer.num_heads)
 
@@ -229,8 +229,8 @@ def test_gpu_kernels_are_called_as_they_are_declared(
     monkeypatch.setattr(kernels, "choose", lambda *a: getattr(SDPBackend, choice))
     with FakeTensorMode(), torch.no_grad():
         sizes = [(2, 3, 40, 24), (2, 3, m, 40, 24), (2, 3, 40, 16), (2, 3, 40, 16)]
-        given = [torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
-        q, k, z, v = given
+        tensors = [torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
+        q, k, z, v = tensors
         parts = (q, k, z if joined else None, v)
         for lines in (fused._attend, fused._attend._init_fn):
             out, *rest = lines(*parts, True, SCALE)
@@ -250,7 +250,7 @@ def test_gpu_kernels_are_called_as_they_are_declared(
 def test_gpu_kernels_agree_with_the_definition(
     m: int, joined: bool, is_causal: bool, dtype: torch.dtype
 ) -> None:
-    assert_like_the_formula(made(m, joined, dtype, device="cuda"), is_causal)
+    assert_like_the_formula(make_inputs(m, joined, dtype, device="cuda"), is_causal)
 
 
 @pytest.mark.gpu
@@ -260,12 +260,12 @@ def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
     standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
     width = blocks.match_width("belief2", shape, blocks.count_parameters(standard))
-    held = []
+    held_bytes = []
     for block in (standard, blocks.build_block("belief2", shape, width)):
         step = blocks.Step(block.cuda(), x, False)
         step()
-        held.append(measure_memory(step, "cuda").held)
-    assert held[1] <= 1.2 * held[0]
+        held_bytes.append(measure_memory(step, "cuda").held)
+    assert held_bytes[1] <= 1.2 * held_bytes[0]
 
 
 @torch_reads_grad
@@ -296,7 +296,7 @@ def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_key_gives_torchs_result() -> None:
-    q, k, _, v = made(1, False)
+    q, k, _, v = make_inputs(1, False)
     assert q is not None
     assert k is not None
     assert v is not None

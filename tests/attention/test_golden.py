@@ -31,15 +31,15 @@ def losses(name: str) -> list[float]:
     network = build(model, (1, 8, 8), 10).double()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     data = ImageData(Digits(batch_size=32), 0, torch.device("cpu"))
-    found = []
+    values = []
     for step, (images, labels) in enumerate(data.batches(0, STEPS)):
         loss = F.cross_entropy(network(images.double()), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if step % EVERY == 0:
-            found.append(round(loss.item(), 6))
-    return found
+            values.append(round(loss.item(), 6))
+    return values
 
 
 def test_every_preset_has_golden_losses() -> None:

@@ -27,7 +27,7 @@ def test_chunks_give_the_result_of_the_whole(name: str, n: int) -> None:
     assert_same(make(preset(name)), tokens(n, batch=1), is_causal=True)
 
 
-def kept(n: int, is_causal: bool) -> int:
+def count_saved_numbers(n: int, is_causal: bool) -> int:
     """Return how many numbers two keys of n tokens keep for the backward pass."""
     layer = attn_layer("mlk")(DIM, HEADS)
     storages: dict[int, int] = {}
@@ -45,7 +45,7 @@ def kept(n: int, is_causal: bool) -> int:
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_memory_is_linear_in_the_tokens(is_causal: bool) -> None:
     """Apart from a constant part (the weights), twice the tokens keep twice as much."""
-    one, two, four = (kept(n, is_causal) for n in (1024, 2048, 4096))
+    one, two, four = (count_saved_numbers(n, is_causal) for n in (1024, 2048, 4096))
     assert four - two == pytest.approx(2 * (two - one), rel=0.01)
 
 

@@ -207,16 +207,16 @@ def test_groups_mix_only_their_own_heads() -> None:
 @pytest.mark.parametrize("name", ["standard", "belief"])
 def test_one_call_copies_no_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values as wide as the queries are passed without a copy."""
-    n, given = 512, []
+    n, tensors = 512, []
     layer = attn_layer(name)(16, 2)
     call = F.scaled_dot_product_attention
     monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *a, **k: (given.extend(a[:3]), call(*a, **k))[1]
+        F, "scaled_dot_product_attention", lambda *a, **k: (tensors.extend(a[:3]), call(*a, **k))[1]
     )
     projected = []
     layer.qkv.register_forward_hook(lambda module, inputs, output: projected.append(output))
     layer(torch.randn(1, n, 16))
-    assert {part.untyped_storage().data_ptr() for part in given} == {
+    assert {part.untyped_storage().data_ptr() for part in tensors} == {
         projected[0].untyped_storage().data_ptr()
     }
 
@@ -257,6 +257,6 @@ def test_a_causal_prefix_of_linear_keys_ignores_later_tokens() -> None:
     """This holds over several chunks."""
     layer = make(AttentionSpec(similarity=LinearConfig(keys=2)))
     x = torch.randn(1, 150, DIM, dtype=torch.double)
-    whole = layer(x, is_causal=True)
+    expected = layer(x, is_causal=True)
     for n in (1, 63, 64, 65, 129):
-        torch.testing.assert_close(layer(x[:, :n], is_causal=True), whole[:, :n])
+        torch.testing.assert_close(layer(x[:, :n], is_causal=True), expected[:, :n])

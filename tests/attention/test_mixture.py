@@ -124,8 +124,8 @@ def test_offsets_start_as_published() -> None:
 def test_the_released_m_step_counts_every_pair() -> None:
     """The released code averages over future queries too if it is causal."""
     every, attending, unmasked = (
-        mixture(prior="m-step", responsibilities=which).train()
-        for which in ("all", "attending", "attending")
+        mixture(prior="m-step", responsibilities=responsibilities).train()
+        for responsibilities in ("all", "attending", "attending")
     )
     x = tokens(9)
     every(x, is_causal=True)
@@ -251,8 +251,8 @@ def test_different_widths_prefer_the_wide_key_far_away() -> None:
         layer.similarity.shift.zero_()
     q = tokens(4).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
     keys = torch.zeros(2, HEADS, 2, 4, WIDTH, dtype=torch.double)
-    features, others = layer.similarity.features(q, keys)
-    logits = torch.einsum("bhie,bhrje->bhrij", features, others) / math.sqrt(WIDTH)
+    features, key_features = layer.similarity.features(q, keys)
+    logits = torch.einsum("bhie,bhrje->bhrij", features, key_features) / math.sqrt(WIDTH)
     distance = -q.square().sum(-1) / (2 * math.sqrt(WIDTH))
     expected = torch.stack([distance, distance / 3], 2) + math.log(0.5)
     torch.testing.assert_close(logits[..., 0], expected)
@@ -267,7 +267,7 @@ def test_compiled_weights_equal_the_softmax() -> None:
     logits[..., 2, :, 3:] = torch.finfo(torch.double).min
     results = []
     for weights in (plain, compiled):
-        given = logits.clone().requires_grad_()
-        out = weights(given, None)
-        results.append((out, *torch.autograd.grad(out.square().sum(), given)))
+        inputs = logits.clone().requires_grad_()
+        out = weights(inputs, None)
+        results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
     torch.testing.assert_close(results[1], results[0])

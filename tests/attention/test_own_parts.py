@@ -75,11 +75,11 @@ def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     moved.mkdir()
     (tmp_path / "reflected.py").rename(moved / "reflected.py")
     gone = run(tmp_path, "lit_attn.train", str(cell))
-    said = f"{cell}/config.yaml: parts: {tmp_path}/reflected.py: no such file\n"
-    assert (gone.returncode, gone.stderr) == (2, said)
+    message = f"{cell}/config.yaml: parts: {tmp_path}/reflected.py: no such file\n"
+    assert (gone.returncode, gone.stderr) == (2, message)
     study(tmp_path, parts="elsewhere/reflected.py")
-    told = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
-    assert cell.name.removeprefix("0-") in told.stdout
+    preview = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    assert cell.name.removeprefix("0-") in preview.stdout
 
 
 def test_the_study_on_the_page_is_valid(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").touch()
     path = study(tmp_path, parts="reflekted.py")
-    said = f"{path}:5: studies.mine.parts: no file {tmp_path}/reflekted.py; did you mean"
-    with pytest.raises(ConfigError, match=re.escape(said + " 'reflected.py'?")):
+    message = f"{path}:5: studies.mine.parts: no file {tmp_path}/reflekted.py; did you mean"
+    with pytest.raises(ConfigError, match=re.escape(message + " 'reflected.py'?")):
         read_studies(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import torch\n\nresidual = Residul\n", ":3: NameError: name 'Residul' is not defined"),
         ("def f(:\n", ":1: SyntaxError: invalid syntax"),
@@ -133,10 +133,10 @@ def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> Non
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mistaken.py"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(f"{path}{said}")) as caught:
+    with pytest.raises(ConfigError, match=re.escape(f"{path}{message}")) as caught:
         load_parts([path])
     assert "\n" not in str(caught.value)
     assert "mistaken" not in sys.modules

@@ -19,12 +19,12 @@ def expected(
 ) -> Tensor:
     """Return the weights by the reference."""
     q, keys, _ = reference.project(layer, x, None)
-    seen = reference.may_attend(
+    attended = reference.may_attend(
         x.shape[1], layer.spec.window, layer.local_self_attention, is_causal
     )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        seen = seen & attn_mask
-    return reference.weights(layer, x, q, keys, seen, attn_mask)
+        attended = attended & attn_mask
+    return reference.weights(layer, x, q, keys, attended, attn_mask)
 
 
 @every_spec

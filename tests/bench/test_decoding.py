@@ -84,16 +84,16 @@ def test_without_a_cache_the_sequence_has_its_average_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed = make_decoder("standard", SHAPE._replace(generate=4))
-    seen = []
+    calls = []
 
     def forward(tokens: Tensor, caches: list[Cache] | None) -> Tensor:
-        seen.append((tokens.shape, caches))
+        calls.append((tokens.shape, caches))
         return right(tokens, caches=caches)
 
     right = timed.network.trunk.forward
     monkeypatch.setattr(timed.network.trunk, "forward", forward)
     timed.recompute()
-    assert seen == [((2, PROMPT + 2), None)]
+    assert calls == [((2, PROMPT + 2), None)]
 
 
 def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "numbers"),
     [
         ("standard", 2 * DIM),
         ("xsa", 2 * DIM),
@@ -152,9 +152,9 @@ def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
         ("dcmha-query", 2 * DIM),
     ],
 )
-def test_cache_bytes(name: str, kept: int) -> None:
+def test_cache_bytes(name: str, numbers: int) -> None:
     """The bytes of a token equal the table in docs/design.md; they do not depend on the batch."""
-    assert measure(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * kept
+    assert measure(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * numbers
 
 
 def test_cache_bytes_of_running_sums() -> None:
@@ -164,9 +164,9 @@ def test_cache_bytes_of_running_sums() -> None:
 @pytest.mark.parametrize("name", ["xsa", "dcmha"])
 def test_a_window_keeps_its_own_tokens(name: str) -> None:
     """The first layer keeps the last 3 tokens, the second all 10."""
-    whole, part = measure(name, name + "/windows")[-2:]
-    assert whole.cache is not None
-    assert part.cache == whole.cache * (3 + 10) // 20
+    full, windowed = measure(name, name + "/windows")[-2:]
+    assert full.cache is not None
+    assert windowed.cache == full.cache * (3 + 10) // 20
 
 
 def test_the_models_are_those_of_table_6() -> None:

@@ -23,14 +23,14 @@ def test_a_slower_round_does_not_change_ratios(monkeypatch: pytest.MonkeyPatch) 
     clock = {"now": 0.0, "slow": 1.0}
     monkeypatch.setitem(CLOCKS, "wall", lambda: clock["now"])
 
-    def takes(seconds: float) -> None:
+    def advance_clock(seconds: float) -> None:
         clock["now"] += seconds * clock["slow"]
 
     def base() -> None:
         clock["slow"] *= 1.5
-        takes(1)
+        advance_clock(1)
 
-    seconds = measure_seconds({"base": base, "double": lambda: takes(2)}, 7, "cpu")
+    seconds = measure_seconds({"base": base, "double": lambda: advance_clock(2)}, 7, "cpu")
     assert len(seconds["base"]) == 7
     assert summarize_ratios(seconds["double"], seconds["base"]) == pytest.approx((2, 0))
     assert summarize(seconds["base"]).iqr > 0
@@ -109,8 +109,8 @@ def test_the_memory_of_a_module_includes_its_gradients() -> None:
 @pytest.mark.gpu
 def test_memory_is_counted_on_a_gpu() -> None:
     def on_gpu() -> Tensor:
-        kept = [torch.ones(1_000_000, device="cuda") for _ in range(3)]
-        return kept[0]
+        tensors = [torch.ones(1_000_000, device="cuda") for _ in range(3)]
+        return tensors[0]
 
     assert measure_memory(Allocating(on_gpu, lambda: None), "cuda") == pytest.approx(
         (4_000_000, 12_000_000), rel=0.01

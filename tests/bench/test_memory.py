@@ -98,9 +98,9 @@ def test_joined_keys_grow_with_n(name: str, causal: bool) -> None:
 
 def test_the_materialised_form_keeps_logits_bytes() -> None:
     """The checks above would detect a layer that keeps its logits."""
-    kept = "talking-heads/materialised"
-    assert saved_bytes(kept, 1024, False) > logits_bytes(1024)
-    assert measure(kept, 1024).held > logits_bytes(1024)
+    name = "talking-heads/materialised"
+    assert saved_bytes(name, 1024, False) > logits_bytes(1024)
+    assert measure(name, 1024).held > logits_bytes(1024)
 
 
 @pytest.mark.parametrize("name", ["mgk", "mgk-hard", "talking-heads", "dcmha", "linear"])
@@ -108,8 +108,8 @@ def test_a_block_of_512_tokens_needs_less_memory_than_materialised(name: str) ->
     shape = blocks.Shape(2, 512, 48, 3)
     x = torch.randn(2, 512, 48)
     fast, plain = (
-        measure_memory(blocks.Step(blocks.build_block(which, shape, 96), x, False), "cpu").peak
-        for which in (name, name + "/materialised")
+        measure_memory(blocks.Step(blocks.build_block(form, shape, 96), x, False), "cpu").peak
+        for form in (name, name + "/materialised")
     )
     assert fast < plain
 

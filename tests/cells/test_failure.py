@@ -60,10 +60,10 @@ TABLE: list[tuple[int, str, FailureClass, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("returncode", "tail", "expected", "says"), TABLE)
+@pytest.mark.parametrize(("returncode", "tail", "expected", "reason"), TABLE)
 def test_every_end_has_a_class_and_a_reason(
-    returncode: int, tail: str, expected: FailureClass, says: str
+    returncode: int, tail: str, expected: FailureClass, reason: str
 ) -> None:
     assert classify_failure(returncode, tail) == expected
-    assert describe_failure(returncode, tail).startswith(says)
+    assert describe_failure(returncode, tail).startswith(reason)
     assert "\n" not in describe_failure(returncode, tail)

@@ -40,9 +40,9 @@ def jobs(path: Path, *variants: str) -> list[Job]:
 
 
 def last_exit(job: Job) -> Exit:
-    found = folder.read_exit(folder.list_attempts(job.folder)[-1])
-    assert found is not None
-    return found
+    exit_record = folder.read_exit(folder.list_attempts(job.folder)[-1])
+    assert exit_record is not None
+    return exit_record
 
 
 def rank_pids(path: Path) -> list[int]:

@@ -87,11 +87,11 @@ def test_metric_rows_are_read(tmp_path: Path) -> None:
 )
 def test_only_torn_lines_are_left_out(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
-    whole = "step,epoch,name,value\n10,0,test/accuracy,0.5\n"
-    path.write_text(whole + torn)
+    complete_lines = "step,epoch,name,value\n10,0,test/accuracy,0.5\n"
+    path.write_text(complete_lines + torn)
     assert read_metrics(path) == [MetricRow(10, 0, "test/accuracy", 0.5)]
     if torn.endswith("\n"):
-        path.write_text(whole + torn + "40,3,test/accuracy,0.7\n")
+        path.write_text(complete_lines + torn + "40,3,test/accuracy,0.7\n")
         assert [row.step for row in read_metrics(path)] == [10, 40]
 
 

@@ -20,15 +20,15 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def processes_below(path: Path) -> list[int]:
     """Return the live processes whose environment mentions `path`."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_ours = str(path).encode() in (process / "environ").read_bytes()
         except OSError:
             continue
         if is_ours and int(process.name) != os.getpid() and alive(int(process.name)):
-            found.append(int(process.name))
-    return found
+            pids.append(int(process.name))
+    return pids
 
 
 @pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])

@@ -73,17 +73,17 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
     if name == "pile_405m":
         model["ffn"] = {"width": 16, "activation": "swiglu"}
-    found = trained(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
-    assert found["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
+    metrics = trained(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
+    assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
 
 
 def test_what_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
     cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
-    found = trained(cell, tmp_path)
-    assert found["train/tokens_per_second"] > 0
+    metrics = trained(cell, tmp_path)
+    assert metrics["train/tokens_per_second"] > 0
     # Its head has as many rows as GPT-2's for the 256 bytes that there are.
-    assert found["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
+    assert metrics["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
 
 
 def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: P
     documents(tmp_path, 2 if name == "lra_retrieval" else 1)
     attention = PRESETS["smgk"].model_dump(mode="json")
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16}, "attention": attention}
-    found = trained(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
-    assert 0 <= found["test/accuracy"] <= 1
-    assert found["val/loss"] == pytest.approx(np.log(10 if name == "lra_listops" else 2), rel=0.5)
+    metrics = trained(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
+    assert 0 <= metrics["test/accuracy"] <= 1
+    assert metrics["val/loss"] == pytest.approx(np.log(10 if name == "lra_listops" else 2), rel=0.5)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)

@@ -72,11 +72,11 @@ def test_the_line_of_the_key_and_not_of_its_section(tmp_path: Path) -> None:
 def test_models_and_data_that_do_not_fit_are_refused(
     experiment: str, section: str, changes: dict[str, object], message: str
 ) -> None:
-    given = load(ROOT / "experiments" / f"{experiment}.yaml")
+    sections = load(ROOT / "experiments" / f"{experiment}.yaml")
     for key, value in changes.items():
-        given[section][key] = value
+        sections[section][key] = value
     with pytest.raises(ValueError, match=message):
-        Experiment.model_validate(given)
+        Experiment.model_validate(sections)
 
 
 def test_a_dry_run_reports_a_mistake_without_torch(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_dry_run_with_params_names_the_variant(
 
 def test_a_model_that_cannot_be_built_is_a_configuration_error() -> None:
     """The failure of such a cell is classified as a bad configuration."""
-    given: Mapping = load(ROOT / "experiments" / "digits_vit.yaml")
-    experiment = Experiment.model_validate(given)
+    sections: Mapping = load(ROOT / "experiments" / "digits_vit.yaml")
+    experiment = Experiment.model_validate(sections)
     spec = experiment.model.attention.model_copy(update={"kv_heads": 7})
     model = experiment.model.model_copy(update={"attention": spec})
     with pytest.raises(ConfigError, match="model: kv_heads: 7 key heads do not divide"):
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_built_is_a_configuration_error() -> None:
 
 
 def test_the_nearest_divisor_is_found() -> None:
-    found = [find_nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
-    assert found == [1, 3, 4, 6, 6, 6, 12]
+    divisors = [find_nearest_divisor(number, 12) for number in (1, 3, 5, 7, 8, 9, 99)]
+    assert divisors == [1, 3, 4, 6, 6, 6, 12]
     assert find_nearest_divisor(7, 10**400 + 1) in range(1, 10**400)
     assert find_nearest_divisor(10**300, 2 * 10**300 + 3) == 1

@@ -33,11 +33,11 @@ def names_of_task(cell: Cell) -> list[str]:
 
 
 def composition_cell() -> Cell:
-    given = text_cell().model_dump(mode="json")
-    given["metric"]["name"] = "test/held-out"
+    fields = text_cell().model_dump(mode="json")
+    fields["metric"]["name"] = "test/held-out"
     data = {"kind": "head-composition", "batch_size": 8, "eval_questions": 2}
-    given["experiment"] |= {"task": "head-composition", "data": data}
-    return Cell.model_validate(given)
+    fields["experiment"] |= {"task": "head-composition", "data": data}
+    return Cell.model_validate(fields)
 
 
 @pytest.mark.parametrize("make", [digits_cell, text_cell, composition_cell, scenes_cell])
@@ -192,6 +192,8 @@ def test_a_report_of_cells_without_the_metric(
     metric = Metric(name="test/lss", label="loss", goal="min", scale=1)
     folder = fake_study.write_study(tmp_path / "runs", metric=metric, skip=(("standard", 0),))
     assert report([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 2
-    said = f"{folder / 'plan.json'}: metric.name: no cell has 'test/lss'; did you mean 'test/loss'?"
-    assert capsys.readouterr().err == f"{said}\n"
+    message = (
+        f"{folder / 'plan.json'}: metric.name: no cell has 'test/lss'; did you mean 'test/loss'?"
+    )
+    assert capsys.readouterr().err == f"{message}\n"
     assert not (tmp_path / "reports").exists()

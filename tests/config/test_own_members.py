@@ -94,11 +94,11 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         "metric": {"name": "test/mae"},
         "parts": [str(tmp_path / "signals.py")],
     }
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    for folder in (whole, stopped):
+    uninterrupted, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for folder in (uninterrupted, stopped):
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(cell))
-    assert run(tmp_path, "lit_attn.train", str(whole)).returncode == 0
+    assert run(tmp_path, "lit_attn.train", str(uninterrupted)).returncode == 0
     command = [sys.executable, "-m", "lit_attn.train", str(stopped)]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -108,7 +108,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 143
     assert run(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
-    assert (stopped / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
 
 
 def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def matrices() -> dict[str, Matrix]:
 def parameters(study: str, variant: str) -> int:
     from lit_attn.models import budget
 
-    found = next(v for v in matrices()[study].variants if v.name == variant)
-    data = found.experiment.data
-    model = budget.resolve(found.experiment.model, found.match_to, data)
+    chosen = next(v for v in matrices()[study].variants if v.name == variant)
+    data = chosen.experiment.data
+    model = budget.resolve(chosen.experiment.model, chosen.match_to, data)
     return budget.describe(model, data).parameters
 
 
@@ -67,10 +67,12 @@ def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> 
     long = matrices()[name.removesuffix("-short")]
     short = matrices()[name]
     assert len(short.seeds) > len(long.seeds)
-    for there, here in zip(long.variants, short.variants, strict=True):
-        assert there.name == here.name
-        assert there.experiment.model == here.experiment.model
-        assert there.experiment.training.epochs == 10 * here.experiment.training.epochs
+    for long_variant, short_variant in zip(long.variants, short.variants, strict=True):
+        assert long_variant.name == short_variant.name
+        assert long_variant.experiment.model == short_variant.experiment.model
+        assert (
+            long_variant.experiment.training.epochs == 10 * short_variant.experiment.training.epochs
+        )
     assert not short.source.study.published
 
 
@@ -165,25 +167,30 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
 
 
 def test_readings_differ_in_what_they_say() -> None:
-    found = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
-    assert list(found)[:2] == ["standard", "attentionx"]
+    experiments = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
+    assert list(experiments)[:2] == ["standard", "attentionx"]
     flavours = {
         name: step.flavour
-        for name, experiment in found.items()
+        for name, experiment in experiments.items()
         for step in experiment.data.augment
         if isinstance(step, RandAugmentConfig)
     }
     assert flavours == {
-        name: "torchvision" if name.startswith("torchvision") else "blanking" for name in found
+        name: "torchvision" if name.startswith("torchvision") else "blanking"
+        for name in experiments
     }
-    plain = [name for name, experiment in found.items() if experiment.model.patchify == "plain"]
+    plain = [
+        name for name, experiment in experiments.items() if experiment.model.patchify == "plain"
+    ]
     assert plain == ["plain-standard", "plain-attentionx"]
 
 
 def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     """Segmenter's seg_tiny_mask on ADE20K (docs/setups.md)."""
-    found = {variant.name: variant.experiment for variant in matrices()["belief2-ade20k"].variants}
-    experiment = found["standard"]
+    experiments = {
+        variant.name: variant.experiment for variant in matrices()["belief2-ade20k"].variants
+    }
+    experiment = experiments["standard"]
     data, model, training = experiment.data, experiment.model, experiment.training
     assert (data.kind, data.crop, data.short_side, data.long_side) == ("ade20k", 512, 512, 2048)
     assert (data.batch_size, data.drop_last, data.validation) == (8, False, 0)
@@ -198,13 +205,13 @@ def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     assert (training.precision, training.ema) == ("fp32", None)
     readings = {
         name: (e.model.attention.zz, e.model.attention.residual.activation)
-        for name, e in found.items()
+        for name, e in experiments.items()
         if "belief2" in name
     }
     assert readings.pop("belief2-with-zz") == (True, "identity")
     assert readings.pop("belief2-gelu") == (False, "gelu")
     assert set(readings.values()) == {(False, "identity")}
-    starts = {name: found[name].model.attention.residual.init for name in readings}
+    starts = {name: experiments[name].model.attention.residual.init for name in readings}
     assert starts.pop("belief2-fresh") == "fresh"
     assert set(starts.values()) == {"copy"}
 

@@ -176,11 +176,11 @@ def test_erase_sets_the_box_to_the_mean() -> None:
 def test_cutmix_keeps_the_share_of_pixels_it_says() -> None:
     ones, zeros = torch.ones(2, 3, 10, 10), torch.zeros(2, 3, 10, 10)
     for row, column, weight in ((0.5, 0.5, 0.75), (0.0, 0.0, 0.5), (0.99, 0.2, 0.0)):
-        mixed, kept = cutmix(ones, zeros, weight, row, column)
-        assert mixed[0, 0].mean().item() == pytest.approx(kept)
-    _, kept = cutmix(ones, zeros, 0.75, 0.5, 0.5)
+        mixed, share = cutmix(ones, zeros, weight, row, column)
+        assert mixed[0, 0].mean().item() == pytest.approx(share)
+    _, share = cutmix(ones, zeros, 0.75, 0.5, 0.5)
     side = int(10 * math.sqrt(0.25))
-    assert kept == pytest.approx(1 - (side // 2 * 2) ** 2 / 100)
+    assert share == pytest.approx(1 - (side // 2 * 2) ** 2 / 100)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.75, 0.96])
@@ -200,9 +200,9 @@ def test_mixes_against_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> N
 
     places = iter([int(place * 32) for place in centre])
     monkeypatch.setattr(np.random, "randint", lambda *a, **k: next(places))
-    (top, bottom, left, right), kept = cutmix_bbox_and_lam(x.shape, weight)
+    (top, bottom, left, right), share = cutmix_bbox_and_lam(x.shape, weight)
     expected = x.clone()
     expected[..., top:bottom, left:right] = x.flip(0)[..., top:bottom, left:right]
     mixed, targets = mix.apply(x, y, MixDraw("cutmix", weight, centre, others))
     torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
-    torch.testing.assert_close(targets, mixup_target(y, 4, kept))
+    torch.testing.assert_close(targets, mixup_target(y, 4, share))

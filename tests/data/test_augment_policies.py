@@ -191,8 +191,8 @@ def test_policies_change_a_copy(policy: policies.Policy, channels: int) -> None:
 
 
 def test_flips_and_crops_are_drawn_evenly() -> None:
-    (which,) = Flip(config.FlipConfig(p=0.5)).draw(4000, generator())
-    assert which.float().mean() == pytest.approx(0.5, abs=0.03)
+    (flipped,) = Flip(config.FlipConfig(p=0.5)).draw(4000, generator())
+    assert flipped.float().mean() == pytest.approx(0.5, abs=0.03)
     for corner in Crop(config.CropConfig(padding=4)).draw(9000, generator()):
         counts = corner.bincount()
         assert len(counts) == 9

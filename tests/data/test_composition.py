@@ -25,11 +25,11 @@ CPU = torch.device("cpu")
 
 
 def data(seed: int = 0, **changes: object) -> CompositionData:
-    given = {"eval_questions": 4, "batch_size": 64, **changes}
-    return CompositionData(HeadCompositionConfig.model_validate(given), seed, CPU)
+    fields = {"eval_questions": 4, "batch_size": 64, **changes}
+    return CompositionData(HeadCompositionConfig.model_validate(fields), seed, CPU)
 
 
-def looked_up(lexicon: Lexicon, question: list[int]) -> int:
+def find_source(lexicon: Lexicon, question: list[int]) -> int:
     """Return the source of a question, computed from its tokens alone."""
     facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
     item, pattern = question[6], PATTERNS[question[7] - lexicon.first_pattern]
@@ -39,36 +39,36 @@ def looked_up(lexicon: Lexicon, question: list[int]) -> int:
         for number, members in enumerate(lexicon.members)
         for entity in members.tolist()
     }
-    found = {
+    sources = {
         "same-key": [value for key, value in facts if key == item],
         "other-key": [value for key, value in facts if key != item],
         "same-value": [key for key, value in facts if value == item],
         "different": [value for value in values if values.count(value) == 1],
         "other-class": [value for value in values if classes[value] != item],
     }[pattern]
-    assert len(found) == 1, "the question has one answer"
-    return found[0]
+    assert len(sources) == 1, "the question has one answer"
+    return sources[0]
 
 
 def test_answers_follow_from_the_questions() -> None:
     module = data(held_out="none")
-    seen = set()
+    tasks = set()
     for step in range(10):
         for question, answer, task in zip(*(p.tolist() for p in module.batch(step)), strict=True):
             pattern, transformation = divmod(task, len(TRANSFORMATIONS))
             lexicon = module.lexicon
             assert question[7] - lexicon.first_pattern == pattern
             assert question[8] - lexicon.first_transformation == transformation
-            assert answer == lexicon.maps[transformation, looked_up(lexicon, question)]
-            seen.add(task)
-    assert seen == set(range(TASKS))
+            assert answer == lexicon.maps[transformation, find_source(lexicon, question)]
+            tasks.add(task)
+    assert tasks == set(range(TASKS))
 
 
 def test_the_source_of_an_answer_is_at_every_place() -> None:
     module = data()
     questions, *_ = module.batch(0)
     places = [
-        [k for k in range(6) if question[k] == looked_up(module.lexicon, question)][-1] // 2
+        [k for k in range(6) if question[k] == find_source(module.lexicon, question)][-1] // 2
         for question in questions.tolist()
     ]
     assert min(np.bincount(places, minlength=3)) > 10
@@ -114,16 +114,16 @@ def test_questions_depend_on_seed_and_step_and_those_evaluated_on_neither() -> N
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_share_questions(world: int) -> None:
-    whole = data(batch_size=66).batch(2)[0]
-    asked = 0
+    full_batch = data(batch_size=66).batch(2)[0]
+    question_count = 0
     for rank in range(world):
         module = data(batch_size=66, eval_batch_size=32)
         on_rank(module, rank, world)
-        assert torch.equal(module.batch(2)[0], whole[rank::world])
+        assert torch.equal(module.batch(2)[0], full_batch[rank::world])
         batches = list(module.val_dataloader()[0])
         assert len(batches) == len(module.val_dataloader()[0]) == -(-100 // (32 * world))
-        asked += sum(int((answers != IGNORED).sum()) for _, answers, _ in batches)
-    assert asked == 4 * TASKS
+        question_count += sum(int((answers != IGNORED).sum()) for _, answers, _ in batches)
+    assert question_count == 4 * TASKS
 
 
 def test_the_grid_counts_every_task_by_itself() -> None:
@@ -131,9 +131,9 @@ def test_the_grid_counts_every_task_by_itself() -> None:
     answers = torch.tensor([3, 3, 4, 4, IGNORED])
     logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 4, 0]), 5) * 50.0
     grid.update(logits, answers, torch.tensor([0, 0, 1, 7, 0]))
-    found = {key: value.item() for key, value in grid.compute().items()}
-    assert found.pop("loss") == pytest.approx(50 / 4)
-    assert found == {
+    metrics = {key: value.item() for key, value in grid.compute().items()}
+    assert metrics.pop("loss") == pytest.approx(50 / 4)
+    assert metrics == {
         "accuracy": 0.75,
         "trained": 1.0,
         "held-out": 0.5,
@@ -192,11 +192,11 @@ def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactor
     )
     folder = folder_of(cell, tmp_path_factory.mktemp("cell"))
     run_cell(folder)
-    found = Result.model_validate_json((folder / "result.json").read_text())
+    result = Result.model_validate_json((folder / "result.json").read_text())
     # Better than any of the 12 answers that there are.
-    assert found.metrics["test/accuracy"] > 1.5 / 12
-    assert found.metrics["test/loss"] < np.log(12)
-    assert sum(key.startswith("test/") and ":" in key for key in found.metrics) == TASKS
-    assert found.metrics["train/tokens_per_second"] == pytest.approx(
-        64 * CONTEXT / found.step_time.median
+    assert result.metrics["test/accuracy"] > 1.5 / 12
+    assert result.metrics["test/loss"] < np.log(12)
+    assert sum(key.startswith("test/") and ":" in key for key in result.metrics) == TASKS
+    assert result.metrics["train/tokens_per_second"] == pytest.approx(
+        64 * CONTEXT / result.step_time.median
     )

@@ -33,8 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(path: Path, **changes: Any) -> ImageFolder:
-    given = {"size": 16, "batch_size": 16, "eval_batch_size": 8, "workers": 0, **changes}
-    return ImageFolder(name="digits", path=path, classes=CLASSES, **given)
+    fields = {"size": 16, "batch_size": 16, "eval_batch_size": 8, "workers": 0, **changes}
+    return ImageFolder(name="digits", path=path, classes=CLASSES, **fields)
 
 
 def at(data: ImageFolder, rank: int = 0, world: int = 1, step: int = 0, seed: int = 0) -> Any:
@@ -58,15 +58,15 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_batches_are_a_function_of_seed_and_step(folders: Path) -> None:
     data = config(folders, augment=AUGMENT)
     random.seed(1)
-    whole = batches(at(data))
-    assert [tuple(images.shape) for images, _ in whole] == [(16, 3, 16, 16)] * 4
-    assert all(targets.shape == (16, CLASSES) for _, targets in whole)
-    assert all(targets.sum(1).allclose(torch.ones(16)) for _, targets in whole)
+    expected = batches(at(data))
+    assert [tuple(images.shape) for images, _ in expected] == [(16, 3, 16, 16)] * 4
+    assert all(targets.shape == (16, CLASSES) for _, targets in expected)
+    assert all(targets.sum(1).allclose(torch.ones(16)) for _, targets in expected)
     random.seed(2)
     torch.manual_seed(2)
-    assert same(batches(at(data, step=2)), whole[2:])
-    assert not same(batches(at(data, seed=1)), whole)
-    assert not same(batches(at(data, step=4)), whole)
+    assert same(batches(at(data, step=2)), expected[2:])
+    assert not same(batches(at(data, seed=1)), expected)
+    assert not same(batches(at(data, step=4)), expected)
 
 
 # Of Python 3.12 and later, at any fork of a process with threads.
@@ -90,20 +90,20 @@ def test_drawing_leaves_the_global_generators_alone(folders: Path) -> None:
 def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
     """20 images in five evaluation batches over 3 devices: each image is evaluated once."""
     data = config(folders, batch_size=12, eval_batch_size=4, augment=TimmAugmentation())
-    whole = batches(at(data, step=1))
+    single = batches(at(data, step=1))
     parts = [batches(at(data, rank, 3, step=1)) for rank in range(3)]
-    for number, (images, labels) in enumerate(whole):
+    for number, (images, labels) in enumerate(single):
         for rank in range(3):
             assert torch.equal(parts[rank][number][0], images[rank::3])
             assert torch.equal(parts[rank][number][1], labels[rank::3])
     loaders = [at(data, rank, 3).val_dataloader()[0] for rank in range(3)]
     read = [list(loader) for loader in loaders]
     assert {len(part) for part in read} == {5} == {len(loader) for loader in loaders}
-    seen = torch.cat([images for part in read for images, _ in part])
+    evaluated = torch.cat([images for part in read for images, _ in part])
     (alone,) = at(data).val_dataloader()
     expected = torch.cat([images for images, _ in alone])
-    assert len(seen) == 20
-    assert {image.sum().item() for image in seen} == {image.sum().item() for image in expected}
+    assert len(evaluated) == 20
+    assert {image.sum().item() for image in evaluated} == {image.sum().item() for image in expected}
 
 
 def test_repeated_augmentation_is_timms(folders: Path) -> None:
@@ -165,11 +165,11 @@ def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
 def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) -> None:
     data = at(config(folders, validation=8))
     assert data.splits == ["val", "test"]
-    found = list_files(data.data)
-    assert np.bincount(found["val"].labels).tolist() == [2] * CLASSES
-    names = set(found["train"].names.tolist())
+    listing = list_files(data.data)
+    assert np.bincount(listing["val"].labels).tolist() == [2] * CLASSES
+    names = set(listing["train"].names.tolist())
     assert len(names) == 56
-    assert not names & set(found["val"].names.tolist())
+    assert not names & set(listing["val"].names.tolist())
 
 
 @pytest.fixture

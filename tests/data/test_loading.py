@@ -57,16 +57,16 @@ def test_epochs_are_permutations_and_passes(noise: Npz) -> None:
     assert not torch.equal(order[:40], order[40:80])
     assert not torch.equal(order, images._order(1))
     assert not torch.equal(order, ImageData(data, 1, CPU)._order(0))
-    seen = torch.cat([images._indices(step) for step in range(10)])
-    assert torch.equal(seen, order[:110])
+    indices = torch.cat([images._indices(step) for step in range(10)])
+    assert torch.equal(indices, order[:110])
     assert torch.equal(images._indices(10), images._order(1)[:11])
 
 
 def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
     assert ImageData(noise, 0, CPU).steps_per_epoch == 2
-    kept = ImageData(noise.model_copy(update={"drop_last": False}), 0, CPU)
-    assert kept.steps_per_epoch == 3
-    assert [len(targets) for _, targets in kept.batches(0, 4)] == [16, 16, 8, 16]
+    with_partial_batch = ImageData(noise.model_copy(update={"drop_last": False}), 0, CPU)
+    assert with_partial_batch.steps_per_epoch == 3
+    assert [len(targets) for _, targets in with_partial_batch.batches(0, 4)] == [16, 16, 8, 16]
     with pytest.raises(ConfigError, match="64 is more than the 40 samples"):
         ImageData(noise.model_copy(update={"batch_size": 64}), 0, CPU)
 
@@ -90,8 +90,8 @@ def test_a_batch_is_a_function_of_seed_and_step(monkeypatch: pytest.MonkeyPatch)
 def test_batches_are_the_same_on_the_gpu() -> None:
     data = Digits(augment=("flip", *AUGMENT))
     batches = (ImageData(data, 0, device).batches(0, 9) for device in (CPU, torch.device("cuda")))
-    for here, there in zip(*batches, strict=True):
-        torch.testing.assert_close(here, tuple(part.cpu() for part in there))
+    for cpu_part, gpu_parts in zip(*batches, strict=True):
+        torch.testing.assert_close(cpu_part, tuple(part.cpu() for part in gpu_parts))
 
 
 def test_the_loader_resumes_at_the_trainers_step() -> None:
@@ -105,10 +105,10 @@ def test_the_loader_resumes_at_the_trainers_step() -> None:
 @pytest.mark.parametrize("devices", [2, 4])
 def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
     data = Digits(augment=AUGMENT, batch_size=100, drop_last=False)
-    whole = list(on_device(data, 0, 1).train_dataloader())
+    single = list(on_device(data, 0, 1).train_dataloader())
     parts = [list(on_device(data, rank, devices).train_dataloader()) for rank in range(devices)]
     assert len({len(part) for part in parts}) == 1
-    for batch, *shares in zip(whole, *parts, strict=True):
+    for batch, *shares in zip(single, *parts, strict=True):
         for rank, share in enumerate(shares):
             assert equal(share, (batch[0][rank::devices], batch[1][rank::devices]))
 
@@ -132,7 +132,7 @@ def test_uneven_shares_are_refused(noise: Npz, changes: dict[str, Any], message:
 def test_evaluation_counts_every_image_once(devices: int) -> None:
     data = Digits(eval_batch_size=100, augment=("flip", "normalize"))
     expected = torch.from_numpy(sets.load(Digits())["test"].labels)
-    found = torch.empty_like(expected)
+    evaluated = torch.empty_like(expected)
     for rank in range(devices):
         loaded = on_device(data, rank, devices)
         assert loaded.splits == ["val", "test"]
@@ -140,9 +140,9 @@ def test_evaluation_counts_every_image_once(devices: int) -> None:
         batches = list(loader)
         assert len(batches) == len(loader)
         assert max(len(labels) for _, labels in batches) <= 100 // devices
-        found[rank::devices] = torch.cat([labels for _, labels in batches])
+        evaluated[rank::devices] = torch.cat([labels for _, labels in batches])
         assert torch.equal(batches[0][0], next(iter(loader))[0])
-    assert torch.equal(found, expected)
+    assert torch.equal(evaluated, expected)
 
 
 def test_normalisation_uses_the_training_images() -> None:
@@ -212,9 +212,9 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
 def test_stopped_mid_epoch_and_resumed_is_the_same_to_the_bit(tmp_path: Path, stop: int) -> None:
     """Stops at an epoch's last step are left out: Lightning would skip an epoch after them."""
-    whole = fit(tmp_path)
-    assert len(whole.seen) == 18
+    uninterrupted = fit(tmp_path)
+    assert len(uninterrupted.seen) == 18
     stopped = fit(tmp_path, stop_after=stop)
     resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt")
-    assert stopped.seen + resumed.seen == whole.seen
-    assert torch.equal(resumed.layer.weight, whole.layer.weight)
+    assert stopped.seen + resumed.seen == uninterrupted.seen
+    assert torch.equal(resumed.layer.weight, uninterrupted.layer.weight)

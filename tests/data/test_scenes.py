@@ -98,8 +98,8 @@ def test_labels_cover_the_objects_that_they_name() -> None:
 
 def test_training_and_evaluation_share_no_digit() -> None:
     splits = sets.load(scenes.Digits())
-    seen = {image.tobytes() for image in splits["train"].images}
-    assert not seen & {image.tobytes() for image in splits["test"].images}
+    training_images = {image.tobytes() for image in splits["train"].images}
+    assert not training_images & {image.tobytes() for image in splits["test"].images}
 
 
 def test_zero_becomes_no_class_and_images_are_windows(root: Path) -> None:
@@ -158,14 +158,14 @@ def test_devices_share_a_batch_and_count_every_image_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = SceneryData(few(root, batch_size=3), seed=0, device=CPU)
-    whole = data.samples(0)
+    full_batch = data.samples(0)
     shares = []
     for rank in range(2):
         on_rank(data, rank, 2)
         shares.append(data.samples(0))
         assert len(shares[-1]) == 2
     shared = [sample for share in shares for sample in share]
-    assert {sample for sample in shared if sample.labelled} == set(whole)
+    assert {sample for sample in shared if sample.labelled} == set(full_batch)
     (again,) = (sample for sample in shared if not sample.labelled)
     labels = _Seeded(data.train)[again]["data_samples"].gt_sem_seg.data
     assert (labels == 255).all()
@@ -179,10 +179,10 @@ def test_devices_share_a_batch_and_count_every_image_once(
 def test_held_out_images_leave_training(root: Path) -> None:
     data = SceneryData(few(root, validation=2), seed=0, device=CPU)
     assert data.splits == ["val", "test"]
-    held = {data._evaluated["val"].get_data_info(i)["img_path"] for i in range(2)}
-    kept = {data.train.get_data_info(i)["img_path"] for i in range(len(data.train))}
-    assert len(kept) == 4
-    assert not held & kept
+    held_out = {data._evaluated["val"].get_data_info(i)["img_path"] for i in range(2)}
+    training = {data.train.get_data_info(i)["img_path"] for i in range(len(data.train))}
+    assert len(training) == 4
+    assert not held_out & training
     with pytest.raises(ValidationError, match="validation: 6 of 6 images leave none"):
         few(root, validation=6)
     with pytest.raises(ConfigError, match=r"data\.validation: 6 of 6"):

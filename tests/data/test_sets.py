@@ -31,35 +31,35 @@ def npz(path: Path, **changes: np.ndarray) -> Npz:
 
 
 def test_digits_are_split_once_and_for_all() -> None:
-    found = sets.load(Digits())
-    assert {name: len(split.labels) for name, split in found.items()} == {
+    loaded = sets.load(Digits())
+    assert {name: len(split.labels) for name, split in loaded.items()} == {
         "train": 1200,
         "val": 237,
         "test": 360,
     }
-    assert sets.fingerprint(found) == sets.fingerprint(sets.load(Digits()))
-    for split in found.values():
+    assert sets.fingerprint(loaded) == sets.fingerprint(sets.load(Digits()))
+    for split in loaded.values():
         counts = np.bincount(split.labels, minlength=10) / len(split.labels)
         assert counts.min() > 0.08
-    rows = [split.images.reshape(len(split.images), -1) for split in found.values()]
-    assert found["train"].images.max() == 255
+    rows = [split.images.reshape(len(split.images), -1) for split in loaded.values()]
+    assert loaded["train"].images.max() == 255
     assert sum(len(r) for r in rows) == 1797
 
 
 def test_npz_and_a_held_out_split(tmp_path: Path) -> None:
     data = npz(tmp_path / "a.npz")
     assert set(sets.load(data)) == {"train", "test"}
-    found = sets.load(data.model_copy(update={"validation": 8}))
-    assert [len(found[name].labels) for name in ("train", "val", "test")] == [32, 8, 10]
-    assert np.bincount(found["val"].labels).tolist() == [2, 2, 2, 2]
-    assert found["train"].images.shape == (32, 3, 8, 8)
+    loaded = sets.load(data.model_copy(update={"validation": 8}))
+    assert [len(loaded[name].labels) for name in ("train", "val", "test")] == [32, 8, 10]
+    assert np.bincount(loaded["val"].labels).tolist() == [2, 2, 2, 2]
+    assert loaded["train"].images.shape == (32, 3, 8, 8)
 
 
 def test_fingerprint_sees_every_byte(tmp_path: Path) -> None:
-    found = sets.load(npz(tmp_path / "a.npz"))
-    before = sets.fingerprint(found)
-    found["test"].images[3, 1, 2, 2] ^= 1
-    assert sets.fingerprint(found) != before
+    loaded = sets.load(npz(tmp_path / "a.npz"))
+    before = sets.fingerprint(loaded)
+    loaded["test"].images[3, 1, 2, 2] ^= 1
+    assert sets.fingerprint(loaded) != before
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def folder(path: Path) -> Folder:
 
 def test_class_folders_are_read_and_resized(tmp_path: Path) -> None:
     data = folder(tmp_path)
-    found = sets.load(data)
-    assert found["train"].images.shape == (12, 3, 8, 8)
-    assert found["train"].labels.tolist() == [0] * 6 + [1] * 6
-    assert found["train"].images[0, 2].min() == 200
+    loaded = sets.load(data)
+    assert loaded["train"].images.shape == (12, 3, 8, 8)
+    assert loaded["train"].labels.tolist() == [0] * 6 + [1] * 6
+    assert loaded["train"].images[0, 2].min() == 200
     grey = sets.load(data.model_copy(update={"channels": 1}))
     assert grey["test"].images.shape == (4, 1, 8, 8)
 
@@ -143,10 +143,10 @@ def test_malformed_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "test" / "cow").rmdir()
     with pytest.raises(ConfigError, match=r"3, but .* has 2 folders"):
         sets.load(data.model_copy(update={"classes": 3}))
-    whole = (tmp_path / "train" / "cat" / "0.png").read_bytes()
-    flipped = bytearray(whole)
-    flipped[whole.index(b"IDAT") + 12] ^= 255
-    for broken in (b"\x89PNG broken", whole[:-30], bytes(flipped)):
+    png = (tmp_path / "train" / "cat" / "0.png").read_bytes()
+    flipped = bytearray(png)
+    flipped[png.index(b"IDAT") + 12] ^= 255
+    for broken in (b"\x89PNG broken", png[:-30], bytes(flipped)):
         (tmp_path / "train" / "cat" / "0.png").write_bytes(broken)
         with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
             sets.load(data)
@@ -215,23 +215,21 @@ def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "_check_integrity", lambda self: True)
         patch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *a: True)
-        found = sets.load(data)
-    assert len(found["train"].labels) == 3 * len(reader.train_list)
-    assert found["test"].labels.tolist() == [0, classes - 1, 5]
-    assert np.array_equal(found["test"].images, pixels.reshape(3, 3, 32, 32))
+        loaded = sets.load(data)
+    assert len(loaded["train"].labels) == 3 * len(reader.train_list)
+    assert loaded["test"].labels.tolist() == [0, classes - 1, 5]
+    assert np.array_equal(loaded["test"].images, pixels.reshape(3, 3, 32, 32))
 
 
 def test_the_real_cifar100() -> None:
     """Sizes and statistics are those of docs/setups.md, section 2."""
-    here = SHARED
-    folder = Path(os.environ.get("LIT_ATTN_SHARED", here))
-    path = folder / "cifar100.npz"
+    path = Path(os.environ.get("LIT_ATTN_SHARED", SHARED)) / "cifar100.npz"
     if not path.is_file():
         pytest.skip("no cifar100.npz at hand")
     data = Npz(name="cifar100", path=path, size=32, classes=100, validation=5000)
-    found = sets.load(data)
-    assert [len(found[name].labels) for name in ("train", "val", "test")] == [45_000, 5000, 10_000]
-    assert np.bincount(found["val"].labels).tolist() == [50] * 100
-    every = np.concatenate([found["train"].images, found["val"].images])
-    assert every.mean((0, 2, 3)) / 255 == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-4)
-    assert every.std((0, 2, 3)) / 255 == pytest.approx((0.2673, 0.2564, 0.2762), abs=1e-4)
+    loaded = sets.load(data)
+    assert [len(loaded[name].labels) for name in ("train", "val", "test")] == [45_000, 5000, 10_000]
+    assert np.bincount(loaded["val"].labels).tolist() == [50] * 100
+    images = np.concatenate([loaded["train"].images, loaded["val"].images])
+    assert images.mean((0, 2, 3)) / 255 == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-4)
+    assert images.std((0, 2, 3)) / 255 == pytest.approx((0.2673, 0.2564, 0.2762), abs=1e-4)

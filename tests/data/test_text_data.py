@@ -27,8 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shards(folder: Path, **changes: object) -> Shards:
-    given = {"name": "counting", "folder": folder, "context": 8, "batch_size": 4, **changes}
-    return Shards.model_validate(given)
+    fields = {"name": "counting", "folder": folder, "context": 8, "batch_size": 4, **changes}
+    return Shards.model_validate(fields)
 
 
 def data(folder: Path, seed: int = 0, **changes: object) -> TextData:
@@ -61,9 +61,9 @@ def test_random_offsets_reach_both_ends(folder: Path) -> None:
 def test_sequential_reads_on_and_starts_again(folder: Path) -> None:
     module = data(folder, order="sequential")
     assert module.steps_per_epoch == 3
-    seen = [module.batch(step)[0].flatten().tolist() for step in range(4)]
-    assert seen[0] + seen[1] + seen[2] == list(range(96))
-    assert seen[3] == seen[0]
+    batches = [module.batch(step)[0].flatten().tolist() for step in range(4)]
+    assert batches[0] + batches[1] + batches[2] == list(range(96))
+    assert batches[3] == batches[0]
 
 
 def test_shuffled_shows_each_sequence_once_a_pass(folder: Path) -> None:
@@ -100,9 +100,9 @@ def test_columns_are_read_side_by_side(folder: Path) -> None:
 
 
 def test_ranks_share_the_batch(folder: Path) -> None:
-    whole = data(folder).batch(2)[0]
+    full_batch = data(folder).batch(2)[0]
     for rank in (0, 1):
-        torch.testing.assert_close(on_rank(data(folder), rank, 2).batch(2)[0], whole[rank::2])
+        torch.testing.assert_close(on_rank(data(folder), rank, 2).batch(2)[0], full_batch[rank::2])
 
 
 def test_uneven_shares_are_refused(folder: Path) -> None:
@@ -154,27 +154,27 @@ def test_evaluation_on_the_first_tokens(folder: Path) -> None:
 
 def test_a_stream_reads_across_its_sources() -> None:
     sources = [Source(str(i), np.arange(3 * i, 3 * i + 3, dtype=np.uint8)) for i in range(4)]
-    whole = Stream(sources, vocabulary=12)
+    joined = Stream(sources, vocabulary=12)
     for start in range(12):
         for count in range(1, 13 - start):
-            assert whole.read(start, count).tolist() == list(range(start, start + count))
-    assert whole.head(7).read(0, 7).tolist() == list(range(7))
-    assert len(whole.head(6)) == 6
-    assert whole.head(12) is whole
+            assert joined.read(start, count).tolist() == list(range(start, start + count))
+    assert joined.head(7).read(0, 7).tolist() == list(range(7))
+    assert len(joined.head(6)) == 6
+    assert joined.head(12) is joined
 
 
 def test_fingerprint_sees_every_token_of_small_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "BLOCK", 4)
     ids = np.arange(10, dtype=np.uint16)
-    seen = {Stream([Source("x", ids)], 50).fingerprint}
+    fingerprints = {Stream([Source("x", ids)], 50).fingerprint}
     for place in range(10):
         changed = ids.copy()
         changed[place] += 7
-        seen.add(Stream([Source("x", changed)], 50).fingerprint)
-    assert len(seen) == 11
+        fingerprints.add(Stream([Source("x", changed)], 50).fingerprint)
+    assert len(fingerprints) == 11
     # Where the ids lie, and in what type, changes nothing.
     parts = [Source("a", ids[:3].astype(np.uint32)), Source("b", ids[3:])]
-    assert Stream(parts, 50).fingerprint in seen
+    assert Stream(parts, 50).fingerprint in fingerprints
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error(tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_bytes_and_words_per_token(tmp_path: Path) -> None:
     path.write_text("a line\n" * 20)
 
     def measure(**changes: object) -> TextMeasure:
-        given = {"name": "lines", "train": path, "val": path, "context": 8, **changes}
-        return TextData(TextFiles.model_validate(given), 0, CPU).text_measure("val")
+        fields = {"name": "lines", "train": path, "val": path, "context": 8, **changes}
+        return TextData(TextFiles.model_validate(fields), 0, CPU).text_measure("val")
 
     # 140 bytes and the end of the document, of which all but the first are predicted.
     assert measure() == (140 / 140, 60 / 140)

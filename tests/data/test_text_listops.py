@@ -79,15 +79,15 @@ def depth_of(ids: list[int]) -> int:
 
 
 def test_generated_expressions() -> None:
-    made = list(islice(generate(0, (20, 60), 5, 10), 300))
-    assert made == list(islice(generate(0, (20, 60), 5, 10), 300))
-    assert made[:5] != list(islice(generate(1, (20, 60), 5, 10), 5))
-    for ids, value in made:
+    samples = list(islice(generate(0, (20, 60), 5, 10), 300))
+    assert samples == list(islice(generate(0, (20, 60), 5, 10), 300))
+    assert samples[:5] != list(islice(generate(1, (20, 60), 5, 10), 5))
+    for ids, value in samples:
         assert 20 <= len(ids) <= 60
         assert depth_of(ids) <= 5
         assert value == plainly([TOKENS[i] for i in ids])
-    assert len({tuple(ids) for ids, _ in made}) == 300
-    assert {value for _, value in made} == set(range(10))
+    assert len({tuple(ids) for ids, _ in samples}) == 300
+    assert {value for _, value in samples} == set(range(10))
 
 
 def test_default_expressions_have_the_arenas_lengths() -> None:
@@ -125,7 +125,7 @@ def test_padding_is_marked_as_absent() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_every_sample_is_evaluated_once(world: int) -> None:
-    found, batches = [], set()
+    rows, batches = [], set()
     for rank in range(world):
         module = data(eval_batch_size=2)
         on_rank(module, rank, world)
@@ -133,8 +133,8 @@ def test_every_sample_is_evaluated_once(world: int) -> None:
         batches.add(len(list(val)))
         for tokens, present, labels in val:
             assert present.any(-1).all()
-            found += [tuple(row.tolist()) for row in tokens[labels != IGNORED]]
-    assert len(set(found)) == len(found) == 7
+            rows += [tuple(row.tolist()) for row in tokens[labels != IGNORED]]
+    assert len(set(rows)) == len(rows) == 7
     assert len(batches) == 1
 
 
@@ -177,8 +177,8 @@ def test_prepare_listops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def text(folder: Path, rows: str, **changes: object) -> LabelledData:
     for split in labelled.SPLITS:
         (folder / f"{split}.tsv").write_text(rows)
-    given = {"name": "x", "folder": folder, "context": 4, "batch_size": 2, **changes}
-    return LabelledData(LabelledText.model_validate(given), 0, CPU)
+    fields = {"name": "x", "folder": folder, "context": 4, "batch_size": 2, **changes}
+    return LabelledData(LabelledText.model_validate(fields), 0, CPU)
 
 
 def test_labelled_text_is_cut_and_padded(tmp_path: Path) -> None:

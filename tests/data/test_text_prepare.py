@@ -33,7 +33,7 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def whole(folder: Path) -> dict[str, bytes]:
+def write_all(folder: Path) -> dict[str, bytes]:
     ShardWriter(folder, ByteEncoder(), RECIPE).write(documents, None, lambda tokens: None)
     return written(folder)
 
@@ -44,7 +44,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_written_shards_are_read_again(tmp_path: Path) -> None:
-    whole(tmp_path)
+    write_all(tmp_path)
     streams = corpus.load(Shards(name="x", folder=tmp_path, tokenizer=Bytes()))
     val = streams["val"]
     text = bytes(val.read(0, len(val)).tolist()).decode()
@@ -59,7 +59,7 @@ def test_written_shards_are_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parts", range(8))
 def test_a_stopped_run_resumes(tmp_path: Path, parts: int) -> None:
     """A run stopped anywhere, even with uncounted bytes on disk, ends with the same files."""
-    expected = whole(tmp_path / "whole")
+    expected = write_all(tmp_path / "whole")
     folder = tmp_path / "stopped"
 
     def stopping(skip: int) -> Iterator[tuple[str, str]]:
@@ -85,15 +85,15 @@ def test_a_stopped_run_resumes(tmp_path: Path, parts: int) -> None:
 
 
 def test_a_limit_and_progress(tmp_path: Path) -> None:
-    told: list[int] = []
-    ShardWriter(tmp_path, ByteEncoder(), RECIPE).write(documents, 60, told.append)
+    progress: list[int] = []
+    ShardWriter(tmp_path, ByteEncoder(), RECIPE).write(documents, 60, progress.append)
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert meta["documents"] == 6
-    assert told == [33, 66]
+    assert progress == [33, 66]
 
 
 def test_a_complete_folder_and_another_recipe_are_refused(tmp_path: Path) -> None:
-    whole(tmp_path / "done")
+    write_all(tmp_path / "done")
     with pytest.raises(ConfigError, match="is complete already"):
         ShardWriter(tmp_path / "done", ByteEncoder(), RECIPE)
     (tmp_path / "begun").mkdir()
@@ -124,12 +124,12 @@ def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
 def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "val"):
         (tmp_path / f"{split}.txt").write_text("b a b\n")
-    given = [f"--{split}={tmp_path / split}.txt" for split in ("train", "val")]
+    file_options = [f"--{split}={tmp_path / split}.txt" for split in ("train", "val")]
     out = tmp_path / "out"
-    assert prepare.main(["text", "--tokenizer=words", f"--out={out}", *given]) == 0
+    assert prepare.main(["text", "--tokenizer=words", f"--out={out}", *file_options]) == 0
     assert "8 tokens, vocabulary 3" in capsys.readouterr().out
     assert (out / "vocabulary.txt").read_text() == "b\n<eos>\na\n"
-    assert prepare.main(["text", f"--out={out}", *given]) == 2
+    assert prepare.main(["text", f"--out={out}", *file_options]) == 2
     assert "is complete already" in capsys.readouterr().err
 
 
@@ -176,24 +176,24 @@ def test_a_missing_datasets_library_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits come in turn, lines keep their line feed, and a resumed run skips documents."""
-    asked = []
+    requests = []
 
     def load_dataset(name: str, configuration: str, split: str, streaming: bool) -> list[object]:
-        asked.append((name, configuration, streaming))
+        requests.append((name, configuration, streaming))
         return [{"text": f"{split} {number}"} for number in range(2)]
 
     hub = ModuleType("datasets")
     hub.load_dataset = load_dataset
     monkeypatch.setattr(sources, "_datasets", lambda: hub)
-    found = list(sources.SOURCES["wikitext103"].documents(1))
-    assert asked[0] == ("Salesforce/wikitext", "wikitext-103-v1", True)
-    assert found[:2] == [("train", "train 1\n"), ("val", "validation 0\n")]
-    assert len(found) == 5
+    texts = list(sources.SOURCES["wikitext103"].documents(1))
+    assert requests[0] == ("Salesforce/wikitext", "wikitext-103-v1", True)
+    assert texts[:2] == [("train", "train 1\n"), ("val", "validation 0\n")]
+    assert len(texts) == 5
 
 
 def test_the_held_out_share_is_the_configured_one() -> None:
-    held = [sources.is_held_out(number, 0.01) for number in range(20_000)]
-    assert 150 < sum(held) < 250
+    held_out = [sources.is_held_out(number, 0.01) for number in range(20_000)]
+    assert 150 < sum(held_out) < 250
     assert not any(sources.is_held_out(number, 0.0) for number in range(100))
 
 

@@ -55,8 +55,8 @@ def test_unknown_words_become_unk_or_errors() -> None:
 @pytest.fixture
 def tiny_bpe(tmp_path: Path) -> Path:
     """Write GPT-2's two files for its 256 bytes and two merges: "th" and "the"."""
-    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    characters = [chr(b) for b in own] + [chr(256 + i) for i in range(256 - len(own))]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     ids = {c: i for i, c in enumerate(characters)} | {"th": 256, "the": 257, "<|endoftext|>": 258}
     (tmp_path / "encoder.json").write_text(json.dumps(ids))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")

@@ -32,15 +32,15 @@ SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
 
 
 def listops_cell() -> Cell:
-    given = yaml.safe_load((EXPERIMENTS / "lra_listops.yaml").read_text())
-    given["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
-    given["data"] |= {"train": 64, "val": 7, "test": 5}
-    return Cell(study="t", variant="v", seed=0, experiment=given)
+    sections = yaml.safe_load((EXPERIMENTS / "lra_listops.yaml").read_text())
+    sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
+    sections["data"] |= {"train": 64, "val": 7, "test": 5}
+    return Cell(study="t", variant="v", seed=0, experiment=sections)
 
 
 def folders_cell(root: Path) -> Cell:
-    given = experiment(write(root), data={"repeats": 2, "sizes": [8]}, training={"ema": 0.9})
-    return Cell(study="t", variant="v", seed=0, experiment=given)
+    sections = experiment(write(root), data={"repeats": 2, "sizes": [8]}, training={"ema": 0.9})
+    return Cell(study="t", variant="v", seed=0, experiment=sections)
 
 
 CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {

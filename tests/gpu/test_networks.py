@@ -67,39 +67,44 @@ def step(network: nn.Module, loss: Loss, bf16: bool) -> list[str]:
             result = loss(network)
         result.backward()
         optimizer.step()
-        left = [name for name, part in network.state_dict().items() if part.device.type != "cuda"]
+        on_cpu = [name for name, part in network.state_dict().items() if part.device.type != "cuda"]
         idle = [n for n, p in network.named_parameters() if p.requires_grad and p.grad is None]
-    assert (left, idle) == ([], [])
+    assert (on_cpu, idle) == ([], [])
     return reads
 
 
 def test_the_fake_gpu_refuses_tensors_on_two_devices() -> None:
-    here, number = torch.ones(3), torch.zeros(1, dtype=torch.long)
+    on_cpu, number = torch.ones(3), torch.zeros(1, dtype=torch.long)
     with rehearsal() as reads:
-        there = torch.ones(3, device=GPU)
+        on_gpu = torch.ones(3, device=GPU)
         refused: list[Callable[[], object]] = [
-            lambda: there + here,
-            lambda: there + torch.arange(3),
-            lambda: torch.cat([there, here]),
-            lambda: torch.where(there > 0, there, here),
-            lambda: there.masked_fill(here > 0, 0.0),
-            lambda: F.linear(there, here.view(1, 3)),
+            lambda: on_gpu + on_cpu,
+            lambda: on_gpu + torch.arange(3),
+            lambda: torch.cat([on_gpu, on_cpu]),
+            lambda: torch.where(on_gpu > 0, on_gpu, on_cpu),
+            lambda: on_gpu.masked_fill(on_cpu > 0, 0.0),
+            lambda: F.linear(on_gpu, on_cpu.view(1, 3)),
             lambda: nn.Embedding(3, 1).to(GPU)(number),
-            lambda: F.scaled_dot_product_attention(*[there.view(1, 1, 3)] * 3, here.view(1, 3)),
-            lambda: here[number.to(GPU)],
-            lambda: torch.tensor(1.0).add_(there[0]),
+            lambda: F.scaled_dot_product_attention(*[on_gpu.view(1, 1, 3)] * 3, on_cpu.view(1, 3)),
+            lambda: on_cpu[number.to(GPU)],
+            lambda: torch.tensor(1.0).add_(on_gpu[0]),
             lambda: torch.rand(3, device=GPU, generator=torch.Generator()),
-            lambda: there.numpy(),
+            lambda: on_gpu.numpy(),
         ]
         for call in refused:
             with pytest.raises((RuntimeError, TypeError)):
                 call()
         # A GPU takes these.
-        taken = [there * torch.tensor(2.0), there[number], there.clone().copy_(here), here.to(GPU)]
-        assert {tensor.device.type for tensor in taken} == {"cuda"}
-        assert torch.equal(here * 2, torch.full((3,), 2.0))
+        computed = [
+            on_gpu * torch.tensor(2.0),
+            on_gpu[number],
+            on_gpu.clone().copy_(on_cpu),
+            on_cpu.to(GPU),
+        ]
+        assert {tensor.device.type for tensor in computed} == {"cuda"}
+        assert torch.equal(on_cpu * 2, torch.full((3,), 2.0))
         assert reads == []
-        assert (there.tolist(), bool(there[0] > 1)) == ([0, 0, 0], True)
+        assert (on_gpu.tolist(), bool(on_gpu[0] > 1)) == ([0, 0, 0], True)
         assert reads
 
 
@@ -111,9 +116,9 @@ def test_autocast_casts_as_on_a_gpu() -> None:
             x = linear(torch.zeros(2, 4, device=GPU))
             y = norm(x)
             with torch.autocast("cuda", enabled=False):
-                whole = linear(y)
-        (F.gelu(x) + y + whole).sum().backward()
-    assert (x.dtype, y.dtype, whole.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+                output = linear(y)
+        (F.gelu(x) + y + output).sum().backward()
+    assert (x.dtype, y.dtype, output.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     assert {parameter.grad.dtype for parameter in linear.parameters()} == {torch.float32}
 
 

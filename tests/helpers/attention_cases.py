@@ -79,8 +79,8 @@ def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def label(spec: AttentionSpec) -> str:
     """Return a test id: the preset's name, or the choices that differ from the standard layer."""
-    for name, known in PRESETS.items():
-        if spec == known:
+    for name, preset in PRESETS.items():
+        if spec == preset:
             return name
     chosen_parts = []
     for key, value in spec.identity().items():

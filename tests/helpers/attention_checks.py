@@ -32,10 +32,10 @@ def assert_same(layer: Attention, x: Tensor, **masks: Tensor | bool) -> None:
     weights = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
     parameters = dict(layer.named_parameters())
     for compute in (layer, lambda *a, **k: reference.attention(layer, *a, **k)):
-        given = x.clone().requires_grad_()
-        out = compute(given, **masks)
+        inputs = x.clone().requires_grad_()
+        out = compute(inputs, **masks)
         gradients = torch.autograd.grad(
-            (out * weights).sum(), [given, *parameters.values()], allow_unused=True
+            (out * weights).sum(), [inputs, *parameters.values()], allow_unused=True
         )
         results.append([out, *gradients])
     for name, fast, plain in zip(["out", "x", *parameters], *results, strict=True):

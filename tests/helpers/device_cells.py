@@ -1,7 +1,8 @@
-"""Trains cells on one and on two devices, side by side: `python device_cells.py FOLDER`.
+"""Program that trains cells on one and on two devices at once: `python device_cells.py FOLDER`.
 
-In a process of its own, as a test's own has threads and its output is not its own. Variants ending
-in 1 and 2 are the same cell on so many devices; the others meet with what their names say.
+It runs outside the test's process, which has threads and whose output pytest captures. Variants
+whose names end in 1 and 2 are the same cell on one and on two devices. The name of every other
+variant says how its cell ends.
 """
 
 import importlib
@@ -54,14 +55,14 @@ def text(devices: int) -> Cell:
 
 def growing(devices: int) -> Cell:
     """Return a cell that reads images from disk, without mixing, which differs between devices."""
-    found = experiment(
+    sections = experiment(
         FOLDERS,
         data={"sizes": [8], "repeats": 2, "augment": {"policy": "rand-m9-mstd0.5-inc1"}},
         model={"drop_path": 0.0},
         training={"ema": 0.9, "devices": devices},
     )
-    given = {"study": "t", "variant": "v", "seed": 0, "experiment": found}
-    return Cell.model_validate(given)
+    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": sections}
+    return Cell.model_validate(fields)
 
 
 def scenes(devices: int) -> Cell:
@@ -72,14 +73,14 @@ def scenes(devices: int) -> Cell:
 
 def cells() -> dict[str, Cell]:
     compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing, scenes]
-    made = {f"{of.__name__}-{n}": of(n) for of in compared for n in (1, 2)}
-    looking = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
-    made |= {name: digits_cell(training=looking) for name in ("whole", "stopped")}
-    made["diverged"] = digits_cell(
+    by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
+    recorded = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
+    by_name |= {name: digits_cell(training=recorded) for name in ("whole", "stopped")}
+    by_name["diverged"] = digits_cell(
         optimizer={"lr": 1e30}, schedule={"warmup": 0}, training={"devices": 2}
     )
-    made["killed"] = digits_cell(training={"devices": 2, "epochs": 1000})
-    return {name: cell.model_copy(update={"variant": name}) for name, cell in made.items()}
+    by_name["killed"] = digits_cell(training={"devices": 2, "epochs": 1000})
+    return {name: cell.model_copy(update={"variant": name}) for name, cell in by_name.items()}
 
 
 def run_cell(folder: Path, *, smoke: bool = False) -> None:
@@ -93,12 +94,12 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
 def _signal_itself(number: signal.Signals) -> None:
     original = Progress.on_train_batch_end
 
-    def watched(self: Progress, trainer: L.Trainer, *rest: Any) -> None:
-        original(self, trainer, *rest)
+    def end_batch(self: Progress, trainer: L.Trainer, *arguments: Any) -> None:
+        original(self, trainer, *arguments)
         if trainer.global_step == STOPPED_AT:
             os.kill(os.getpid(), number)
 
-    Progress.on_train_batch_end = watched  # type: ignore[method-assign]
+    Progress.on_train_batch_end = end_batch  # type: ignore[method-assign]
 
 
 def _main(root: Path) -> None:

@@ -47,10 +47,10 @@ class Generator(torch.Generator):
     on_gpu: ClassVar[dict[int, torch.Generator]] = {}
 
     def __new__(cls, device: Any = "cpu") -> "Generator":
-        made = super().__new__(cls)
+        generator = super().__new__(cls)
         if torch.device(device).type == "cuda":
-            cls.on_gpu[made._cdata] = made
-        return made
+            cls.on_gpu[generator._cdata] = generator
+        return generator
 
 
 # Functions of torch.cuda that would call the driver.

@@ -99,7 +99,7 @@ def result(cell: PlannedCell, accuracy: float, **changes: object) -> Result:
 def curve(accuracy: float, seed: int) -> str:
     """Return the content of a metrics.csv whose last value is `accuracy`."""
     wobble = 0.01 * np.random.default_rng(seed).normal(size=EPOCHS)
-    left = 1 - np.arange(1, EPOCHS + 1) / EPOCHS
-    values = accuracy - 0.3 * left**2 + wobble * left
+    remaining = 1 - np.arange(1, EPOCHS + 1) / EPOCHS
+    values = accuracy - 0.3 * remaining**2 + wobble * remaining
     rows = [f"{100 * e},{e},test/accuracy,{value}" for e, value in enumerate(values)]
     return "\n".join(["step,epoch,name,value", *rows, ""])

@@ -20,8 +20,8 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Send SIGTERM to this process when training has completed `step` steps."""
     original = Progress.on_train_batch_end
 
-    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
-        original(self, trainer, *rest)
+    def stopping(self: Any, trainer: L.Trainer, *arguments: Any) -> None:
+        original(self, trainer, *arguments)
         if trainer.global_step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -40,9 +40,9 @@ def test_nll_is_the_cross_entropy_of_the_logits(name: str) -> None:
     expected = F.cross_entropy(
         network(tokens).transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
     )
-    found = network.nll(tokens, targets)
-    torch.testing.assert_close(found, expected)
-    assert (found[0, :3] == 0).all()
+    losses = network.nll(tokens, targets)
+    torch.testing.assert_close(losses, expected)
+    assert (losses[0, :3] == 0).all()
 
 
 @every_choice

@@ -75,9 +75,9 @@ def test_caches_do_not_change_the_drawn_tokens(preset: str, temperature: float) 
     lively = Init(matrices=0.5, embedding=0.5)
     network = gpt_cases.network("nanogpt", attention=PRESETS[preset], head="untied", init=lively)
     prompt, how = [3, 1, 4, 1], Sampling(temperature)
-    found = list(continuation(network, prompt, 10, VOCABULARY, how))
-    assert found == without_caches(network, prompt, 10, how)
-    assert len(set(found)) > 3 * temperature
+    drawn = list(continuation(network, prompt, 10, VOCABULARY, how))
+    assert drawn == without_caches(network, prompt, 10, how)
+    assert len(set(drawn)) > 3 * temperature
 
 
 def test_a_token_past_the_learned_positions_is_an_error() -> None:
@@ -148,20 +148,20 @@ def test_padding_rows_of_the_vocabulary_are_never_drawn() -> None:
     network = gpt_cases.network("nanogpt")
     with torch.no_grad():
         network.trunk.tokens.weight[VOCABULARY:] = 100 * network.trunk.tokens.weight[:14]
-    found = list(continuation(network, [1], 12, VOCABULARY, Sampling(temperature=5)))
-    assert max(found) < VOCABULARY
+    drawn = list(continuation(network, [1], 12, VOCABULARY, Sampling(temperature=5)))
+    assert max(drawn) < VOCABULARY
 
 
 def test_draws_follow_temperature_and_top_k() -> None:
     """Frequencies of 4,000 draws are close to softmax(logits / T) over the k largest."""
     logits = torch.tensor([0.0, 2.0, -1.0, 1.0], dtype=torch.double)
     draws = torch.Generator().manual_seed(0)
-    for temperature, kept in ((1.0, [0, 1, 2, 3]), (2.0, [1, 3, 0]), (0.5, [1, 3])):
-        how = Sampling(temperature, None if len(kept) == 4 else len(kept))
+    for temperature, candidates in ((1.0, [0, 1, 2, 3]), (2.0, [1, 3, 0]), (0.5, [1, 3])):
+        how = Sampling(temperature, None if len(candidates) == 4 else len(candidates))
         counts = Counter(sample_token(logits, how, draws) for _ in range(4000))
-        assert set(counts) == set(kept)
-        expected = (logits[kept] / temperature).softmax(-1)
-        for number, share in zip(kept, expected.tolist(), strict=True):
+        assert set(counts) == set(candidates)
+        expected = (logits[candidates] / temperature).softmax(-1)
+        for number, share in zip(candidates, expected.tolist(), strict=True):
             assert counts[number] / 4000 == pytest.approx(share, abs=0.03)
 
 

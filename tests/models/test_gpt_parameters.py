@@ -52,11 +52,11 @@ def parameters(model: GPTConfig, vocabulary: int, context: int) -> int:
 
 def test_nanogpts_gpt2_has_its_published_count() -> None:
     """V d + n d + L (12 d^2 + 2 d) + d with the vocabulary rounded up to 50,304."""
-    found = parameters(GPT2, 50_257, 1024)
-    assert found == 124_373_760
-    assert found == (50_304 + 1024) * 768 + 12 * (12 * 768**2 + 2 * 768) + 768
+    number_of_parameters = parameters(GPT2, 50_257, 1024)
+    assert number_of_parameters == 124_373_760
+    assert number_of_parameters == (50_304 + 1024) * 768 + 12 * (12 * 768**2 + 2 * 768) + 768
     # What nanoGPT prints leaves the positions out: 123.59M.
-    assert found - 1024 * 768 == 123_587_328
+    assert number_of_parameters - 1024 * 768 == 123_587_328
 
 
 def test_hugging_faces_gpt2_has_its_published_count() -> None:

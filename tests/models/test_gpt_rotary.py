@@ -28,9 +28,9 @@ def test_value_and_gradient_equal_the_formula(spec: AttentionSpec, n: int) -> No
 def test_only_distances_matter(spec: AttentionSpec) -> None:
     """This does not hold for linear keys, because phi comes after the rotation."""
     layer, x = make(spec), tokens(6)
-    here = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
-    there = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
-    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
+    original = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
+    shifted = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
+    torch.testing.assert_close(original, shifted, rtol=1e-3, atol=1e-4)
 
 
 def test_positions_matter_at_all() -> None:

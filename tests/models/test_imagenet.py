@@ -110,8 +110,8 @@ def test_local_ffn_against_a_plain_restatement() -> None:
             for di in (-1, 0, 1):
                 for dj in (-1, 0, 1):
                     if 0 <= i + di < 3 and 0 <= j + dj < 3:
-                        seen = hidden[:, 3 * (i + di) + j + dj]
-                        out[:, 3 * i + j] += seen * ffn.conv.weight[:, 0, 1 + di, 1 + dj]
+                        neighbours = hidden[:, 3 * (i + di) + j + dj]
+                        out[:, 3 * i + j] += neighbours * ffn.conv.weight[:, 0, 1 + di, 1 + dj]
     expected = nn.functional.hardswish(out) @ ffn.fc2.weight.T
     torch.testing.assert_close(ffn(x)[:, 1:], expected)
 

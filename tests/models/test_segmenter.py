@@ -215,14 +215,16 @@ def test_flops_by_hand() -> None:
 def test_sliding_windows_are_averaged() -> None:
     network = small(stride=16).eval()
     x = torch.randn(1, 3, 32, 72)
-    (found,) = network.predict(x)
-    total, seen = torch.zeros(1, 5, 32, 72), torch.zeros(72)
+    (prediction,) = network.predict(x)
+    total, window_counts = torch.zeros(1, 5, 32, 72), torch.zeros(72)
     for left in (0, 16, 32, 40):
         window = network(x[..., left : left + 32])
         total[..., left : left + 32] += nn.functional.interpolate(window, (32, 32), mode="bilinear")
-        seen[left : left + 32] += 1
-    torch.testing.assert_close(found.seg_logits.data, (total / seen)[0], rtol=1e-5, atol=1e-5)
-    assert found.pred_sem_seg.data.shape == (1, 32, 72)
+        window_counts[left : left + 32] += 1
+    torch.testing.assert_close(
+        prediction.seg_logits.data, (total / window_counts)[0], rtol=1e-5, atol=1e-5
+    )
+    assert prediction.pred_sem_seg.data.shape == (1, 32, 72)
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_pat
         "training": {"epochs": 100, "evaluate_every": 25, "clip": 1.0, "accelerator": "cpu"},
     }
     metric = {"name": "test/mIoU", "label": "mIoU (%)"}
-    given = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
-    folder = folder_of(Cell.model_validate(given), tmp_path / "cell")
+    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+    folder = folder_of(Cell.model_validate(fields), tmp_path / "cell")
     run_cell(folder)
     climbed = [
         row.value for row in read_metrics(folder / "metrics.csv") if row.name == metric["name"]
@@ -81,5 +81,5 @@ def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_pat
     for path in (folder / "pictures").glob("*.png"):
         _, labels, prediction = np.split(np.asarray(Image.open(path)), 3, axis=1)
         assert len(labels) == 256
-        known = labels.any(-1)
-        assert (labels == prediction).all(-1)[known].mean() > 0.5
+        is_labelled = labels.any(-1)
+        assert (labels == prediction).all(-1)[is_labelled].mean() > 0.5

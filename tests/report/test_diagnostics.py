@@ -119,8 +119,8 @@ def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> 
     write_study(tmp_path / "runs", seeds=3)
     shutil.copytree(drawn.parent, tmp_path / "reports")
     folder = report(tmp_path)
-    left = {path.stem for path in folder.iterdir()}
-    assert not left & {*CAPTIONS, "diagnostics"}
+    remaining = {path.stem for path in folder.iterdir()}
+    assert not remaining & {*CAPTIONS, "diagnostics"}
     assert "Attention layers" not in (folder / "table.html").read_text()
     assert (folder / "curves.svg").exists()
 

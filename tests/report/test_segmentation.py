@@ -39,8 +39,8 @@ def write(
         folder = written / cell.path
         if not (folder / "result.json").exists():
             continue
-        of = 0.1 * cell.seed + (0.5 if cell.variant == "a" else 0.3)
-        metrics = {metric: 0.5, "test/IoU:wall": of, "val/IoU:wall": 0.9}
+        iou = 0.1 * cell.seed + (0.5 if cell.variant == "a" else 0.3)
+        metrics = {metric: 0.5, "test/IoU:wall": iou, "val/IoU:wall": 0.9}
         metrics["test/ema-IoU:wall"] = 0.8
         if cell.variant == "a":
             metrics[f"test/IoU:{NASTY}"] = 0.25

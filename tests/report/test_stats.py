@@ -300,9 +300,9 @@ def test_failure_p_is_fishers_exact_test() -> None:
 @pytest.mark.parametrize("comparisons", [1, 2, 7, 40])
 def test_pairs_for_a_star_are_the_fewest_for_holms_test(comparisons: int) -> None:
     pairs = stats.pairs_for_a_star(comparisons)
-    others = [1.0] * (comparisons - 1)
-    assert stats.holm([stats.sign_flip_floor(pairs), *others])[0] <= 0.05
-    assert stats.holm([stats.sign_flip_floor(pairs - 1), *others])[0] > 0.05
+    other_p_values = [1.0] * (comparisons - 1)
+    assert stats.holm([stats.sign_flip_floor(pairs), *other_p_values])[0] <= 0.05
+    assert stats.holm([stats.sign_flip_floor(pairs - 1), *other_p_values])[0] > 0.05
 
 
 def test_holm_by_hand() -> None:
@@ -369,9 +369,9 @@ def test_the_range_of_seeds_needed_covers_the_true_number() -> None:
     """The true effect is one standard deviation, for which ten pairs reach the power."""
     generator = np.random.default_rng(10)
     ranges = [stats.seeds_needed(d.tolist()) for d in generator.normal(1.5, 1.5, (1000, 8))]
-    given = [limits for limits in ranges if limits is not None]
+    reported = [limits for limits in ranges if limits is not None]
     # Without a range the interval of the effect contains 0, which is a miss of 0.02 at most.
-    missed = sum(not low <= 10 <= high for low, high in given)
+    missed = sum(not low <= 10 <= high for low, high in reported)
     assert 0.005 <= missed / len(ranges) <= 0.05
 
 

@@ -80,8 +80,8 @@ def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -
     table = rows(folder)
     assert table.loc["belief", ["n", "pairs"]].tolist() == [3, 2]
     assert table.loc["belief", "missing"] == "1 diverged, 1 missing"
-    kept = pd.Series([100 * accuracy_of(0.004, s, "belief") for s in (1, 2, 4)])
-    assert table.loc["belief", "mean"] == pytest.approx(kept.mean())
+    accuracies = pd.Series([100 * accuracy_of(0.004, s, "belief") for s in (1, 2, 4)])
+    assert table.loc["belief", "mean"] == pytest.approx(accuracies.mean())
     markdown = (folder / "table.md").read_text()
     assert "3/5, 1 diverged, 1 missing" in markdown
     assert "(2 pairs)" in markdown

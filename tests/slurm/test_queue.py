@@ -49,7 +49,7 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("resources", "message"),
     [
         ("{partion: gpu}", "partion: unknown key 'partion'; did you mean 'partition'?"),
         ("{time: soon}", "time: needs minutes, H:MM:SS or D-H:MM, not 'soon'"),
@@ -59,9 +59,9 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
         ("{partition: a b}", "partition: needs a name without spaces, as for sbatch"),
     ],
 )  # fmt: skip
-def test_a_wrong_resource_is_one_error_line(tmp_path: Path, given: str, message: str) -> None:
+def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        expand_study(tmp_path, f"\nslurm: {given}")
+        expand_study(tmp_path, f"\nslurm: {resources}")
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
 
 

@@ -96,13 +96,13 @@ def test_a_result_names_the_code_of_all_attempts(
         stop_after(5, folder, monkeypatch)
     stop_after(7, folder, monkeypatch)
     run_cell(folder)
-    result, whole = read_result(folder), read_result(uninterrupted)
-    assert result.code == f"oldoldoldold+{whole.code}"
-    assert result.data == whole.data
-    assert result.versions["torch"] == f"1.0+{whole.versions['torch']}"
+    result, expected = read_result(folder), read_result(uninterrupted)
+    assert result.code == f"oldoldoldold+{expected.code}"
+    assert result.data == expected.data
+    assert result.versions["torch"] == f"1.0+{expected.versions['torch']}"
     lines = capsys.readouterr().out.splitlines()
     message = (
-        f"The checkpoint was written with other code: oldoldoldold then, {whole.code} now. "
+        f"The checkpoint was written with other code: oldoldoldold then, {expected.code} now. "
         "The result names both."
     )
     assert lines.count(message) == 1

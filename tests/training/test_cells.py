@@ -167,8 +167,8 @@ def test_a_second_sigterm_does_not_prevent_the_checkpoint(
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"went with {code}, and saved none"))
     original, clock = Progress.on_train_batch_end, time.monotonic
 
-    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
-        original(self, trainer, *rest)
+    def stopping(self: Any, trainer: L.Trainer, *arguments: Any) -> None:
+        original(self, trainer, *arguments)
         if trainer.global_step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
             monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
@@ -199,14 +199,14 @@ def assert_same(one: Path, two: Path) -> None:
 def test_resume_is_exact_in_every_setting(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, folder = (folder_of(digits_cell(**changes), tmp_path / name) for name in ("a", "b"))
-    run_cell(whole)
+    reference, folder = (folder_of(digits_cell(**changes), tmp_path / name) for name in ("a", "b"))
+    run_cell(reference)
     with monkeypatch.context() as patch:
         stop_at(patch, 2)
         with pytest.raises(Preempted, match="saved at step 2"):
             run_cell(folder)
     run_cell(folder)
-    assert_same(folder, whole)
+    assert_same(folder, reference)
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ def test_two_devices_compute_what_one_computes(name: str, cells: Path) -> None:
         shared.steps,
         shared.data,
     )
-    rows, others = read_metrics(one / "metrics.csv"), read_metrics(two / "metrics.csv")
-    assert [row[:3] for row in rows] == [row[:3] for row in others]
+    rows, rows_of_two = read_metrics(one / "metrics.csv"), read_metrics(two / "metrics.csv")
+    assert [row[:3] for row in rows] == [row[:3] for row in rows_of_two]
     assert rows
-    for row, other in zip(rows, others, strict=True):
-        assert row.value == pytest.approx(other.value, rel=1e-4, abs=1e-5), row
+    for row, row_of_two in zip(rows, rows_of_two, strict=True):
+        assert row.value == pytest.approx(row_of_two.value, rel=1e-4, abs=1e-5), row
     theirs = weights(two)
     for key, weight in weights(one).items():
         torch.testing.assert_close(weight, theirs[key], rtol=1e-4, atol=1e-5)
@@ -84,7 +84,7 @@ def test_two_devices_compute_what_one_computes(name: str, cells: Path) -> None:
 
 def test_stopped_devices_resume_exactly(cells: Path) -> None:
     """SIGTERM to one rank stops both ranks before the same step, and nothing is lost."""
-    whole, stopped = cells / "whole", cells / "stopped"
+    uninterrupted, stopped = cells / "whole", cells / "stopped"
     first, second = folder.list_attempts(stopped)
     ended = folder.read_exit(first)
     assert ended is not None
@@ -93,14 +93,14 @@ def test_stopped_devices_resume_exactly(cells: Path) -> None:
     assert folder.read_exit(second) is None
     assert result(stopped).attempts == 2
     for record in ("diagnostics.csv", "attention.npz"):
-        assert (whole / record).read_bytes() == (stopped / record).read_bytes()
-    ours, same = (read_metrics(path / "metrics.csv") for path in (stopped, whole))
+        assert (uninterrupted / record).read_bytes() == (stopped / record).read_bytes()
+    ours, same = (read_metrics(path / "metrics.csv") for path in (stopped, uninterrupted))
     for row, expected in zip(ours, same, strict=True):
         # The mean of an epoch's losses: what was summed before the stop is one rank's then.
         rounding = 1e-6 if row.name == "train/loss" else 0
         assert row._replace(value=0) == expected._replace(value=0)
         assert row.value == pytest.approx(expected.value, rel=rounding, abs=0)
-    theirs = weights(whole)
+    theirs = weights(uninterrupted)
     assert all(torch.equal(weight, theirs[key]) for key, weight in weights(stopped).items())
 
 
@@ -148,8 +148,8 @@ def test_logits_between_0_and_1_are_not_taken_for_probabilities() -> None:
     """All logits of one rank may lie in this range although those of the batch do not."""
     logits = torch.tensor([[0.1, 0.9], [0.2, 0.3], [-0.5, 0.4]])
     targets = torch.tensor([1, 0, 1])
-    whole, parts = Calibration(2, n_bins=15), Calibration(2, n_bins=15)
-    whole.update(logits, targets)
+    single, parts = Calibration(2, n_bins=15), Calibration(2, n_bins=15)
+    single.update(logits, targets)
     for row in range(3):
         parts.update(logits[row : row + 1], targets[row : row + 1])
-    torch.testing.assert_close(parts.compute(), whole.compute())
+    torch.testing.assert_close(parts.compute(), single.compute())

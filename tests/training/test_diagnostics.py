@@ -48,9 +48,9 @@ def test_every_evaluation_is_diagnosed(diagnosed: Path) -> None:
     assert {row.layer for row in rows} == {1, 2}
     assert {row.name for row in rows if row.head is None} == {
         *(
-            f"{what}-{of}{at}"
-            for what in ("norm", "cos")
-            for of in ("mh", "delta")
+            f"{quantity}-{branch}{at}"
+            for quantity in ("norm", "cos")
+            for branch in ("mh", "delta")
             for at in ("", "@1")
         ),
         "captured-qk",

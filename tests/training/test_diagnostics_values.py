@@ -122,8 +122,8 @@ def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
         x = network._pos_embed(network.patch_embed(images()))
         expected: Values = {}
         for number, block in enumerate(network.blocks, start=1):
-            for head, what, value in by_definition(block.attn, x, block.norm1(x)):
-                expected[number, head, what] = value
+            for head, quantity, value in by_definition(block.attn, x, block.norm1(x)):
+                expected[number, head, quantity] = value
             x = block(x)
     actual = values(diagnose_network(network, images()))
     assert actual.keys() == expected.keys()
@@ -199,16 +199,16 @@ def test_pi_of_mixtures_is_recorded(
 def test_shared_keys_count_as_copies_for_every_head() -> None:
     """The circuits equal those of a layer in which every head has a copy of the shared keys."""
     grouped = vision(AttentionSpec(kv_heads=2))
-    whole = vision(AttentionSpec())
-    own, other = grouped.blocks[0].attn, whole.blocks[0].attn
+    copied = vision(AttentionSpec())
+    shared_attn, copied_attn = grouped.blocks[0].attn, copied.blocks[0].attn
     with torch.no_grad():
-        q, k, v = own.qkv.weight.split([DIM, 2 * WIDTH, 2 * WIDTH])
+        q, k, v = shared_attn.qkv.weight.split([DIM, 2 * WIDTH, 2 * WIDTH])
         copies = [w.unflatten(0, (2, WIDTH)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v)]
-        other.qkv.weight.copy_(torch.cat([q, *copies]))
-        other.proj.weight.copy_(own.proj.weight)
+        copied_attn.qkv.weight.copy_(torch.cat([q, *copies]))
+        copied_attn.proj.weight.copy_(shared_attn.proj.weight)
     settings = Diagnostics(kinds=("heads",))
     actual, expected = (
-        values(diagnose_network(n, images(), settings=settings)) for n in (grouped, whole)
+        values(diagnose_network(n, images(), settings=settings)) for n in (grouped, copied)
     )
     for name in ("captured-qk", "captured-ov"):
         assert actual[1, None, name] == pytest.approx(expected[1, None, name])
@@ -277,11 +277,11 @@ def test_padding_does_not_count(name: str) -> None:
 
 def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
-    whole = diagnose_network(network, images(5))
+    together = diagnose_network(network, images(5))
     monkeypatch.setattr(layer_inputs, "MAX_WEIGHTS", 2 * HEADS * 2 * 17 * 17)
     parts = diagnose_network(network, images(5))
-    assert values(parts) == pytest.approx(values(whole), rel=1e-12)
-    for name, array in whole.arrays.items():
+    assert values(parts) == pytest.approx(values(together), rel=1e-12)
+    for name, array in together.arrays.items():
         np.testing.assert_allclose(parts.arrays[name], array, rtol=1e-6)
 
 

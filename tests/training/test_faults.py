@@ -134,8 +134,8 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
     assert running(disturbed) == []
     for cell in (disturbed / "runs").glob("*/*/*/result.json"):
         assert list((cell.parent / "tmp").iterdir()) == []
-        left = {path.suffix for path in (cell.parent / "checkpoints").iterdir()}
-        assert left <= {".pt", ".unreadable"}
+        suffixes = {path.suffix for path in (cell.parent / "checkpoints").iterdir()}
+        assert suffixes <= {".pt", ".unreadable"}
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def test_resume_is_exact(
     folder = folder_of(cell(folders, **GROWING), tmp_path)
     for stop in stops:
 
-        def stopping(self: Any, trainer: L.Trainer, *rest: Any, stop: int = stop) -> None:
-            original(self, trainer, *rest)
+        def stopping(self: Any, trainer: L.Trainer, *arguments: Any, stop: int = stop) -> None:
+            original(self, trainer, *arguments)
             if trainer.global_step == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -105,14 +105,14 @@ def test_resume_is_exact(
 def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
     """The recurrence is computed from the weights after every step."""
     observed: list[dict[str, torch.Tensor]] = []
-    kept: list[TaskModule] = []
+    tasks: list[TaskModule] = []
 
     original = TaskModule.on_train_batch_end
 
-    def watching(self: TaskModule, *rest: Any) -> None:
-        original(self, *rest)
+    def watching(self: TaskModule, *arguments: Any) -> None:
+        original(self, *arguments)
         observed.append(copy.deepcopy(self.network.state_dict()))
-        kept[:] = [self]
+        tasks[:] = [self]
 
     start: list[dict[str, torch.Tensor]] = []
 
@@ -126,7 +126,7 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
         patch.setattr(TaskModule, "average_weights", starting)
         run_cell(folder_of(cell(folders, training={"ema": 0.5, "epochs": 1}), tmp_path))
     assert len(observed) == 4
-    average = kept[0].average
+    average = tasks[0].average
     for name, value in average.module.state_dict().items():
         expected = start[0][name]
         for step in observed:
@@ -265,15 +265,15 @@ def test_every_variant_of_the_shipped_studies_trains(
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
 def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the first line of a worker's own code does not end it either."""
-    held = tmp_path / "held"
+    blocked_file = tmp_path / "held"
 
     def first(self: object, worker: int) -> None:
-        held.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        blocked_file.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 
     monkeypatch.setattr(loading._WorkerStart, "__call__", first)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(loading.loader(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
-    assert held.read_text() == "True"
+    assert blocked_file.read_text() == "True"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 

@@ -119,9 +119,9 @@ def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> No
 
 
 def test_a_study_may_compare_speed(tmp_path: Path) -> None:
-    given = text_cell(training={"max_steps": 2}).model_dump(mode="json")
-    given["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
-    actual = result(trained(Cell.model_validate(given), tmp_path))
+    fields = text_cell(training={"max_steps": 2}).model_dump(mode="json")
+    fields["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
+    actual = result(trained(Cell.model_validate(fields), tmp_path))
     assert actual.metrics["train/tokens_per_second"] > 0
     assert actual.metrics["test/loss"] > 0
 
@@ -154,11 +154,11 @@ def test_resume_is_exact(
     """Cells stop between micro-batches, between steps, or at the end of an epoch."""
     original, observed = Progress.on_train_batch_end, []
 
-    def stopping(self: Any, *rest: Any) -> None:
-        observed.append(rest)
+    def stopping(self: Any, *arguments: Any) -> None:
+        observed.append(arguments)
         if len(observed) == micro_batch:
             os.kill(os.getpid(), signal.SIGTERM)
-        original(self, *rest)
+        original(self, *arguments)
 
     folder = folder_of(text_cell(), tmp_path)
     with monkeypatch.context() as patch:
@@ -166,8 +166,8 @@ def test_resume_is_exact(
         with pytest.raises(Preempted, match=f"saved at step {saved}$"):
             run_cell(folder)
     run_cell(folder)
-    whole, resumed = weights(uninterrupted), weights(folder)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    expected, resumed = weights(uninterrupted), weights(folder)
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     csv = [(path / "metrics.csv").read_text() for path in (uninterrupted, folder)]
     assert csv[0] == csv[1]
 
@@ -189,16 +189,16 @@ def test_the_gradient_of_a_step_is_the_same_on_any_number_of_devices(
                 (task.loss(part) / accumulate / world).backward()
         return torch.cat([p.grad.flatten() for p in task.network.parameters()])
 
-    whole = gradient(1, 1)
-    torch.testing.assert_close(gradient(world, accumulate), whole, rtol=1e-4, atol=1e-7)
-    assert whole.norm() > 1e-2
+    single = gradient(1, 1)
+    torch.testing.assert_close(gradient(world, accumulate), single, rtol=1e-4, atol=1e-7)
+    assert single.norm() > 1e-2
 
 
 def test_losses_of_ranks_add_up() -> None:
     """The sum over ranks gives every token the same weight, also if ranks have unequal shares."""
-    whole, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
+    single, ranks = TokenLoss(), [TokenLoss(), TokenLoss()]
     for rank, nll, target in [(0, 1.0, 5), (0, 2.0, 5), (0, 4.0, 5), (1, 9.0, 5), (1, 0.0, -100)]:
-        for metric in (whole, ranks[rank]):
+        for metric in (single, ranks[rank]):
             metric.update(torch.tensor([[nll]]), torch.tensor([[target]]))
     merged = TokenLoss()
     assert set(merged._reductions.values()) == {dim_zero_sum}
@@ -207,17 +207,17 @@ def test_losses_of_ranks_add_up() -> None:
         for name in ("total", "tokens")
     )
     merged._update_count = 1
-    assert merged.compute()["loss"] == whole.compute()["loss"] == 4.0
+    assert merged.compute()["loss"] == single.compute()["loss"] == 4.0
 
 
 def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
-    whole, parts = (
+    single, accumulated = (
         trained(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
         for count in (1, 4)
     )
-    assert result(whole).steps == result(parts).steps
-    for name, tensor in weights(whole).items():
-        torch.testing.assert_close(tensor, weights(parts)[name], rtol=1e-3, atol=1e-4)
+    assert result(single).steps == result(accumulated).steps
+    for name, tensor in weights(single).items():
+        torch.testing.assert_close(tensor, weights(accumulated)[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
 def test_impossible_data_is_one_line(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = text_cell().model_dump(mode="json")
-    data = {**given["experiment"]["data"], **changes}
+    fields = text_cell().model_dump(mode="json")
+    data = {**fields["experiment"]["data"], **changes}
     if data["kind"] == "shards":
         data = {key: data[key] for key in ("kind", "name", "folder")}
-    given["experiment"]["data"] = data
-    assert main([str(folder_of(Cell.model_validate(given), tmp_path))]) == 2
-    said = capsys.readouterr().err
-    assert re.search(re.escape(message), said)
-    assert said.count("\n") == 1
+    fields["experiment"]["data"] = data
+    assert main([str(folder_of(Cell.model_validate(fields), tmp_path))]) == 2
+    error_output = capsys.readouterr().err
+    assert re.search(re.escape(message), error_output)
+    assert error_output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_impossible_data_is_one_line(
 def test_a_metric_without_a_split_is_reported_before_training(
     metric: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = text_cell(data={"test": None}).model_dump(mode="json")
-    given["metric"] = {**given["metric"], **metric}
-    folder = folder_of(Cell.model_validate(given), tmp_path)
+    fields = text_cell(data={"test": None}).model_dump(mode="json")
+    fields["metric"] = {**fields["metric"], **metric}
+    folder = folder_of(Cell.model_validate(fields), tmp_path)
     assert main([str(folder)]) == 2
     assert capsys.readouterr().err == f"{message}\n"
     assert not (folder / "metrics.csv").exists()
@@ -329,9 +329,9 @@ def test_a_token_beyond_the_vocabulary_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes([1, 200] * 400))
     (tmp_path / "val.bin").write_bytes(bytes([1, 0] * 400))
     data = {"kind": "shards", "name": "s", "folder": str(tmp_path), "context": 16}
-    given = text_cell().model_dump(mode="json")
-    given["experiment"]["data"] = data
-    given["metric"]["name"] = "val/loss"
-    folder = folder_of(Cell.model_validate(given), tmp_path)
+    fields = text_cell().model_dump(mode="json")
+    fields["experiment"]["data"] = data
+    fields["metric"]["name"] = "val/loss"
+    folder = folder_of(Cell.model_validate(fields), tmp_path)
     with pytest.raises(ConfigError, match=r"train.bin: token \d+ is 51201, beyond the vocabulary"):
         run_cell(folder)

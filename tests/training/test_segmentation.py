@@ -89,18 +89,18 @@ def test_scores_equal_those_of_mmsegmentation() -> None:
 def test_counts_of_devices_add_up() -> None:
     torch.manual_seed(0)
     shares = [Overlap(("a", "b")) for _ in range(2)]
-    whole = Overlap(("a", "b"))
+    single = Overlap(("a", "b"))
     for share, size in zip(shares, (3, 50), strict=True):
         image = torch.randint(2, (size, 4)), torch.randint(2, (size, 4)), torch.rand(size, 4)
         share.update(*image)
-        whole.update(*image)
+        single.update(*image)
     states = [share.metric_state for share in shares]
     assert all(share._reductions.values() for share in shares)
     together = Overlap(("a", "b"))
     for name in states[0]:
         setattr(together, name, together._reductions[name](torch.stack([s[name] for s in states])))
     together._update_count = 1
-    assert together.compute() == whole.compute()
+    assert together.compute() == single.compute()
 
 
 @pytest.mark.parametrize(("prefix", "file"), [("test/", "weights.pt"), ("test/ema-", "ema.pt")])
@@ -116,10 +116,10 @@ def test_the_result_equals_an_evaluation_by_mmsegmentation(
     for batch in data.val_dataloader()[0]:
         with torch.no_grad():
             (sample,) = network.test_step(batch)
-        known = sample.gt_sem_seg.data[0].long()
+        label_map = sample.gt_sem_seg.data[0].long()
         predicted = sample.pred_sem_seg.data[0]
-        assert known.shape == (32, 48)
-        areas.append(IoUMetric.intersect_and_union(predicted, known, 13, IGNORED))
+        assert label_map.shape == (32, 48)
+        areas.append(IoUMetric.intersect_and_union(predicted, label_map, 13, IGNORED))
     expected = {
         (f"IoU:{data.classes[int(name[4:])]}" if ":" in name else name): value
         for name, value in scores(areas).items()
@@ -156,9 +156,9 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
         image, labels, prediction = np.split(picture, 3, axis=1)
         written = np.asarray(Image.open(data.root / f"images/{stem}.jpg"))
         assert np.abs(image.astype(int) - written).mean() < 3
-        known = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
-        assert not labels[known == 0].any()
-        assert (labels[known == 1] == data.palette[0]).all()
+        annotation = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
+        assert not labels[annotation == 0].any()
+        assert (labels[annotation == 1] == data.palette[0]).all()
         predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
         assert predicted <= colours
         observed |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
@@ -168,8 +168,8 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
     assert legend.weights == "trained"
     events = EventAccumulator(str(trained)).Reload()
     assert set(events.Tags()["images"]) == {f"pictures/{number}" for number in range(PICTURES)}
-    (said,) = events.Tensors("pictures/legend/text_summary")
-    table = said.tensor_proto.string_val[0].decode()
+    (event,) = events.Tensors("pictures/legend/text_summary")
+    table = event.tensor_proto.string_val[0].decode()
     for name in legend.shown:
         assert f"| {name} | #{bytes(legend.classes[name]).hex()} |" in table
 
@@ -197,8 +197,8 @@ def test_resume_is_exact(
     """A cell stopped within an epoch ends with the same weights and metrics, bit by bit."""
     original = Progress.on_train_batch_end
 
-    def stopping(self: Any, trainer: L.Trainer, *rest: Any) -> None:
-        original(self, trainer, *rest)
+    def stopping(self: Any, trainer: L.Trainer, *arguments: Any) -> None:
+        original(self, trainer, *arguments)
         if trainer.global_step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
