@@ -21,6 +21,7 @@ NAMES = (
     "mgk_language_model",
     "modded_nanogpt",
     "nanogpt",
+    "segmenter",
     "spt_lsa_vit",
     "vit_small",
 )

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import torch
 import yaml
 from helpers.paths import EXPERIMENTS
-from torch import Tensor
 
 from lit_attn.attention.choose import attention_spec
 from lit_attn.config.cell import Cell
@@ -28,17 +27,18 @@ from released.recording import Arrays, Recorder, Tensors, initial_values, shared
 class Replay(NamedTuple):
     """This project's side of a record.
 
-    `batch(step)` returns the tensors of one optimiser step; without it the cell reads its own data.
-    `view` renames parameters of this
-    project to released names. It may also cut a tensor into several, reorder its elements or change
-    their sign.
+    `batch(step)` returns the tensors of one optimiser step, or any batch of a single micro-batch;
+    without it the cell reads its own data. `view` renames parameters of this project to released
+    names. It may also cut a tensor into several, reorder its elements or change their sign.
+    `outputs(network)` returns more arrays to compare, from the trained network.
     """
 
     cell: Cell
-    batch: Callable[[int], tuple[Tensor, ...]] | None
+    batch: Callable[[int], Any] | None
     view: Callable[[Tensors], Tensors]
     micro_batches: int = 1
     draws: bool = False
+    outputs: Callable[[torch.nn.Module], Arrays] = lambda _: {}
 
 
 def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
@@ -117,7 +117,8 @@ def run(replay: Replay, folder: Path) -> Arrays:
         for context in contexts:
             stack.enter_context(context)
         run_cell(folder)
-    return recorder.arrays()
+    assert recorder.network is not None
+    return recorder.arrays() | replay.outputs(recorder.network)
 
 
 def to_double(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -148,8 +149,11 @@ def recorded_batches(replay: Replay) -> Iterator[None]:
         assert loader.data.trainer is not None
         start = loader.data.trainer.global_step
         for step in range(start, start + loader.data.steps_per_epoch):
-            parts = [tensor.chunk(replay.micro_batches) for tensor in batch(step)]
-            yield from zip(*parts, strict=True)
+            if replay.micro_batches == 1:
+                yield batch(step)
+            else:
+                parts = [tensor.chunk(replay.micro_batches) for tensor in batch(step)]
+                yield from zip(*parts, strict=True)
 
     with patch.object(TrainLoader, "__iter__", batches):
         yield
