@@ -8,6 +8,8 @@ lit_attn trains the variants of an ablation study and writes their tables.
                                               list the cells, parameters and FLOPs
   python -m lit_attn.ablate status            show what is done and what failed
   python -m lit_attn.ablate logs CELL         show the log of a cell (STUDY/VARIANT/SEED)
+  python -m lit_attn.ablate rerun stale ablations.yaml
+                                              run cells again whose code or data have changed
   python -m lit_attn.train FOLDER             train one cell alone
   python -m lit_attn.report runs              write the tables and figures again
   python -m lit_attn.generate FOLDER          continue a prompt with a trained language model
