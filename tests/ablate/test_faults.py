@@ -192,7 +192,7 @@ def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     assert ran(small_disk)["ok/0"] == 1
 
 
-def test_a_cell_without_space_for_its_lock_says_so_by_its_exit_code(small_disk: Path) -> None:
+def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> None:
     """The cell has no log, and the disk may have space again when its end is recorded."""
     (job,) = (job for job in jobs(small_disk, "ok") if job.cell.seed == 0)
     job.cell.write(job.folder / "config.yaml")

@@ -236,7 +236,7 @@ def test_two_caches_are_independent() -> None:
 @pytest.mark.gpu
 @every_spec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda(spec: AttentionSpec, dtype: torch.dtype) -> None:
+def test_decoding_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> None:
     layer = make(spec).to("cuda", dtype)
     x = tokens(33).to("cuda", dtype)
     with torch.no_grad():

@@ -23,7 +23,7 @@ def elu_features(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("n", [63, 64, 65, 128, 150])
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
-def test_chunks_give_the_result_of_the_whole(name: str, n: int) -> None:
+def test_chunks_give_the_result_of_the_full_sequence(name: str, n: int) -> None:
     assert_same(make(preset(name)), tokens(n, batch=1), is_causal=True)
 
 

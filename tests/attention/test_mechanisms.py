@@ -70,7 +70,7 @@ def test_mixtures_add_the_expected_parameters() -> None:
     ids=["mgk-hard", "dcmha", "talking-heads", "mixture-composed-window"],
 )
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_chunks_give_the_result_of_the_whole(spec: AttentionSpec, is_causal: bool) -> None:
+def test_chunks_give_the_result_of_the_full_sequence(spec: AttentionSpec, is_causal: bool) -> None:
     """Value and gradient of several chunks, the last one shorter, equal the reference's."""
     n = WHOLE_UP_TO + 13
     layer = make(spec, 8, 2)

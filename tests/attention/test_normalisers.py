@@ -20,7 +20,7 @@ from lit_attn.attention.parts import (
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 
-def test_sigmoid_weights_by_hand() -> None:
+def test_sigmoid_weights_equal_a_computation_by_hand() -> None:
     """Logits 0 with n = 4 keys: 1 / (1 + e^(log 4)) = 1 / 5; with n = 1: 1 / 2."""
     sigmoid = make(AttentionSpec(normaliser=SigmoidConfig())).normaliser
     logits = torch.zeros(1, 1, 4, 4, dtype=torch.double)
@@ -49,7 +49,7 @@ def test_offset_softmax_keeps_terms_that_softmax_ignores(preset: str) -> None:
     torch.testing.assert_close(layer(x), reference.attention(layer, x))
 
 
-def test_differential_attention_is_the_papers_with_half_as_many_heads() -> None:
+def test_differential_attention_equals_the_paper_with_half_as_many_heads() -> None:
     """The paper's code: a head has two queries and keys of width d and one value of width 2 d."""
     layer, x = make(AttentionSpec(normaliser=DifferentialConfig())), tokens(7)
     width, pairs = DIM // HEADS, HEADS // 2

@@ -180,7 +180,7 @@ def test_the_models_are_those_of_table_6() -> None:
     assert decoding.configure("dcmha", SHAPE).windows == (None,)
 
 
-def test_no_number_for_a_wrong_cache(
+def test_a_wrong_cache_gets_no_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A hundredth too much in the cached composition maps, which start near nothing."""
@@ -201,7 +201,7 @@ def test_no_number_for_a_wrong_cache(
     assert float(mgk["ratio"]) > 0
 
 
-def test_no_ratio_to_a_wrong_baseline(
+def test_a_wrong_baseline_gets_no_ratio(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every cache but that of linear keys, which are sums."""
@@ -220,7 +220,7 @@ def test_no_ratio_to_a_wrong_baseline(
     assert linear[6:8] == ["", ""]
 
 
-def test_wrong_running_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_running_sums_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RunningSums.add
     monkeypatch.setattr(RunningSums, "add", lambda self, k, v: right(self, k, v * 1.0001))
     assert not decoding.agrees("mlk", SHAPE, PROMPT, "cpu")

@@ -49,8 +49,6 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_progress_that_makes_no_sense_is_left_out(
-    text: str, progress: Progress | None, tmp_path: Path
-) -> None:
+def test_invalid_progress_is_ignored(text: str, progress: Progress | None, tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text(text)
     assert folder.read_progress(tmp_path) == progress

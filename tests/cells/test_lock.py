@@ -65,7 +65,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "STALE_AFTER", 1.0)
 
 
-def test_one_holder_at_a_time(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
     with hold_lock(tmp_path):
         holder = read_holder(tmp_path)
         assert holder is not None

@@ -181,7 +181,7 @@ def test_waiting_ranks_end_with_their_parent(tmp_path: Path) -> None:
         until(lambda pids=pids: not any(map(alive, pids)))
 
 
-def test_ranks_that_end_before_they_are_started_have_failed() -> None:
+def test_ranks_that_end_during_their_start_have_failed() -> None:
     """A signal to the process group may arrive just before the start."""
     code = (
         "import sys\n"

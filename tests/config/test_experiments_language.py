@@ -77,7 +77,7 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
 
 
-def test_what_measures_speed_trains(tmp_path: Path) -> None:
+def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
     cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
     metrics = trained(cell, tmp_path)

@@ -36,7 +36,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("change", "message"), MISTAKES, ids=[change for change, _ in MISTAKES])
-def test_a_variant_that_does_not_fit(tmp_path: Path, change: str, message: str) -> None:
+def test_a_variant_that_does_not_fit_is_refused(tmp_path: Path, change: str, message: str) -> None:
     change = change if change.startswith("{") else f"\n      {change}"
     body = f"baseline: a\ncells:\n  a: {{}}\n  b: {change}"
     with pytest.raises(ConfigError) as caught:
@@ -47,7 +47,7 @@ def test_a_variant_that_does_not_fit(tmp_path: Path, change: str, message: str) 
     assert str(caught.value).startswith(place + message)
 
 
-def test_the_line_of_the_key_and_not_of_its_section(tmp_path: Path) -> None:
+def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace(
         "model: {kind: vit, dim: 16, depth: 1, heads: 2, patch: 4, ffn: {width: 32}}",
         "model:\n  kind: vit\n  dim: 16\n  depth: 1\n  heads: 3\n  patch: 4\n  ffn: {width: 32}",

@@ -142,7 +142,7 @@ def test_a_cell_completes_its_metric() -> None:
         ),
     ],
 )
-def test_a_metric_that_nothing_measures(tmp_path: Path, metric: str, message: str) -> None:
+def test_an_unmeasured_metric_is_refused(tmp_path: Path, metric: str, message: str) -> None:
     written = metric if metric.startswith("{") else f"\n  {metric}"
     with pytest.raises(ConfigError) as caught:
         resolve(studies.study(tmp_path, f"{BODY}metric: {written}"))
@@ -151,7 +151,7 @@ def test_a_metric_that_nothing_measures(tmp_path: Path, metric: str, message: st
     assert str(caught.value).startswith(place + message)
 
 
-def test_a_variant_that_does_not_measure_what_the_baseline_does(tmp_path: Path) -> None:
+def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path) -> None:
     body = "baseline: c\ncells: {c: {training.ema: 0.5}, a: {}}\nmetric: {name: test/ema-accuracy}"
     with pytest.raises(
         ConfigError, match=r":9: tiny.metric.name: variant 'a': 'test/ema-accuracy'"
@@ -177,7 +177,9 @@ def test_a_variant_that_does_not_measure_what_the_baseline_does(tmp_path: Path) 
         ("imagenet_jit", {"name": "train/mfu"}, None),
     ],
 )
-def test_every_task(experiment: str, metric: dict[str, str], message: str | None) -> None:
+def test_metrics_are_checked_for_every_task(
+    experiment: str, metric: dict[str, str], message: str | None
+) -> None:
     choice = MetricChoice.model_validate(metric)
     if message is None:
         assert choice.resolve(shipped(experiment)).name == choice.name
@@ -186,7 +188,7 @@ def test_every_task(experiment: str, metric: dict[str, str], message: str | None
         choice.resolve(shipped(experiment))
 
 
-def test_a_report_of_cells_without_the_metric(
+def test_a_report_refuses_a_metric_that_no_cell_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metric = Metric(name="test/lss", label="loss", goal="min", scale=1)

@@ -6,7 +6,7 @@ from lit_attn.config.optimizers import SGD, Adam, AdamW, SetAdam
 from lit_attn.optim.set_adam import SETAdam
 
 
-def test_sgd_is_nesterovs() -> None:
+def test_sgd_uses_nesterov_momentum() -> None:
     """v = mu v + g; w -= lr (g + mu v), with the decayed weights in g."""
     layer = torch.nn.Linear(2, 1, bias=False)
     weight, momentum = layer.weight.detach().clone(), torch.zeros(1, 2)

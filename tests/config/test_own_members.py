@@ -146,7 +146,9 @@ def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_with_own_members(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_mistakes_in_own_members_are_one_error_line(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
     write_example(tmp_path, **changes)
     finished = ablate(tmp_path, "--dry-run")
     assert finished.returncode == 2

@@ -34,7 +34,7 @@ def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
     assert rate(10**9) == pytest.approx(1e-6)
 
 
-def test_vit_small_lags_by_two_epochs() -> None:
+def test_the_vit_small_schedule_lags_by_two_epochs() -> None:
     """lr(0) = lr0; lr(e) = lr0 (1 + cos(pi (e - 2) / T)) / 2, about 1.5e-8 in the last of 400."""
     rate = LaggedCosine().rate(1e-4, 98, 400)
     assert rate(0) == rate(97) == 1e-4
@@ -45,7 +45,7 @@ def test_vit_small_lags_by_two_epochs() -> None:
     assert rate(98 * 399) == pytest.approx(1.4e-8, rel=0.02)
 
 
-def test_constant_stays() -> None:
+def test_a_constant_rate_never_changes() -> None:
     rate = Constant().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
 
@@ -78,7 +78,7 @@ def test_warmup_beyond_training_is_refused() -> None:
         Cosine(warmup=3).rate(1e-3, 10, 2)
 
 
-def test_deits_schedule_is_timms_stepped_after_the_epoch() -> None:
+def test_the_deit_schedule_equals_the_timm_schedule() -> None:
     """BeliefFormer's ImageNet: `step(epoch)` at an epoch's end sets the rate of the next."""
     schedule = LaggedCosine(lag=1, end=1e-5)
     rate = schedule.rate(1.25e-4, 20_018, 300)
@@ -97,7 +97,7 @@ def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
     assert rate(300 * 1251) == pytest.approx(1e-4)
 
 
-def test_one_cycle_is_pytorchs_linear_one() -> None:
+def test_one_cycle_equals_the_linear_schedule_of_pytorch() -> None:
     """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; beta1 moves against the rate."""
     schedule = OneCycle(warmup=20, start=4e-6, end=4e-10)
     rate, momentum = schedule.rate(1e-4, 50, 100), schedule.momentum(50, 100)

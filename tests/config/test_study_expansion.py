@@ -19,7 +19,7 @@ from lit_attn.config.study import choose, read_studies
 from lit_attn.schema.errors import ConfigError
 
 
-def test_cells_are_named_and_take_presets(tmp_path: Path) -> None:
+def test_cells_have_names_and_may_choose_presets(tmp_path: Path) -> None:
     body = "baseline: standard\ncells:\n" + "\n".join(
         f"  {name}: {{attention: {name}}}" for name in PRESETS
     )

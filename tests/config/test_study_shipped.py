@@ -36,7 +36,7 @@ def test_the_default_studies_need_no_download() -> None:
         assert {job.cell.experiment.data.kind for job in jobs} == {"digits"}
 
 
-def test_every_preset_of_a_size_of_its_own_is_compared() -> None:
+def test_the_study_mechanisms_compares_every_preset() -> None:
     """A preset that the study lacks would be a mechanism that no table of this repository has."""
     compared = {variant.name for variant in matrices()["mechanisms"].variants}
     # Its maps alone are more parameters than the model of the study has.
@@ -44,7 +44,7 @@ def test_every_preset_of_a_size_of_its_own_is_compared() -> None:
 
 
 @pytest.mark.parametrize("study", ["digits", "mechanisms"])
-def test_the_parameters_of_the_default_studies_match(study: str) -> None:
+def test_variants_of_the_default_studies_have_equal_parameter_counts(study: str) -> None:
     """README's first command ends without a failed cell, and its tables compare like with like."""
     for variant in matrices()[study].variants:
         assert parameters(study, variant.name) == pytest.approx(32_714, rel=0.005), variant.name
@@ -63,7 +63,7 @@ def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in matrices() if name.endswith("-short")])
-def test_a_short_study_is_its_long_one_on_a_tenth_of_the_schedule(name: str) -> None:
+def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
     long = matrices()[name.removesuffix("-short")]
     short = matrices()[name]
     assert len(short.seeds) > len(long.seeds)
@@ -154,7 +154,7 @@ def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -
 @pytest.mark.parametrize(
     "name", [name for name, m in matrices().items() if m.source.study.published]
 )
-def test_published_numbers_are_of_variants(name: str) -> None:
+def test_published_numbers_belong_to_variants(name: str) -> None:
     matrix = matrices()[name]
     assert set(matrix.source.study.published) <= {variant.name for variant in matrix.variants}
 
@@ -166,7 +166,7 @@ def test_the_retrieval_study_has_every_row_of_the_tables() -> None:
     assert len(published) - len(readings) == 11 + 11 + 4 + 3 + 4
 
 
-def test_readings_differ_in_what_they_say() -> None:
+def test_readings_differ_in_the_settings_that_they_name() -> None:
     experiments = {v.name: v.experiment for v in matrices()["attentionx-cifar100"].variants}
     assert list(experiments)[:2] == ["standard", "attentionx"]
     flavours = {

@@ -50,7 +50,7 @@ ENHANCE = {
 
 
 @pytest.mark.parametrize("operation", ENHANCE, ids=lambda f: f.__name__)
-def test_enhancements(operation: object) -> None:
+def test_enhancements_equal_those_of_pillow(operation: object) -> None:
     x = images()
     factors = torch.linspace(0.1, 1.9, len(x))
     enhanced = [
@@ -113,7 +113,7 @@ def affine(
 
 
 @pytest.mark.parametrize("size", [32, 33])
-def test_shapes_against_pillow(size: int) -> None:
+def test_geometric_operations_equal_those_of_pillow(size: int) -> None:
     x = images(13, size)
     fill = torch.tensor(FILL, dtype=torch.uint8)
     shear = torch.linspace(-0.3, 0.3, 13, dtype=torch.double)
@@ -135,7 +135,7 @@ def test_shapes_against_pillow(size: int) -> None:
 
 
 @pytest.mark.parametrize("side", [18.67, 10.0, 40.0])
-def test_cutout_against_pillow(side: float) -> None:
+def test_cutout_equals_that_of_pillow(side: float) -> None:
     x = images(6)
     centres = torch.tensor([[1.0, 1.0], [31.9, 31.9], [16.2, 3.7], [5.5, 30.1], [10, 10], [31, 2]])
     drawn = []
@@ -173,7 +173,7 @@ def test_erase_sets_the_box_to_the_mean() -> None:
     assert (erased != x).sum() == 3 * (12 + 9)
 
 
-def test_cutmix_keeps_the_share_of_pixels_it_says() -> None:
+def test_cutmix_returns_the_share_of_pixels_that_it_keeps() -> None:
     ones, zeros = torch.ones(2, 3, 10, 10), torch.zeros(2, 3, 10, 10)
     for row, column, weight in ((0.5, 0.5, 0.75), (0.0, 0.0, 0.5), (0.99, 0.2, 0.0)):
         mixed, share = cutmix(ones, zeros, weight, row, column)
@@ -184,7 +184,7 @@ def test_cutmix_keeps_the_share_of_pixels_it_says() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.75, 0.96])
-def test_mixes_against_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixes_equal_those_of_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timm mixes with the batch in reverse; here that is what was drawn.
 
     Boxes of even sides only: of odd ones timm covers a pixel more than CutMix's authors and

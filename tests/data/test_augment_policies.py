@@ -136,7 +136,7 @@ def test_blanking_randaugment_blanks_23_percent() -> None:
     assert not augmented[moved[:, 1]].any()
 
 
-def test_blanking_randaugment_magnitudes_to_the_letter() -> None:
+def test_blanking_randaugment_has_the_published_magnitudes() -> None:
     """docs/setups.md: magnitude 14 of 30 on each range."""
     expected = {
         "Rotate": 14.0,
@@ -210,7 +210,7 @@ def published_box(part: config.ErasingConfig) -> list[int]:
     return [0, 0, 0, 0]
 
 
-def test_boxes_are_distributed_as_published() -> None:
+def test_boxes_have_the_published_distribution() -> None:
     random.seed(0)
     part = config.ErasingConfig(p=1.0)
     (boxes,) = Erasing(part, [0.5] * 3, (32, 32)).draw(20_000, generator())
@@ -225,7 +225,7 @@ def test_boxes_are_distributed_as_published() -> None:
     assert (sometimes[:, 2] > 0).float().mean() == pytest.approx(0.25, abs=0.03)
 
 
-def test_mix_mixes_half_the_batches_half_of_them_by_cutting() -> None:
+def test_mixup_and_cutmix_apply_to_a_quarter_of_the_batches_each() -> None:
     mix = Mix(config.MixConfig(), 4)
     drawn = [mix.draw(16, generator(seed)) for seed in range(600)]
     kinds = [one.kind for one in drawn]
@@ -249,7 +249,7 @@ def test_mix_mixes_half_the_batches_half_of_them_by_cutting() -> None:
         ({"cutmix": 0, "p": 1}, {"mixup"}),
     ],
 )
-def test_mixes_switched_off(changes: dict[str, float], kinds: set[str]) -> None:
+def test_mixes_can_be_switched_off(changes: dict[str, float], kinds: set[str]) -> None:
     mix = Mix(config.MixConfig(**changes), 4)
     assert {mix.draw(4, generator(seed)).kind for seed in range(40)} == kinds
 
@@ -264,7 +264,7 @@ STEPS = (
 )
 
 
-def test_the_steps_are_carried_out_in_the_order_written() -> None:
+def test_augmentations_apply_in_the_configured_order() -> None:
     """The same draws, step by step by hand."""
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.25]
     pipeline = Pipeline(Cifar10(augment=STEPS), mean, std)
@@ -288,7 +288,7 @@ def test_the_steps_are_carried_out_in_the_order_written() -> None:
     assert torch.equal(normalized, expected)
 
 
-def test_batches_do_not_depend_on_what_is_augmented_beside_them() -> None:
+def test_an_augmented_batch_does_not_depend_on_other_batches() -> None:
     pipeline = Pipeline(Cifar10(augment=STEPS), [0.5] * 3, [0.2] * 3)
     x, y = batch(50), torch.arange(50) % 10
     drawn = [pipeline.draw(n, generator(n)) for n in (20, 17, 13)]
@@ -319,6 +319,6 @@ def test_policies_are_the_same_on_the_gpu(policy: policies.Policy) -> None:
         (["normalize", "autoaugment"], "'autoaugment' works on bytes"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(steps: list[object], message: str) -> None:
+def test_an_invalid_order_of_augmentations_is_refused(steps: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Digits.model_validate({"augment": steps})

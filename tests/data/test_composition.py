@@ -74,7 +74,7 @@ def test_the_source_of_an_answer_is_at_every_place() -> None:
     assert min(np.bincount(places, minlength=3)) > 10
 
 
-def test_transformations_of_entities_are_what_they_say() -> None:
+def test_transformations_of_entities_match_their_names() -> None:
     lexicon = data().lexicon
     maps = dict(zip(TRANSFORMATIONS, lexicon.maps, strict=True))
     entities = np.arange(16)
@@ -102,7 +102,7 @@ def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
         assert np.bincount(module.questions[split][2]).tolist() == [4] * TASKS
 
 
-def test_questions_depend_on_seed_and_step_and_those_evaluated_on_neither() -> None:
+def test_training_questions_depend_on_seed_and_step_but_evaluated_ones_do_not() -> None:
     first, again, other = data(), data(), data(seed=1)
     again.batch(3)
     assert torch.equal(first.batch(5)[0], again.batch(5)[0])

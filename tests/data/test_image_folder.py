@@ -106,7 +106,7 @@ def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
     assert {image.sum().item() for image in evaluated} == {image.sum().item() for image in expected}
 
 
-def test_repeated_augmentation_is_timms(folders: Path) -> None:
+def test_repeated_augmentation_equals_that_of_timm(folders: Path) -> None:
     """Every image three times in a row, each augmented anew: a third of the set in an epoch."""
     data = at(config(folders, repeats=3, batch_size=12))
     order = [place for step in range(5) for place, *_ in data.samples(step)]
@@ -222,7 +222,7 @@ def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
     assert len(read.failures) == 1
 
 
-def test_the_fingerprint_is_of_names_and_evaluated_sizes(broken: Path) -> None:
+def test_the_fingerprint_depends_on_names_and_evaluated_sizes(broken: Path) -> None:
     first = ImageFolderData(config(broken), 0, CPU).fingerprint()
     assert ImageFolderData(config(broken, size=8), 1, CPU).fingerprint() == first
     (broken / "val/n2/0.JPEG").write_bytes(b"longer" * 100)
@@ -231,7 +231,7 @@ def test_the_fingerprint_is_of_names_and_evaluated_sizes(broken: Path) -> None:
     assert len({first, second, ImageFolderData(config(broken), 0, CPU).fingerprint()}) == 3
 
 
-def test_val_and_test_are_both_names_of_the_evaluated_folder(tmp_path: Path) -> None:
+def test_the_evaluated_folder_may_be_named_val_or_test(tmp_path: Path) -> None:
     write(tmp_path, train=6, val=2)
     assert ImageFolderData(config(tmp_path), 0, CPU).splits == ["test"]
     (tmp_path / "val").rename(tmp_path / "test")
@@ -309,7 +309,7 @@ def test_three_augment_comes_before_its_colour_jitter(folders: Path) -> None:
     assert names.index("AutoAugment") < names.index("ColorJitter")
 
 
-def test_imagenet_is_a_thousand_classes_of_224_pixels() -> None:
+def test_imagenet_has_a_thousand_classes_and_224_pixels() -> None:
     data = ImageNet()
     assert data.signature() == ImageLabels((3, 224, 224), 1000)
     assert data.identity() == {"kind": "imagenet"}

@@ -210,7 +210,7 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 @pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
-def test_stopped_mid_epoch_and_resumed_is_the_same_to_the_bit(tmp_path: Path, stop: int) -> None:
+def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path, stop: int) -> None:
     """Stops at an epoch's last step are left out: Lightning would skip an epoch after them."""
     uninterrupted = fit(tmp_path)
     assert len(uninterrupted.seen) == 18

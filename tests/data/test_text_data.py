@@ -58,7 +58,7 @@ def test_random_offsets_reach_both_ends(folder: Path) -> None:
     assert offsets.max() == 100 - 9
 
 
-def test_sequential_reads_on_and_starts_again(folder: Path) -> None:
+def test_sequential_order_continues_and_wraps_around(folder: Path) -> None:
     module = data(folder, order="sequential")
     assert module.steps_per_epoch == 3
     batches = [module.batch(step)[0].flatten().tolist() for step in range(4)]

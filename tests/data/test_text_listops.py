@@ -145,7 +145,7 @@ def test_micro_batches_make_up_the_batch() -> None:
     torch.testing.assert_close(torch.cat([parts[0][0], parts[1][0]]), module.batch(0)[0])
 
 
-def test_written_files_are_what_was_generated(tmp_path: Path) -> None:
+def test_written_files_contain_the_generated_samples(tmp_path: Path) -> None:
     chosen = ListOps(**SMALL, batch_size=8)
     labelled.write_listops(tmp_path, chosen)
     read = labelled.load(chosen.model_copy(update={"folder": tmp_path}))

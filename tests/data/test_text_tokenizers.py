@@ -24,7 +24,7 @@ def test_bytes_end_with_a_zero() -> None:
     assert ByteEncoder().decode(ids[:-1]) == "né"
 
 
-def test_words_by_falling_frequency() -> None:
+def test_words_have_ids_by_falling_frequency() -> None:
     encoder = WordEncoder.of(["b a b\n\nc a b\n"], size=4)
     # b three times, <eos> three times (the blank line has one), a twice, c once.
     assert encoder.words == ["<eos>", "b", "a", "c"]
@@ -92,7 +92,7 @@ def test_a_missing_tiktoken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         gpt2_encoding(None)
 
 
-def test_gpt2s_own_files() -> None:
+def test_the_published_files_give_the_ids_of_gpt2() -> None:
     """Ids known from GPT-2: "Hello world" is 15496 995, and the vocabulary has 50,257."""
     pytest.importorskip("tiktoken")
     folder = SHARED / "gpt2-bpe"

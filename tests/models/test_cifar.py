@@ -86,7 +86,7 @@ def test_matching_refuses_impossible_counts() -> None:
         resolve(belief2_vit("belief2"), belief2_vit(width=1), Cifar100())
 
 
-def test_flops_by_hand() -> None:
+def test_flops_equal_a_count_by_hand() -> None:
     """Every matrix product of one forward pass, multiply-add = 2; attention included."""
     n, d, h, depth = 65, 192, 576, 9
     linear = 2 * n * d * (3 * d + d + 2 * h)
@@ -111,7 +111,7 @@ def test_patches_must_tile_the_image() -> None:
         build(model, CIFAR, 10)
 
 
-def test_shifted_patches_against_a_plain_restatement() -> None:
+def test_shifted_patches_equal_a_plain_implementation() -> None:
     torch.manual_seed(0)
     embed = ShiftedPatchEmbed((8, 8), 4, 3, 16, True, False).double()
     x = torch.randn(2, 3, 8, 8, dtype=torch.double)
@@ -143,7 +143,7 @@ def test_xavier_treats_the_fused_matrix_as_one() -> None:
     assert network.pos_embed.std().item() == pytest.approx(1, rel=0.05)
 
 
-def test_drop_path_is_constant_over_layers_where_the_setup_says_so() -> None:
+def test_drop_path_is_constant_or_linear_over_layers() -> None:
     network = build(belief2_vit(), CIFAR, 100)
     rates = {m.drop_prob for m in network.modules() if type(m).__name__ == "DropPath"}
     assert rates == {0.1}
@@ -153,7 +153,7 @@ def test_drop_path_is_constant_over_layers_where_the_setup_says_so() -> None:
     assert len(set(rates)) == 8
 
 
-def test_without_ffn_the_block_is_attention_alone() -> None:
+def test_without_ffn_a_block_contains_only_attention() -> None:
     torch.manual_seed(0)
     network = build(belief2_vit("standard", None), CIFAR, 10).eval()
     block = network.blocks[0]
@@ -162,7 +162,7 @@ def test_without_ffn_the_block_is_attention_alone() -> None:
     assert not any(isinstance(m, nn.GELU) for m in network.modules())
 
 
-def test_same_seed_same_weights_and_every_parameter_gets_a_gradient() -> None:
+def test_equal_seeds_give_equal_weights_and_every_parameter_gets_a_gradient() -> None:
     torch.manual_seed(1)
     one = build(vit_small("belief-star"), CIFAR, 10)
     torch.manual_seed(1)

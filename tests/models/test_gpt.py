@@ -96,7 +96,7 @@ def test_adaptive_softmax_is_a_distribution() -> None:
     torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-12, rtol=0)
 
 
-def test_adaptive_softmax_by_hand() -> None:
+def test_adaptive_softmax_equals_a_computation_by_hand() -> None:
     """p(id) = p(class) p(id | class); id 30 belongs to the second rare class (25 and up)."""
     network = gpt_cases.network("wikitext")
     tokens = gpt_cases.tokens(batch=1, n=1)
@@ -153,7 +153,7 @@ def test_copied_projection_survives_initialisation() -> None:
     torch.testing.assert_close(split(gpt_cases.tokens()), standard(gpt_cases.tokens()))
 
 
-def test_e5m2_by_hand() -> None:
+def test_e5m2_values_equal_a_computation_by_hand() -> None:
     """Mean magnitude 2: the values over 2 are rounded to 1, 1.25, 1.5, 1.75 times powers of 2."""
     weight = torch.tensor([2.0, -2.2, 3.4, 0.4], requires_grad=True)
     rounded = e5m2(weight)
@@ -233,7 +233,7 @@ def classifier(pool: str, pairs: bool = False) -> sequence.SequenceClassifier:
 
 
 @pytest.mark.parametrize("pool", ["tokens", "zero-padded"])
-def test_padding_counts_as_zero_vectors_or_not_at_all(pool: str) -> None:
+def test_padding_counts_as_zero_vectors_or_is_ignored(pool: str) -> None:
     """transformer-mgk multiplies the last norm's output by the mask and takes the mean over n."""
     network, tokens = classifier(pool), gpt_cases.tokens(n=9)
     present = torch.ones(2, 9, dtype=torch.bool)
@@ -290,7 +290,7 @@ def test_bfloat16_autocast_stays_near_single_precision(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nanogpt", "casted", "transformer++"])
-def test_compiled(name: str) -> None:
+def test_the_compiled_model_agrees(name: str) -> None:
     torch.compiler.reset()
     network, tokens = gpt_cases.network(name).float(), gpt_cases.tokens()
     expected = network(tokens)

@@ -49,7 +49,7 @@ def without_caches(network: GPT, prompt: list[int], count: int, how: Sampling) -
 
 @every_choice
 @pytest.mark.parametrize("cuts", [list(range(1, CONTEXT)), [7, 8, 9], [5, 11]], ids=len)
-def test_decoding_is_the_whole_sequence(name: str, cuts: list[int]) -> None:
+def test_decoding_equals_the_full_sequence(name: str, cuts: list[int]) -> None:
     assert_decodes(gpt_cases.network(name), cuts)
 
 
@@ -99,9 +99,7 @@ def test_a_token_past_the_learned_positions_is_an_error() -> None:
         ({"attention": AttentionSpec(similarity=LinearConfig(keys=2))}, CONTEXT),
     ],
 )
-def test_the_longest_sequence_is_that_of_the_learned_positions(
-    changes: dict[str, Any], longest: int | None
-) -> None:
+def test_learned_positions_limit_the_sequence(changes: dict[str, Any], longest: int | None) -> None:
     network = gpt_cases.network("nanogpt", **changes)
     assert network.trunk.longest == longest
     if longest is not None:
@@ -110,7 +108,7 @@ def test_the_longest_sequence_is_that_of_the_learned_positions(
             network(gpt_cases.tokens(n=longest + 1))
 
 
-def test_beyond_the_trained_context_where_positions_are_computed() -> None:
+def test_computed_positions_decode_beyond_the_trained_context() -> None:
     network = gpt_cases.network("casted")
     tokens = gpt_cases.tokens(n=CONTEXT + 9)
     torch.testing.assert_close(

@@ -91,7 +91,7 @@ def tokens() -> Tensor:
 
 @pytest.mark.parametrize("prefix", ["transformer.", ""])
 @pytest.mark.parametrize("attention", [PRESETS["standard"], COPYING], ids=["standard", "copying"])
-def test_logits_are_gpt2s(attention: AttentionSpec, prefix: str) -> None:
+def test_logits_equal_the_definition_of_gpt2(attention: AttentionSpec, prefix: str) -> None:
     state = random_state(prefix)
     network = model(attention)
     load_gpt2(network, state)
@@ -110,7 +110,7 @@ def test_every_preset_takes_the_weights(name: str) -> None:
     assert same == (name in ("standard", "softmax-smgk"))
 
 
-def test_logits_are_those_of_transformers() -> None:
+def test_logits_equal_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="comes with lit_attn[dev]")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=DIM, n_layer=DEPTH, n_head=HEADS

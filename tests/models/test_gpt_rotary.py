@@ -33,13 +33,13 @@ def test_only_distances_matter(spec: AttentionSpec) -> None:
     torch.testing.assert_close(original, shifted, rtol=1e-3, atol=1e-4)
 
 
-def test_positions_matter_at_all() -> None:
+def test_positions_change_the_output() -> None:
     layer, x = make(AttentionSpec()), tokens(6)
     turned = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
     assert (turned - layer(x)).abs().max() > 1e-3
 
 
-def test_angles_by_hand() -> None:
+def test_angles_equal_a_computation_by_hand() -> None:
     """At position 3 with head width 4, pairs (0, 2) and (1, 3) have the angles 3 and 3 / 100."""
     x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.double).reshape(1, 1, 1, 4)
     angles = torch.tensor([3.0, 0.03], dtype=torch.double)

@@ -41,7 +41,7 @@ def parameters(model: ImageViTConfig | LocalViTConfig | JiTConfig) -> int:
     return count(build(model, IMAGENET, "meta"))
 
 
-def test_deit_small_has_its_published_count_and_is_timms() -> None:
+def test_deit_small_has_its_published_count_and_equals_the_timm_model() -> None:
     assert parameters(ImageViTConfig()) == 22_050_664
     torch.manual_seed(0)
     published = timm.create_model("deit_small_patch16_224", img_size=32, depth=2, num_classes=5)
@@ -64,7 +64,7 @@ def test_local_vit_has_its_published_count(attention: AttentionSpec, published: 
     assert parameters(LocalViTConfig(attention=attention)) + UNUSED == published
 
 
-def test_dcmha_costs_what_it_should_in_every_layer() -> None:
+def test_dcmha_adds_the_published_parameters_to_every_layer() -> None:
     assert parameters(vit_s("dcmha")) - parameters(vit_s("standard")) == 12 * 48_384
 
 
@@ -86,7 +86,7 @@ def test_matching_finds_the_papers_widths(attention: str, width: int) -> None:
     assert matched == jit_b(attention, width)
 
 
-def test_flops_by_hand() -> None:
+def test_flops_equal_a_count_by_hand() -> None:
     """Every matrix product and convolution of one forward pass, multiply-add = 2."""
     n, d, w, b, depth = 16, 32, 48, 128, 2
     tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
@@ -99,7 +99,7 @@ def test_flops_by_hand() -> None:
     assert describe(LocalViTConfig(**tiny), Cifar10()).flops == depth * block + ends
 
 
-def test_local_ffn_against_a_plain_restatement() -> None:
+def test_the_local_ffn_equals_a_plain_implementation() -> None:
     torch.manual_seed(0)
     ffn = local_vit.LocalFFN(4, 6).double()
     x = torch.randn(2, 10, 4, dtype=torch.double)
@@ -140,7 +140,7 @@ def test_local_vit_starts_from_xavier() -> None:
         assert bias.std().item() == pytest.approx((3 * 384) ** -0.5, rel=0.1)
 
 
-def test_flax_initialisation_is_big_visions() -> None:
+def test_the_flax_initialisation_equals_that_of_big_vision() -> None:
     torch.manual_seed(0)
     model = ImageViTConfig(depth=1, init="flax", ffn=FFN(width=1536, activation="gelu-tanh"))
     network = imagenet_vit.build(model, (3, 224, 224), 1000)
@@ -199,7 +199,7 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
     torch.testing.assert_close(network(x), network.head(mean))
 
 
-def test_without_ffn_every_block_is_attention_alone() -> None:
+def test_without_ffn_every_block_contains_only_attention() -> None:
     networks = [
         imagenet_vit.build(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
         jit.build(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),

@@ -73,7 +73,7 @@ def test_a_segmenter_starts_as_the_standard_one(preset: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_another_width_of_the_ffn_changes_the_ffn_alone(family: str) -> None:
+def test_another_ffn_width_changes_only_the_ffn(family: str) -> None:
     model, _ = FAMILIES[family]
     ffn = model.ffn.model_copy(update={"width": 24})
     other = different(started(family, ffn=ffn), started(family))
@@ -115,7 +115,7 @@ def test_the_state_of_torchs_generator_does_not_change() -> None:
     "model",
     [ViTConfig(**SMALL | {"dim": 128}, patch=4), ImageViTConfig(**SMALL | {"dim": 128}, patch=4)],
 )
-def test_timms_initialisation_is_timms(model: Model) -> None:
+def test_the_timm_initialisation_equals_that_of_timm(model: Model) -> None:
     """Matrices are N(0, 0.02), biases zero; the patch embedding keeps PyTorch's default."""
     torch.manual_seed(0)
     published = timm.create_model(

@@ -92,7 +92,7 @@ def test_new_layers_start_as_published() -> None:
     assert not head.layers[0].attn.qkv.bias.any()
 
 
-def test_the_head_with_standard_attention_is_mmsegmentations() -> None:
+def test_the_head_with_standard_attention_equals_that_of_mmsegmentation() -> None:
     torch.manual_seed(0)
     ours = AttentionMaskHead(5, in_channels=24, embed_dims=32, num_heads=2, ffn=128).eval()
     theirs = MODELS.build(
@@ -199,7 +199,7 @@ def test_every_parameter_gets_a_gradient(attention: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-def test_flops_by_hand() -> None:
+def test_flops_equal_a_count_by_hand() -> None:
     """Every matrix product of one forward pass, multiply-add = 2; the masks are not upsampled."""
     n, d, w, k = 16, 32, 48, 13
     model = SegmenterConfig.model_validate(SMALL)

@@ -58,7 +58,7 @@ def test_a_bootstrap_interval_covers_less_than_students() -> None:
     assert ((low <= 0) & (high >= 0)).mean() < 0.8
 
 
-def test_the_interval_is_scipys() -> None:
+def test_the_interval_equals_that_of_scipy() -> None:
     values = [0.3, 0.1, 0.5, -0.2]
     for confidence in (0.95, 0.995):
         expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(confidence)
@@ -138,7 +138,7 @@ def test_sign_flip_reaches_its_floor() -> None:
     assert stats.sign_flip_p([]) is None
 
 
-def test_sign_flip_p_is_scipys_permutation_test() -> None:
+def test_sign_flip_p_equals_the_permutation_test_of_scipy() -> None:
     d = np.random.default_rng(3).normal(0.4, 1, 9)
     expected = scipy_stats.permutation_test(
         (d,), np.mean, permutation_type="samples", n_resamples=np.inf
@@ -305,7 +305,7 @@ def test_pairs_for_a_star_are_the_fewest_for_holms_test(comparisons: int) -> Non
     assert stats.holm([stats.sign_flip_floor(pairs - 1), *other_p_values])[0] > 0.05
 
 
-def test_holm_by_hand() -> None:
+def test_holm_equals_a_computation_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
     assert stats.holm([0.2]) == [0.2]
@@ -324,7 +324,7 @@ def test_holm_keeps_the_order_and_controls_the_error() -> None:
     assert (adjusted <= 0.05).any(axis=1).mean() == pytest.approx(0.05, abs=0.01)
 
 
-def test_the_correction_over_studies_by_hand() -> None:
+def test_the_correction_over_studies_equals_a_computation_by_hand() -> None:
     adjusted = stats.holm_over_studies([[0.01, 0.2], [0.02], []])
     # Both studies have a comparison left at 0.01 and 0.02; only the first one has at 0.2.
     assert adjusted == [pytest.approx([0.02, 0.2]), pytest.approx([0.04]), []]
@@ -347,7 +347,7 @@ def test_the_correction_over_studies_controls_the_error(effect: float) -> None:
 
 
 @pytest.mark.parametrize(("effect", "expected"), [(0.3, 90), (0.5, 34), (1.0, 10), (1.5, 6)])
-def test_pairs_for_power_are_the_textbooks(effect: float, expected: int) -> None:
+def test_pairs_for_power_equal_the_published_sample_sizes(effect: float, expected: int) -> None:
     """Paired t test, two-sided 0.05, power 0.80: the sample sizes that G*Power prints."""
     assert stats.pairs_for_power(effect) == expected
 

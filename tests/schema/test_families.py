@@ -38,7 +38,7 @@ class Drawing(Config):
         (Circle(radius=3), Circle(radius=3)),
     ],
 )
-def test_a_kind_is_a_name_a_mapping_or_itself(value: object, expected: Circle) -> None:
+def test_a_kind_is_given_by_name_mapping_or_instance(value: object, expected: Circle) -> None:
     assert Drawing.model_validate({"shape": value}).shape == expected
 
 

@@ -75,7 +75,7 @@ def test_missing_cells_are_submitted_and_followed_to_their_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
-def test_jobs_survive_the_terminal_and_are_found_again(
+def test_jobs_survive_the_terminal_and_are_followed_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
 ) -> None:
     studies.write(tmp_path, names("gated"))

@@ -262,7 +262,7 @@ def test_a_cell_stopped_at_its_last_step_is_finished(
     assert (folder / "result.json").exists()
 
 
-def test_a_torn_checkpoint_is_replaced_by_the_one_before(
+def test_a_torn_checkpoint_is_replaced_by_the_previous_one(
     uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -367,7 +367,7 @@ def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     assert {row.epoch for row in select_epoch(rows, best)} == {0}
 
 
-def test_exit_codes_tell_how_a_cell_ended(
+def test_exit_codes_describe_the_end_of_a_cell(
     tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(uninterrupted)]) == 0

@@ -56,7 +56,7 @@ def last_exit(path: Path) -> Exit:
 
 
 @pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
-def test_two_devices_compute_what_one_computes(name: str, cells: Path) -> None:
+def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) -> None:
     """237 images of validation are an odd number, as are the five scenes: none is counted twice,
     none is left out."""
     one, two = cells / f"{name}-1", cells / f"{name}-2"
