@@ -85,7 +85,7 @@ def without_code_blocks(text: str) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """GitHub's anchors of the headings of a page: lower case, without punctuation, with hyphens."""
+    """Return GitHub's anchors of the headings of a page (lower case, hyphens, no punctuation)."""
     headings = re.findall(r"^#+ (.*)$", without_code_blocks(page.read_text()), re.MULTILINE)
     return {
         re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings

@@ -30,7 +30,7 @@ def run_of(cell: Cell, root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes, learned positions, context 16."""
+    """Return the run of a model of bytes with learned positions and a context of 16."""
     return run_of(text_cell(), tmp_path_factory.mktemp("run"))
 
 

@@ -1,4 +1,4 @@
-"""Tests of files from other people: studies, records and checkpoints run no code unasked."""
+"""Tests of untrusted files: studies, records and checkpoints execute no code."""
 
 import os
 import pickle

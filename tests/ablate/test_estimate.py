@@ -95,7 +95,7 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str,
 
 
 def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None:
-    """Seeds share a timing, and no files remain."""
+    """Seeds share one timing, and the estimate leaves no files."""
     path, code, output, messages = estimated
     assert code == 1
     plain, broken, total = output.splitlines()[2:5]
@@ -124,7 +124,7 @@ def test_an_estimate_needs_a_dry_run_and_enough_devices(
 
 
 def test_a_timing_predicts_the_whole_cell(tmp_path: Path) -> None:
-    """It includes epochs, evaluations and batches beyond the timed steps."""
+    """The estimate includes epochs, evaluations and batches beyond the timed steps."""
     from helpers.training_cells import digits_cell, folder_of
 
     from lit_attn.train import time_cell

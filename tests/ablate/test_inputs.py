@@ -20,7 +20,7 @@ GIVEN = "name: mine, size: 8, channels: 1, classes: 3, batch_size: 4"
 
 
 def write_npz(path: Path, **changes: np.ndarray | None) -> None:
-    """Six training and three test images of three classes."""
+    """Write six training and three test images of three classes."""
     arrays: dict[str, Any] = {
         "x_train": np.zeros((6, 8, 8), np.uint8),
         "y_train": np.arange(6) % 3,
@@ -40,7 +40,7 @@ def write_classes(root: Path, count: int, second: str = "test") -> None:
 
 
 def check_data(folder: Path, data: str) -> str:
-    """Return the error message about `data` without its place, or an empty string."""
+    """Return the error message about `data` without its file and line, or an empty string."""
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     matrix = expand(studies.study(folder, BODY, experiment), folder / "runs")
     error_line = ""
@@ -191,7 +191,7 @@ def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
 
 
 def test_the_check_imports_no_torch() -> None:
-    """Checks of files read headers with the modules below; none of them needs torch."""
+    """The checks read headers with modules that need no torch."""
     modules = "lit_attn.ablate.plan, lit_attn.data.sets, lit_attn.data.text.shards"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

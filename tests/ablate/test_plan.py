@@ -1,4 +1,4 @@
-"""Plans: trials and runs of some seeds keep the plan and report of the study."""
+"""Plans: a trial or a run of some seeds does not change the study's plan and report."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Slots: which cells run at once, and on which devices."""
+"""Slots: the cells that run at the same time, and their devices."""
 
 import os
 import stat

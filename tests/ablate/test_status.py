@@ -172,7 +172,7 @@ def test_an_unreadable_result_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
 def test_every_command_reads_one_file_per_finished_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status, dry run and resume of 50,000 finished cells in a few seconds rest on this."""
+    """This limit lets status, dry run and resume handle 50,000 finished cells in a few seconds."""
     matrix = write_results(tmp_path, 200)
     reads: list[Path] = []
     lists: list[Path] = []

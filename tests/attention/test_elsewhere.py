@@ -1,4 +1,4 @@
-"""Use of the layer from outside: documented calls, mappings as choices, pickles and copies."""
+"""Use of the layer in other code: documented calls, mappings as choices, pickles and copies."""
 
 import copy
 import multiprocessing

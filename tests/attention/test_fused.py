@@ -204,7 +204,7 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> None:
-    """The comparison is with timm's block of as many parameters; allocations do not vary."""
+    """The baseline is timm's block with as many parameters; allocations are deterministic."""
     torch.compiler.reset()
     shape = blocks.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)

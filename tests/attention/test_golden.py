@@ -1,6 +1,6 @@
 """Losses of fifty training steps of every preset, compared with golden_losses.json.
 
-A change of a mechanism that nobody meant shows here. After one that was meant:
+The test detects unintended changes of a mechanism. After an intended change,
 `python tests/attention/test_golden.py` writes the file anew.
 """
 

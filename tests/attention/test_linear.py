@@ -1,4 +1,4 @@
-"""Linear attention: memory linear in n, and the variants of the paper and of its code."""
+"""Linear attention: memory is linear in n; variants of the paper and of its released code."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def test_chunks_give_the_result_of_the_full_sequence(name: str, n: int) -> None:
 
 
 def count_saved_numbers(n: int, is_causal: bool) -> int:
-    """Return how many numbers two keys of n tokens keep for the backward pass."""
+    """Return how many numbers two keys of n tokens save for the backward pass."""
     layer = attn_layer("mlk")(DIM, HEADS)
     storages: dict[int, int] = {}
 

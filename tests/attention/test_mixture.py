@@ -1,4 +1,4 @@
-"""Mixtures of Gaussian keys: identities, and the variants of the paper and of its code."""
+"""Mixtures of Gaussian keys: identities, and variants of the paper and of its released code."""
 
 import math
 from typing import Any

@@ -1,6 +1,6 @@
 """Parts from a user's file: studies, cells and the benchmark accept them; a mistake is one line.
 
-What is registered is for good, so whatever registers something does so in a process of its own.
+A registered part stays registered, so tests that register parts run in separate processes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The composition written out head by head gives the values and gradients of the products."""
+"""The unrolled composition gives the values and gradients of the matrix products."""
 
 import pytest
 import torch

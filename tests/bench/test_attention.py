@@ -1,4 +1,4 @@
-"""The attention benchmark: matched blocks, ratios, and no number for a wrong block."""
+"""The attention benchmark: blocks of equal size, ratios, and no number for a wrong block."""
 
 import csv
 import subprocess

@@ -1,4 +1,4 @@
-"""The decoding benchmark: no number for a wrong cache, bytes of caches, ratios within a round."""
+"""The decoding benchmark: wrong caches get no number; bytes of caches; ratios within a round."""
 
 import csv
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_without_a_cache_the_sequence_has_its_average_length(
 
 
 def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every column follows from fixed seconds."""
+    """The test computes every column from fixed seconds."""
     fixed_seconds = {
         "prefill": {
             "standard": [8.0, 9.0],
@@ -163,14 +163,14 @@ def test_cache_bytes_of_running_sums() -> None:
 
 @pytest.mark.parametrize("name", ["xsa", "dcmha"])
 def test_a_window_keeps_its_own_tokens(name: str) -> None:
-    """The first layer keeps the last 3 tokens, the second all 10."""
+    """The first layer keeps the last 3 tokens, and the second layer keeps all 10."""
     full, windowed = measure(name, name + "/windows")[-2:]
     assert full.cache is not None
     assert windowed.cache == full.cache * (3 + 10) // 20
 
 
 def test_the_models_are_those_of_table_6() -> None:
-    """Widths of the FFN: LLaMA 7B, 13B and 33B, and Transformer++ of 2.8B and of 405M."""
+    """The FFN widths are those of LLaMA 7B, 13B, 33B and of Transformer++ 2.8B and 405M."""
     for dim, width in ((4096, 11008), (5120, 13824), (6656, 17920), (2560, 6912), (1024, 2816)):
         model = decoding.configure("dcmha/windows", SHAPE._replace(dim=dim, heads=dim // 64))
         assert model.ffn is not None
@@ -183,7 +183,7 @@ def test_the_models_are_those_of_table_6() -> None:
 def test_a_wrong_cache_gets_no_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A hundredth too much in the cached composition maps, which start near nothing."""
+    """An error of 1 % in the cached composition maps, which are small at first, is detected."""
     right = KeyValues.extend_maps
 
     def wrong(self: KeyValues, place: str, new: Maps) -> Maps:
@@ -204,7 +204,7 @@ def test_a_wrong_cache_gets_no_number(
 def test_a_wrong_baseline_gets_no_ratio(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every cache but that of linear keys, which are sums."""
+    """The test corrupts every cache except the running sums of linear keys."""
     right = KeyValues.extend
 
     def wrong(self: KeyValues, name: str, new: Tensor, axis: int = -2) -> Tensor:

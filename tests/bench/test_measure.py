@@ -1,4 +1,4 @@
-"""Clocks and the count of memory of the benchmarks."""
+"""Clocks and memory counts of the benchmarks."""
 
 import time
 from collections.abc import Callable

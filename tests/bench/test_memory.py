@@ -1,4 +1,4 @@
-"""Growth of an attention layer's memory with the number of tokens, in counted bytes."""
+"""Growth of an attention layer's memory with the number of tokens, measured in bytes."""
 
 import csv
 from pathlib import Path
@@ -33,12 +33,12 @@ def measure(name: str, tokens: int, causal: bool = False) -> Footprint:
 
 
 def logits_bytes(tokens: int) -> int:
-    """Bytes of one n x n x H tensor."""
+    """Return the bytes of one n x n x H tensor."""
     return 4 * HEADS * tokens**2
 
 
 def saved_bytes(name: str, tokens: int, causal: bool) -> int:
-    """Bytes of the tensors that autograd saves for the backward pass, each storage once."""
+    """Return the bytes that autograd saves for the backward pass; each storage counts once."""
     shape = blocks.Shape(1, tokens, DIM, HEADS, causal=causal)
     layer, x = blocks.build_layer(name, shape), torch.randn(1, tokens, DIM)
     storages = {}

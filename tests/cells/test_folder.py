@@ -1,4 +1,4 @@
-"""The one reader of a cell's folder."""
+"""State of a cell, read from its folder."""
 
 from pathlib import Path
 

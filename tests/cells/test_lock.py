@@ -146,7 +146,7 @@ def test_an_unreadable_lock_is_stale(tmp_path: Path) -> None:
 def test_a_holder_elsewhere_is_dead_once_its_heartbeat_stops(
     tmp_path: Path, changes: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another machine, and a container with this host name; the file's time does not count."""
+    """The holder is on another machine or in another container; file times are ignored."""
     write_lock(tmp_path, **changes)
     os.utime(tmp_path / "lock", (0, 0))
     assert read_holder(tmp_path) is not None
@@ -162,7 +162,7 @@ def test_a_holder_elsewhere_is_dead_once_its_heartbeat_stops(
 @pytest.mark.parametrize("clock", [-10_000, 0, 10_000])
 @pytest.mark.usefixtures("fast")
 def test_a_holder_elsewhere_lives_while_its_heartbeat_changes(tmp_path: Path, clock: int) -> None:
-    """Its clock may be hours behind or ahead."""
+    """The holder's clock may be hours behind or ahead."""
     write_lock(tmp_path, host="elsewhere", pid=1)
     done = threading.Event()
 
@@ -216,7 +216,7 @@ def test_a_heartbeat_changes_the_lock(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
-    """It was frozen for so long that another process took its cell."""
+    """The process was frozen for so long that another process took its cell."""
     with other_process(tmp_path) as process:
         other = tmp_path / "other"
         other.write_text((tmp_path / "lock").read_text())

@@ -1,4 +1,4 @@
-"""Cells of several processes: who failed, what is said of it, and that nobody is left."""
+"""Cells of several processes: the first failed rank, its message, and the end of all processes."""
 
 import io
 import os
@@ -73,7 +73,7 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
 def test_the_first_failed_rank_is_named(
     variant: str, failure: str, message: str, tmp_path: Path
 ) -> None:
-    """Rank 0 ends sooner, but only because the other rank has ended."""
+    """Rank 0 ends first, but only because the other rank failed."""
     (job,) = jobs(tmp_path, variant)
     run([job])
     ended = last_exit(job)

@@ -1,4 +1,4 @@
-"""Records read back as they were written, and half-written lines are left out."""
+"""Records read back as written; torn lines are skipped."""
 
 import math
 from pathlib import Path

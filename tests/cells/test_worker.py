@@ -33,7 +33,7 @@ def processes_below(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])
 def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
-    """Also not one in a session of its own, however the cell ends."""
+    """A process in a separate session ends too, however the cell ends."""
     studies.write(tmp_path, names(f"daemon-{end}"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
     with cli(tmp_path, "--seeds", "0,", "--stall", "0.05", environment=environment) as process:
@@ -67,7 +67,7 @@ def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path
 def test_a_cell_that_ends_its_processes_fails_alone(
     variant: str, failure: str, message: str, tmp_path: Path
 ) -> None:
-    """Its neighbour, forked from the same server, has a result at the first try."""
+    """Another cell, forked from the same server, has a result after its first attempt."""
     cells = jobs(tmp_path, variant, "brief")
     summary, _ = run(cells)
     assert {outcome.job.cell.variant for outcome in summary.failed} == {variant}
@@ -106,7 +106,7 @@ def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) 
 def test_a_dead_holder_on_another_machine_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner watches its heartbeat, and the cell does not watch it again."""
+    """The runner watches the holder's heartbeat; the cell does not watch it a second time."""
     monkeypatch.setattr(lock, "HEARTBEAT", 0.2)
     monkeypatch.setattr(lock, "STALE_AFTER", 1.0)
     (job, *_) = jobs(tmp_path, "ok")

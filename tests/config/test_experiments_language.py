@@ -1,4 +1,4 @@
-"""The published language set-ups, on tiny data and as tiny models: every key of theirs trains."""
+"""The published language set-ups train with all of their keys, on tiny data and tiny models."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def documents(folder: Path, texts: int) -> None:
 
 
 def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
-    """`experiments/<name>` with sections changed, and its schedule in proportion."""
+    """Return a cell of `experiments/<name>` with changed sections and a proportional schedule."""
     experiment = yaml.safe_load((ROOT / "experiments" / name).read_text())
     experiment["data"] |= {"folder": str(folder)} if "folder" in experiment["data"] else {}
     for section, values in changes.items():

@@ -1,4 +1,4 @@
-"""Metrics of an experiment are known from its configuration and agree with what cells measure."""
+"""The configuration of an experiment determines its metrics, and cells measure exactly these."""
 
 import re
 from pathlib import Path

@@ -51,7 +51,7 @@ def test_a_constant_rate_never_changes() -> None:
 
 
 def test_modded_nanogpts_rate_rises_stays_and_falls_to_zero() -> None:
-    """Its `casted` branch: 256 steps up, the last 2,048 of 9,536 down."""
+    """The `casted` branch warms up for 256 steps and decays in the last 2,048 of 9,536."""
     rate = Trapezoid(warmup=4, warmdown=32).rate(1.8e-3, 64, 149)
     assert rate(0) == pytest.approx(1.8e-3 / 256)
     assert rate(127) == pytest.approx(0.9e-3)
@@ -79,7 +79,7 @@ def test_warmup_beyond_training_is_refused() -> None:
 
 
 def test_the_deit_schedule_equals_the_timm_schedule() -> None:
-    """BeliefFormer's ImageNet: `step(epoch)` at an epoch's end sets the rate of the next."""
+    """In BeliefFormer's ImageNet set-up, `step(epoch)` after an epoch sets the next rate."""
     schedule = LaggedCosine(lag=1, end=1e-5)
     rate = schedule.rate(1.25e-4, 20_018, 300)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.25e-4)
@@ -98,7 +98,7 @@ def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:
 
 
 def test_one_cycle_equals_the_linear_schedule_of_pytorch() -> None:
-    """The Long Range Arena's ListOps: 1,000 of 5,000 steps up; beta1 moves against the rate."""
+    """ListOps of LRA warms up in 1,000 of 5,000 steps; beta1 falls as the rate rises."""
     schedule = OneCycle(warmup=20, start=4e-6, end=4e-10)
     rate, momentum = schedule.rate(1e-4, 50, 100), schedule.momentum(50, 100)
     assert momentum is not None

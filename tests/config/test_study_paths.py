@@ -77,7 +77,7 @@ def test_nested_configurations_have_absolute_paths(tmp_path: Path) -> None:
 def test_a_study_is_the_same_in_every_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell finds its data in every working directory, and its identity has no path."""
+    """A cell reads its data in every working directory, and its identity contains no path."""
     body = "baseline: a\ncells: {a: {}}"
     matrices = []
     for directory, prefix in ((tmp_path, Path()), (tmp_path / "recipes", Path(".."))):

@@ -1,4 +1,4 @@
-"""The studies in ablations.yaml: they expand, and their models are the papers' to the parameter."""
+"""The studies in ablations.yaml expand, and their models have the papers' parameter counts."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_the_default_studies_need_no_download() -> None:
 
 
 def test_the_study_mechanisms_compares_every_preset() -> None:
-    """A preset that the study lacks would be a mechanism that no table of this repository has."""
+    """A preset that the study lacked would be in no table of this repository."""
     compared = {variant.name for variant in matrices()["mechanisms"].variants}
     # Its maps alone are more parameters than the model of the study has.
     assert set(PRESETS) - compared == {"dcmha-rank-4"}
@@ -45,7 +45,7 @@ def test_the_study_mechanisms_compares_every_preset() -> None:
 
 @pytest.mark.parametrize("study", ["digits", "mechanisms"])
 def test_variants_of_the_default_studies_have_equal_parameter_counts(study: str) -> None:
-    """README's first command ends without a failed cell, and its tables compare like with like."""
+    """The tables of the default studies compare models of equal size."""
     for variant in matrices()[study].variants:
         assert parameters(study, variant.name) == pytest.approx(32_714, rel=0.005), variant.name
 

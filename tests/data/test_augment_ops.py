@@ -17,7 +17,7 @@ FILL = (125, 7, 250)
 
 
 def images(n: int = 12, size: int = 32) -> Tensor:
-    """Noise, smooth ramps, constants, and images of few values: what breaks histograms."""
+    """Return noise, ramps, constants and images of few values, which test histograms."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (n, 3, size, size), generator=generator, dtype=torch.uint8)
     ramp = torch.arange(size).view(1, 1, size).expand(3, size, size)
@@ -185,10 +185,10 @@ def test_cutmix_returns_the_share_of_pixels_that_it_keeps() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.75, 0.96])
 def test_mixes_equal_those_of_timm(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timm mixes with the batch in reverse; here that is what was drawn.
+    """Timm mixes with the reversed batch, so the draw is the reversed order.
 
-    Boxes of even sides only: of odd ones timm covers a pixel more than CutMix's authors and
-    torchvision do.
+    Boxes have even sides, because timm covers one pixel more of an odd side than CutMix's authors
+    and torchvision do.
     """
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
     mix, others = Mix(config.MixConfig(), 4), torch.arange(6).flip(0)

@@ -42,7 +42,7 @@ def affine(fill: int, by: Image.Resampling, *matrix: float) -> Callable[[Image.I
 def published(
     name: str, m: float, place: list[float], fill: int, shear: Image.Resampling
 ) -> Callable[[Image.Image], Image.Image]:
-    """The operation as Pillow does it, from what was drawn (docs/setups.md)."""
+    """Apply the operation with Pillow to the drawn parameters (docs/setups.md)."""
     plain = Image.Resampling.NEAREST
 
     def cutout(image: Image.Image) -> Image.Image:
@@ -95,7 +95,7 @@ def test_policies_equal_pillow_on_the_same_draws(policy: policies.Policy) -> Non
 
 
 def test_torchvision_randaugment_equals_torchvisions() -> None:
-    """Its operation from its own table of magnitudes; the signs are those drawn here."""
+    """Torchvision applies its table of magnitudes with the signs drawn by this package."""
     x, policy = batch(300), TORCHVISION
     table = RandAugment()._augmentation_space(31, (32, 32))
     assert list(table) == policy.names
@@ -126,7 +126,7 @@ def every_magnitude() -> list[policies.Policy]:
 
 
 def test_blanking_randaugment_blanks_23_percent() -> None:
-    """Two draws of 16, two of them move a 32-pixel image by 46.7: 1 - (14 / 16)^2 = 23.4 %."""
+    """Two of 16 operations move a 32-pixel image by 46.7 pixels; twice: 1 - (14/16)^2 = 23.4 %."""
     x = torch.full((4000, 3, 32, 32), 200, dtype=torch.uint8)
     drawn = BLANKING.draw(len(x), generator())
     moved = drawn[0] >= BLANKING.names.index("TranslateX")
@@ -137,7 +137,7 @@ def test_blanking_randaugment_blanks_23_percent() -> None:
 
 
 def test_blanking_randaugment_has_the_published_magnitudes() -> None:
-    """docs/setups.md: magnitude 14 of 30 on each range."""
+    """The magnitude is 14 of 30 on the range of each operation (docs/setups.md)."""
     expected = {
         "Rotate": 14.0,
         "Posterize": 1.0,
@@ -200,7 +200,7 @@ def test_flips_and_crops_are_drawn_evenly() -> None:
 
 
 def published_box(part: config.ErasingConfig) -> list[int]:
-    """Random erasing's box as its paper's code and the CIFAR-100 set-up draw it, on 32 x 32."""
+    """Draw a box on 32 x 32 pixels like the random-erasing paper and the CIFAR-100 set-up."""
     for _ in range(100):
         area = random.uniform(*part.area) * 32 * 32
         aspect = random.uniform(*part.aspect)
@@ -265,7 +265,7 @@ STEPS = (
 
 
 def test_augmentations_apply_in_the_configured_order() -> None:
-    """The same draws, step by step by hand."""
+    """The test applies the same draws step by step."""
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.25]
     pipeline = Pipeline(Cifar10(augment=STEPS), mean, std)
     x, y = batch(), torch.arange(64) % 10

@@ -1,4 +1,4 @@
-"""Tests of head composition: questions and answers, the grid of tasks, a cell that trains."""
+"""Tests of head composition: questions, answers, the grid of tasks, and a trained cell."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def data(seed: int = 0, **changes: object) -> CompositionData:
 
 
 def find_source(lexicon: Lexicon, question: list[int]) -> int:
-    """Return the source of a question, computed from its tokens alone."""
+    """Return the source that answers a question, computed from its tokens only."""
     facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
     item, pattern = question[6], PATTERNS[question[7] - lexicon.first_pattern]
     values = [value for _, value in facts]

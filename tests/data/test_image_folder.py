@@ -88,7 +88,7 @@ def test_drawing_leaves_the_global_generators_alone(folders: Path) -> None:
 
 
 def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
-    """20 images in five evaluation batches over 3 devices: each image is evaluated once."""
+    """Each of 20 images in five evaluation batches is evaluated once by 3 devices."""
     data = config(folders, batch_size=12, eval_batch_size=4, augment=TimmAugmentation())
     single = batches(at(data, step=1))
     parts = [batches(at(data, rank, 3, step=1)) for rank in range(3)]
@@ -107,7 +107,7 @@ def test_devices_share_a_batch_and_an_evaluation(folders: Path) -> None:
 
 
 def test_repeated_augmentation_equals_that_of_timm(folders: Path) -> None:
-    """Every image three times in a row, each augmented anew: a third of the set in an epoch."""
+    """An epoch has a third of the images, each three times in a row with new augmentations."""
     data = at(config(folders, repeats=3, batch_size=12))
     order = [place for step in range(5) for place, *_ in data.samples(step)]
     assert order == [place for place in order[::3] for _ in range(3)]
@@ -302,7 +302,7 @@ def test_bad_configurations_are_refused(
 
 
 def test_three_augment_comes_before_its_colour_jitter(folders: Path) -> None:
-    """Touvron et al. 2022: one of grey scale, solarisation and blur, then colour jitter."""
+    """Grey scale, solarisation or blur precedes colour jitter (Touvron et al. 2022)."""
     data = config(folders, augment={"policy": "3a", "jitter": 0.3})
     transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
     names = [type(step).__name__ for step in transform.transforms]

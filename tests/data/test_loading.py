@@ -1,4 +1,4 @@
-"""Tests that training batches are a function of (seed, step), on any number of devices."""
+"""Training batches are a function of (seed, step), on any number of devices."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many are augmented together, and whatever was asked for before."""
+    """The number of batches augmented together and earlier requests have no effect."""
     data = Digits(augment=AUGMENT)
     several = list(ImageData(data, 0, CPU).batches(0, 21))
     assert len(several) == 21
@@ -211,7 +211,7 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
 @pytest.mark.parametrize("stop", [1, 5, 7, 10, 17])
 def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path, stop: int) -> None:
-    """Stops at an epoch's last step are left out: Lightning would skip an epoch after them."""
+    """No stop is at the last step of an epoch, because Lightning would skip the next epoch."""
     uninterrupted = fit(tmp_path)
     assert len(uninterrupted.seen) == 18
     stopped = fit(tmp_path, stop_after=stop)

@@ -1,4 +1,4 @@
-"""Tests of scenes of digits, and of mmsegmentation's pipeline on ADE20K's layout."""
+"""Tests of scenes of digits and of mmsegmentation's pipeline on ADE20K's layout."""
 
 import io
 import random
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_labels_cover_the_objects_that_they_name() -> None:
-    """The pixels of a digit are light and have the shape of the digit that was drawn."""
+    """The pixels of a digit are light and have the shape of the source digit."""
     blank = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     blank[..., 2:6, 2:6] = 255
     generator = np.random.default_rng(0)

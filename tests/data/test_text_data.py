@@ -88,7 +88,7 @@ def test_the_end_of_a_file_that_fills_no_batch_is_left_out(tmp_path: Path) -> No
 
 
 def test_columns_are_read_side_by_side(folder: Path) -> None:
-    """Transformer-XL's order: the text is cut into batch_size columns; batches go down them."""
+    """In Transformer-XL's order, the text has batch_size columns; a batch is a block of rows."""
     module = data(folder, order="columns", batch_size=2, context=8)
     tokens = len(module.streams["train"])
     column = tokens // 2

@@ -93,7 +93,7 @@ def test_a_missing_tiktoken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_published_files_give_the_ids_of_gpt2() -> None:
-    """Ids known from GPT-2: "Hello world" is 15496 995, and the vocabulary has 50,257."""
+    """In GPT-2, "Hello world" has the ids 15496 and 995, and the vocabulary has 50,257 ids."""
     pytest.importorskip("tiktoken")
     folder = SHARED / "gpt2-bpe"
     if not folder.exists():

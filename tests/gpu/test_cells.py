@@ -1,6 +1,6 @@
-"""Whole cells and benchmarks on a GPU that is fake, from their configuration to their result.
+"""Complete cells and benchmarks on a fake GPU, from the configuration to the result.
 
-What that shows and what not is said in `fake_gpu`.
+The docstring of `fake_gpu` lists what such a test can detect.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Every network and every preset on a GPU that is fake: no operand is left on the CPU.
+"""Every network and every preset on a fake GPU: no operand stays on the CPU.
 
-What that shows and what not is said in `fake_gpu`.
+The docstring of `fake_gpu` lists what such a test can detect.
 """
 
 from collections.abc import Callable, Sequence
@@ -123,7 +123,7 @@ def test_autocast_casts_as_on_a_gpu() -> None:
 
 
 def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]:
-    """A network with a block of every specification, and its loss."""
+    """Return a network with one block per specification, and its loss function."""
     every: dict[str, Any] = {"dim": 16, "depth": len(specs), "heads": 2, "ffn": None}
     network: Any
     if kind == "images":

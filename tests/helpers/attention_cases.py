@@ -1,4 +1,4 @@
-"""Specifications for the attention tests, made from the registry of parts.
+"""Specifications for the attention tests, generated from the registry of parts.
 
 Every registered part is covered. Its choices (Literal and bool fields) are covered
 pairwise: every two choices stand together in some case, and so do every two parts of different
@@ -39,7 +39,7 @@ def members(family: type[Kind]) -> Iterator[Kind]:
 
 
 def sensible(member: type[Kind], case: dict[str, Any]) -> Iterator[Kind]:
-    """Yield the member that `case` describes, without the one or two choices that it refuses."""
+    """Yield the member that `case` describes, without up to two choices that it refuses."""
     for dropped in itertools.chain([()], *(itertools.combinations(case, n) for n in (1, 2))):
         try:
             yield member(**{name: case[name] for name in case if name not in dropped})
@@ -49,7 +49,7 @@ def sensible(member: type[Kind], case: dict[str, Any]) -> Iterator[Kind]:
 
 
 def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return few cases in which every two values of different keys meet (greedy, deterministic)."""
+    """Return few cases with every pair of values of different keys (greedy, deterministic)."""
     names = list(choices)
     if len(names) < 3:
         product = itertools.product(*choices.values())

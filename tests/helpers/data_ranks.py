@@ -1,4 +1,4 @@
-"""Data modules as one rank of a training sees them."""
+"""Data modules from the view of one rank."""
 
 from typing import Any, TypeVar
 

@@ -1,4 +1,4 @@
-"""Replacement for training in the tests of the runner: the variant's name decides what a cell does.
+"""Substitute for training in the tests of the runner; the variant's name selects the behaviour.
 
 As a script, this file is `python -m lit_attn.ablate` with these cells and without a report.
 """

@@ -1,4 +1,4 @@
-"""Large studies with made-up results, for measurements of dry run, status and resume.
+"""Large studies with invented results, to measure dry run, status and resume.
 
 `PYTHONPATH=tests:. python -m helpers.fake_results FOLDER CELLS` writes a study and its results.
 """

@@ -1,4 +1,4 @@
-"""Invented records of a study, for the tests of the report."""
+"""Invented records of a study for the tests of the report."""
 
 from pathlib import Path
 

@@ -75,7 +75,7 @@ def text_cell(**changes: Any) -> Cell:
 
 
 def composition_cell() -> Cell:
-    """Return a cell of the shipped experiment with few questions."""
+    """Return a cell of the shipped head-composition experiment with few questions."""
     experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
     metric = {"name": "test/accuracy"}

@@ -87,7 +87,7 @@ def test_matching_refuses_impossible_counts() -> None:
 
 
 def test_flops_equal_a_count_by_hand() -> None:
-    """Every matrix product of one forward pass, multiply-add = 2; attention included."""
+    """The count covers every matrix product of one forward pass with 2 FLOPs per multiply-add."""
     n, d, h, depth = 65, 192, 576, 9
     linear = 2 * n * d * (3 * d + d + 2 * h)
     attention = 2 * (2 * n * n * d)
@@ -98,7 +98,7 @@ def test_flops_equal_a_count_by_hand() -> None:
 
 
 def test_belief2_pays_for_z_and_the_second_projection() -> None:
-    """In each layer W_Z and W_p cost 2 x 2 n d^2, and the logits count twice, padding included."""
+    """In each layer W_Z and W_p cost 2 x 2 n d^2, and the padded logits count twice."""
     n, d = 65, 192
     standard = describe(belief2_vit(width=384), Cifar100()).flops
     belief2 = describe(belief2_vit("belief2", 384), Cifar100()).flops

@@ -97,7 +97,7 @@ def test_adaptive_softmax_is_a_distribution() -> None:
 
 
 def test_adaptive_softmax_equals_a_computation_by_hand() -> None:
-    """p(id) = p(class) p(id | class); id 30 belongs to the second rare class (25 and up)."""
+    """The rule is p(id) = p(class) p(id | class); id 30 is in the second rare class (25 and up)."""
     network = gpt_cases.network("wikitext")
     tokens = gpt_cases.tokens(batch=1, n=1)
     head, weight = network.head, network.trunk.tokens.weight
@@ -110,7 +110,7 @@ def test_adaptive_softmax_equals_a_computation_by_hand() -> None:
 
 
 def test_nanogpt_initialisation() -> None:
-    """Matrices are N(0, 0.02); those that write to the residual stream are divided by sqrt(2 L)."""
+    """Matrices are N(0, 0.02); residual output matrices are divided by sqrt(2 L)."""
     torch.manual_seed(0)
     model = GPTConfig(
         dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"]
@@ -154,7 +154,7 @@ def test_copied_projection_survives_initialisation() -> None:
 
 
 def test_e5m2_values_equal_a_computation_by_hand() -> None:
-    """Mean magnitude 2: the values over 2 are rounded to 1, 1.25, 1.5, 1.75 times powers of 2."""
+    """The mean magnitude is 2; values / 2 are rounded to 1, 1.25, 1.5 or 1.75 times powers of 2."""
     weight = torch.tensor([2.0, -2.2, 3.4, 0.4], requires_grad=True)
     rounded = e5m2(weight)
     torch.testing.assert_close(rounded, torch.tensor([2.0, -2.0, 3.5, 0.375]))
@@ -260,7 +260,7 @@ def test_reversed_positions_are_distances_to_the_last_token() -> None:
 
 
 def test_pairs_are_classified_by_four_features() -> None:
-    """[x0, x1, x0 x1, x0 - x1]: the same document twice gives a zero difference."""
+    """The features are [x0, x1, x0 x1, x0 - x1]; equal documents give a zero difference."""
     network = classifier("tokens", pairs=True)
     document = gpt_cases.tokens(n=9)
     present = torch.ones(2, 9, dtype=torch.bool)

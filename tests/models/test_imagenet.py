@@ -87,7 +87,7 @@ def test_matching_finds_the_papers_widths(attention: str, width: int) -> None:
 
 
 def test_flops_equal_a_count_by_hand() -> None:
-    """Every matrix product and convolution of one forward pass, multiply-add = 2."""
+    """The count covers every matrix product and convolution with 2 FLOPs per multiply-add."""
     n, d, w, b, depth = 16, 32, 48, 128, 2
     tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
     block = 2 * n * d * (4 * d + 3 * w) + 2 * (2 * n * n * d) + 2 * d * 6 * d

@@ -101,7 +101,7 @@ def test_parameters_differ_from_each_other_and_from_draw_to_draw() -> None:
 
 
 def test_the_state_of_torchs_generator_does_not_change() -> None:
-    """Later random draws do not depend on the network."""
+    """The construction of a network does not affect later random draws."""
     network = nn.Linear(4, 4)
     torch.manual_seed(0)
     expected = torch.rand(3)

@@ -192,7 +192,7 @@ def test_the_loss_is_the_mean_over_labelled_pixels() -> None:
 
 @pytest.mark.parametrize("attention", ["standard", "belief2", "dcmha", "smgk"])
 def test_every_parameter_gets_a_gradient(attention: str) -> None:
-    """Data-parallel training stops at a parameter that a step does not use."""
+    """Data-parallel training fails if a step does not use a parameter."""
     network = small(attention=preset(attention))
     losses = network.loss(torch.randn(2, 3, 32, 32), [sample_of(torch.randint(5, (32, 32)))] * 2)
     losses["decode.loss_ce"].backward()
@@ -200,7 +200,7 @@ def test_every_parameter_gets_a_gradient(attention: str) -> None:
 
 
 def test_flops_equal_a_count_by_hand() -> None:
-    """Every matrix product of one forward pass, multiply-add = 2; the masks are not upsampled."""
+    """The count covers every matrix product (multiply-add = 2) but not the upsampling of masks."""
     n, d, w, k = 16, 32, 48, 13
     model = SegmenterConfig.model_validate(SMALL)
 

@@ -1,7 +1,7 @@
 """A cell trains on, and predicts, real images in ADE20K's layout.
 
-The annotations at hand are not of the images that stand beside them, so a prediction can only show
-what was learned by heart: what is trained on is what is evaluated here.
+The available annotations belong to other images, so a model can only memorise them. The cell
+therefore evaluates its training images.
 """
 
 import shutil
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at
 
 
 def by_heart(root: Path) -> Path:
-    """Return ADE20K's folder with its seven training images evaluated as well."""
+    """Return ADE20K's folder with its seven training images as evaluation images."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
             shutil.copytree(ADE20K / kind / "training", root / kind / split)

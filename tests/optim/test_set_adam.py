@@ -56,7 +56,7 @@ def test_equal_gradients_double_the_step_of_adam() -> None:
 
 
 def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
-    """Several tensors move as each of them alone, even if one lacks a gradient in some steps."""
+    """Tensors do not affect each other, even if one lacks a gradient in some steps."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(4, 3), (5,), ()]
     together = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]

@@ -126,7 +126,7 @@ def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> 
 
 
 def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
-    """One variant has no attention matrices, one has a single seed, one has no diagnostics."""
+    """One variant has no attention matrices, one has one seed, and one has no diagnostics."""
     study = write_recorded_study(tmp_path)
     for cell in cells(study, 0):
         (cell / "attention.npz").unlink()

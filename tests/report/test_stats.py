@@ -31,7 +31,7 @@ def t_coverage(differences: NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("n", [3, 5, 10])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_interval_covers_95_to_98_percent_of_symmetric_differences(name: str, n: int) -> None:
-    """Variant and baseline have the same distribution but for its location."""
+    """Variant and baseline have the same distribution except for its mean."""
     generator = np.random.default_rng(n)
     values = DISTRIBUTIONS[name](generator, (2, 20_000, n))
     assert 0.94 <= t_coverage(values[0] - values[1]) <= 0.98
@@ -253,7 +253,7 @@ def test_ranks_equal_scipys_signed_ranks() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
 def test_failed_seeds_do_not_flatter_a_variant(share: float) -> None:
-    """The worst seeds of a variant without effect fail: alone, the mean would earn false stars."""
+    """The worst seeds of a variant without effect fail, so the mean alone would earn false stars."""
     generator = np.random.default_rng(7)
     naive, stars = 0, 0
     runs, n = 500, 12
@@ -332,7 +332,7 @@ def test_the_correction_over_studies_equals_a_computation_by_hand() -> None:
 
 @pytest.mark.parametrize("effect", [0.0, 3.0])
 def test_the_correction_over_studies_controls_the_error(effect: float) -> None:
-    """Three studies of four comparisons; with an effect, the first of each study is not null."""
+    """There are three studies of four comparisons; the first of each study may have an effect."""
     generator = np.random.default_rng(9)
     errors, runs = 0, 500
     for _ in range(runs):

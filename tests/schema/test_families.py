@@ -77,7 +77,7 @@ def test_an_identity_contains_the_values_that_differ_from_the_defaults() -> None
 
 
 def test_a_computed_identity_leaves_equality_and_hash_alone() -> None:
-    """The instance caches its identity, which equality, hashing and dumps must ignore."""
+    """Equality, hashing and dumps ignore the cached identity."""
     with_identity, other = Circle(radius=2), Circle(radius=2)
     with_identity.identity()
     assert with_identity == other

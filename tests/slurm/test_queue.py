@@ -1,4 +1,4 @@
-"""Requests to SLURM and the meaning of its answers, with a fake squeue."""
+"""Requests to SLURM and the interpretation of its answers, with a fake squeue."""
 
 import stat
 from pathlib import Path

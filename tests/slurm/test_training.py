@@ -1,4 +1,4 @@
-"""Training as jobs of a real SLURM, on one node and on two, interrupted on the way."""
+"""Training as interrupted jobs of a real SLURM, on one node and on two nodes."""
 
 import os
 import subprocess

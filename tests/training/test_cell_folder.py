@@ -88,7 +88,7 @@ def test_a_result_names_the_code_of_all_attempts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The package was edited, and torch was replaced, between two attempts."""
+    """The package and the version of torch change between two attempts."""
     folder = folder_of(digits_cell(), tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(fit, "code_hash", lambda parts: "oldoldoldold")
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_does_not_fit_is_set_aside(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The earlier checkpoint fits, and training ends as if nothing had happened."""
+    """The earlier checkpoint fits, and training ends with the usual result."""
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
     newest = stop_after(6, folder, monkeypatch)
     state = torch.load(newest, weights_only=True)

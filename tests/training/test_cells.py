@@ -1,4 +1,4 @@
-"""One cell: its record, exact resume, and every way it can end."""
+"""One cell: its records, exact resume, and all of its exit codes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Cells on two devices (processes on two cores) find what one device would have found."""
+"""Cells on two devices (processes on two cores) compute the results of one device."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ from lit_attn.train import main
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which `device_cells` has run all of its cells side by side.
 
-    In what Lightning takes for a job of SLURM with one task: its own processes are not SLURM's.
+    The environment is that of a SLURM job with one task; the cells' processes are not SLURM tasks.
     """
     root = tmp_path_factory.mktemp("cells")
     done = subprocess.run(
@@ -57,8 +57,7 @@ def last_exit(path: Path) -> Exit:
 
 @pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
 def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) -> None:
-    """237 images of validation are an odd number, as are the five scenes: none is counted twice,
-    none is left out."""
+    """Every sample counts once, although 237 validation images and five scenes are odd numbers."""
     one, two = cells / f"{name}-1", cells / f"{name}-2"
     alone, shared = result(one), result(two)
     assert (alone.devices, shared.devices) == (1, 2)
@@ -110,13 +109,13 @@ def test_a_non_finite_loss_is_a_failure_of_the_cell(cells: Path) -> None:
 
 
 def test_a_killed_rank_ends_its_cell(cells: Path) -> None:
-    """The other rank waits for gradients that never come."""
+    """The other rank waits for gradients that never arrive."""
     ended = last_exit(cells / "killed")
     assert (ended.failure, ended.rank, ended.message) == ("killed", 1, "ended by SIGKILL")
 
 
 def test_the_command_line_trains_on_two_devices(tmp_path: Path) -> None:
-    """SIGTERM to the started process reaches both ranks; a second process learns who trains."""
+    """SIGTERM to the first process reaches both ranks; a second process reports the holder."""
     cell = digits_cell(model=device_cells.EXACT, training={"devices": 2, "epochs": 100_000})
     path = folder_of(cell, tmp_path)
     command = [sys.executable, "-m", "lit_attn.train", str(path)]

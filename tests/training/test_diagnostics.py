@@ -1,4 +1,4 @@
-"""Cells that record diagnostics: the same cells, with one more record, whatever stops them."""
+"""Cells that record diagnostics: training is unchanged, and the records survive an interruption."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def test_a_resumed_cell_has_the_same_diagnostics(
 def test_rows_past_the_checkpoint_are_written_again(
     diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash leaves rows of later evaluations, and half of a row."""
+    """A crash leaves rows of later evaluations and a torn row."""
     folder = folder_of(cell(), tmp_path)
     with monkeypatch.context() as patch:
         stop_at(patch, 6)

@@ -1,4 +1,4 @@
-"""Tests of the recorded diagnostics: values of the papers' formulas, and no effect on training."""
+"""Recorded diagnostics equal the papers' formulas and do not affect training."""
 
 import math
 from collections.abc import Iterator

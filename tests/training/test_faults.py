@@ -141,7 +141,7 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Path) -> None:
-    """The faults are a non-finite loss, a read-only checkpoint folder, and a SIGTERM."""
+    """The faults are a non-finite loss, a read-only checkpoint folder and a SIGTERM."""
     body = "baseline: a\ncells: {a: {}, nan: {optimizer.lr: 1e30}, fixed: {zz: with}}"
     path = studies.write(tmp_path, body, EXPERIMENT)
     cells = {job.cell.variant: job for job in expand(choose_one(path), tmp_path / "runs").jobs[:3]}

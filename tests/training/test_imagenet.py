@@ -1,4 +1,4 @@
-"""ImageNet's set-ups trained in small: two epochs on folders of real digits, through the runner."""
+"""ImageNet set-ups at a small scale: two epochs on folders of real digits."""
 
 import copy
 import os
@@ -103,7 +103,7 @@ def test_resume_is_exact(
 
 
 def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
-    """The recurrence is computed from the weights after every step."""
+    """The test computes the recurrence from the weights after every step."""
     observed: list[dict[str, torch.Tensor]] = []
     tasks: list[TaskModule] = []
 
@@ -213,7 +213,7 @@ def test_sizes_need_positions_of_every_size(folders: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> None:
-    """Its folder has a path that is too long for a socket, and it has reading processes."""
+    """The study's path is too long for a socket, and its cells have data workers."""
     actual = experiment(folders, data={"workers": 2})
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(actual))
     study = {
@@ -264,7 +264,7 @@ def test_every_variant_of_the_shipped_studies_trains(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
 def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal before the first line of a worker's own code does not end it either."""
+    """A signal before the first line of the worker's code does not end the worker either."""
     blocked_file = tmp_path / "held"
 
     def first(self: object, worker: int) -> None:

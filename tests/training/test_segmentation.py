@@ -66,7 +66,7 @@ def scores(areas: list[Any]) -> dict[str, float]:
 
 
 def test_scores_equal_those_of_mmsegmentation() -> None:
-    """Some classes are only labelled, only predicted, or neither."""
+    """Some classes occur only in labels, some only in predictions, and some in neither."""
     torch.manual_seed(0)
     classes = tuple(str(number) for number in range(7))
     overlap, areas, pixels = Overlap(classes), [], []

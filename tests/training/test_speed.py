@@ -1,4 +1,4 @@
-"""Tokens a second and MFU; clipping in front of fused optimisers."""
+"""Tokens per second, MFU, and gradient clipping before fused optimisers."""
 
 from types import SimpleNamespace
 
