@@ -65,7 +65,7 @@ def test_only_a_variant_with_all_planned_seeds_is_best(tmp_path: Path) -> None:
 
 
 def test_a_star_needs_both_tests_when_seeds_failed(tmp_path: Path) -> None:
-    """Half of the seeds diverge, and the mean of the others alone would earn a star."""
+    """Some seeds diverge, and the mean of the others alone would earn a star."""
     n = 12
     ahead = [1.0 + i / 50 for i in range(n)]
     compared = compare(

@@ -253,7 +253,7 @@ def test_ranks_equal_scipys_signed_ranks() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
 def test_failed_seeds_do_not_flatter_a_variant(share: float) -> None:
-    """The worst seeds of a variant without effect fail, so the mean alone would earn false stars."""
+    """The worst seeds of a null variant fail, so the mean alone would earn false stars."""
     generator = np.random.default_rng(7)
     naive, stars = 0, 0
     runs, n = 500, 12
