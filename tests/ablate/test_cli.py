@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from helpers import studies
 from helpers.paths import ROOT
-from helpers.runs import TIMEOUT, call, cli, names, ran
+from helpers.runs import TIMEOUT, count_runs, make_body, run_cli, start_cli
 
 from lit_attn.ablate.__main__ import main
 
 
 def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "crash"))
+    studies.write(tmp_path, make_body("ok", "crash"))
     code = (
         "import sys; from lit_attn.ablate.__main__ import main\n"
         "code = main(['ablations.yaml', '--dry-run'])\n"
@@ -30,8 +30,8 @@ def test_dry_run_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_reader_may_close_the_pipe_of_a_dry_run(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok"))
-    with cli(tmp_path, "--dry-run", "--seeds", "10000") as process:
+    studies.write(tmp_path, make_body("ok"))
+    with start_cli(tmp_path, "--dry-run", "--seeds", "10000") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "tiny: A tiny study\n"
         process.stdout.close()
@@ -39,35 +39,35 @@ def test_a_reader_may_close_the_pipe_of_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_a_second_run_only_runs_new_cells(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "ok-2"))
-    code, output = call(tmp_path)
+    studies.write(tmp_path, make_body("ok", "ok-2"))
+    code, output = run_cli(tmp_path)
     assert code == 0
     assert "4 cells: 0 done, 4 to run" in output
     assert "the table of tiny" in output
     assert output.rstrip().endswith("reports/index.html")
-    code, output = call(tmp_path)
+    code, output = run_cli(tmp_path)
     assert code == 0
     assert "4 cells: 4 done, 0 to run" in output
-    assert set(ran(tmp_path).values()) == {1}
-    code, output = call(tmp_path, "--seeds", "0,9")
+    assert set(count_runs(tmp_path).values()) == {1}
+    code, output = run_cli(tmp_path, "--seeds", "0,9")
     assert "4 cells: 2 done, 2 to run" in output
-    assert "2 variants x 2 seeds = 4 cells: 4 done" in call(tmp_path, "--dry-run")[1]
+    assert "2 variants x 2 seeds = 4 cells: 4 done" in run_cli(tmp_path, "--dry-run")[1]
 
 
 def test_diverged_cells_only_run_again_with_retry(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "crashonce", "diverged"))
-    assert call(tmp_path, "--seeds", "0,")[0] == 1
-    code, output = call(tmp_path, "--seeds", "0,")
+    studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
+    assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
+    code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 1
     assert "1 cells diverged before and are skipped (see --retry)" in output
-    assert ran(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
-    assert call(tmp_path, "--seeds", "0,", "--retry")[0] == 1
-    assert ran(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
+    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
+    assert run_cli(tmp_path, "--seeds", "0,", "--retry")[0] == 1
+    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
 
 
 def test_limit_and_folders(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "ok-2"))
-    code, _ = call(tmp_path, "--limit", "1", "--out", "elsewhere", "--reports", "tables")
+    studies.write(tmp_path, make_body("ok", "ok-2"))
+    code, _ = run_cli(tmp_path, "--limit", "1", "--out", "elsewhere", "--reports", "tables")
     assert code == 0
     assert len(list((tmp_path / "elsewhere").glob("*/*/*/result.json"))) == 1
     assert (tmp_path / "tables" / "tiny" / "table.md").exists()
@@ -75,9 +75,9 @@ def test_limit_and_folders(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_results_folder_is_one_error_line(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     (tmp_path / "taken").touch()
-    code, output = call(tmp_path, "--out", "taken")
+    code, output = run_cli(tmp_path, "--out", "taken")
     assert (code, output) == (2, "--out taken: cannot be written: Not a directory\n")
 
 
@@ -85,11 +85,11 @@ def test_an_unwritable_results_folder_is_one_error_line(tmp_path: Path) -> None:
 def test_an_unwritable_reports_folder_is_reported_before_any_cell_runs(
     tmp_path: Path, taken: str
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     (tmp_path / "tables").mkdir()
     for name in ("taken", "tables/tiny"):
         (tmp_path / name).touch()
-    code, output = call(tmp_path, "--reports", taken.removesuffix("/tiny"))
+    code, output = run_cli(tmp_path, "--reports", taken.removesuffix("/tiny"))
     assert code == 2
     assert output.startswith(f"--reports {taken}: cannot be written: ")
     assert output.count("\n") == 1
@@ -97,8 +97,8 @@ def test_an_unwritable_reports_folder_is_reported_before_any_cell_runs(
 
 
 def test_smoke_results_have_their_own_folder(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok"))
-    assert call(tmp_path, "--smoke")[0] == 0
+    studies.write(tmp_path, make_body("ok"))
+    assert run_cli(tmp_path, "--smoke")[0] == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["smoke"]
     log = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "ran.txt").read_text()
     assert sorted(log.splitlines()) == ["ok/0 smoke", "ok/1 smoke"]
@@ -109,7 +109,7 @@ def test_smoke_results_have_their_own_folder(tmp_path: Path) -> None:
 def test_set_changes_every_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
 
     def identity(*arguments: str) -> str:
@@ -163,7 +163,7 @@ def test_a_wrong_command_line_is_one_error_line(
     arguments: list[str],
     message: str,
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["ablations.yaml", *arguments]) == 2
     assert capsys.readouterr().err == message + "\n"
@@ -200,7 +200,7 @@ def test_a_mistyped_command_or_file_gets_the_nearest_name(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main([word]) == 2
     message = f"{word}: no such file or command; did you mean '{choice}'?\n"

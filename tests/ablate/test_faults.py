@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, running, until
+from helpers.runs import (
+    TIMEOUT,
+    count_runs,
+    is_alive,
+    jobs,
+    list_holders,
+    make_body,
+    start_cli,
+    wait_until,
+)
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Lines
@@ -74,7 +83,7 @@ def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(tmp_path: P
     assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in events
     log = folder.read_log_tail(folder.list_attempts(stuck.folder)[0])
     assert "in _stuck" in log, log
-    until(lambda: not alive(int((stuck.folder / "child.pid").read_text())))
+    wait_until(lambda: not is_alive(int((stuck.folder / "child.pid").read_text())))
 
 
 def test_a_cell_that_makes_steps_does_not_count_as_hanging(
@@ -189,7 +198,7 @@ def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     (full.folder / "ballast").unlink()
     again, _ = run([first, second])
     assert again.failed == []
-    assert ran(small_disk)["ok/0"] == 1
+    assert count_runs(small_disk)["ok/0"] == 1
 
 
 def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> None:
@@ -210,14 +219,14 @@ def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> N
 
 def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
     """The cells end with their server; a new server forks them again."""
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, "--jobs", "2") as process:
-        until(lambda: len(running(tmp_path)) == 2)
-        cells = running(tmp_path)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, "--jobs", "2") as process:
+        wait_until(lambda: len(list_holders(tmp_path)) == 2)
+        cells = list_holders(tmp_path)
         server = server_of(cells[0])
         assert server != process.pid
         os.kill(server, signal.SIGKILL)
-        until(lambda: not any(alive(pid) for pid in cells))
+        wait_until(lambda: not any(is_alive(pid) for pid in cells))
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
     assert {job.state() for job in jobs(tmp_path, "gated")} == {"done"}
@@ -229,27 +238,27 @@ def test_random_kills_of_cells_and_runners_lose_no_result(tmp_path: Path) -> Non
     """After eight kills and an undisturbed run, every cell has a result."""
     chance = random.Random(0)
     variants = [f"brief-{number}" for number in range(6)]
-    studies.write(tmp_path, names(*variants))
+    studies.write(tmp_path, make_body(*variants))
     kills = 0
     while kills < 8:
-        with cli(tmp_path, "--jobs", "2") as process:
-            until(lambda process=process: running(tmp_path) or process.poll() is not None)
+        with start_cli(tmp_path, "--jobs", "2") as process:
+            wait_until(lambda process=process: list_holders(tmp_path) or process.poll() is not None)
             while kills < 8 and process.poll() is None:
                 time.sleep(chance.uniform(0, 0.1))
-                cells = running(tmp_path)
+                cells = list_holders(tmp_path)
                 victim = chance.choice([process.pid, *cells, *cells])
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
                 kills += 1
                 if victim == process.pid:
                     process.wait(TIMEOUT)
-                    until(lambda cells=cells: not any(alive(pid) for pid in cells))
-    with cli(tmp_path, "--jobs", "2") as process:
+                    wait_until(lambda cells=cells: not any(is_alive(pid) for pid in cells))
+    with start_cli(tmp_path, "--jobs", "2") as process:
         assert process.wait(TIMEOUT) == 0
     cells = jobs(tmp_path, *variants)
     assert {job.state() for job in cells} == {"done"}
     # A cell with a result never runs again, so a kill costs at most the running cells.
-    counts: Counter[str] = ran(tmp_path)
+    counts: Counter[str] = count_runs(tmp_path)
     assert len(counts) == 12
     assert counts.total() <= 12 + 8 * 2
 
@@ -269,7 +278,7 @@ def test_a_lost_fork_server_costs_no_cell_a_retry(
 
     class Killer(Recorder):
         def update(self, snapshot: object) -> None:
-            for cell in running(tmp_path):
+            for cell in list_holders(tmp_path):
                 if len(servers) == 3:
                     (tmp_path / "runs" / "tiny" / "go").touch()
                 elif (server := server_of(cell)) not in servers:
@@ -307,7 +316,7 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
 
     class Exhausting(Recorder):
         def update(self, snapshot: object) -> None:
-            if not self.events and running(tmp_path):
+            if not self.events and list_holders(tmp_path):
                 (tmp_path / "runs" / "tiny" / "go").touch()
                 with contextlib.suppress(OSError):
                     while True:
@@ -327,7 +336,7 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert any("Too many open files" in text for text in display.events)
     assert summary.failed == [], display.events
-    assert ran(tmp_path) == {"gated/0": 1, "ok/0": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1, "ok/0": 1}
 
 
 def test_an_unforeseen_error_lets_cells_write_their_checkpoints(tmp_path: Path) -> None:
@@ -374,12 +383,12 @@ def test_a_lock_that_could_not_be_removed_stops_no_retry(
 
 def test_a_frozen_runner_does_not_take_its_cells_for_hangs(tmp_path: Path) -> None:
     """A paused container freezes the runner and its cells, while the clock goes on."""
-    studies.write(tmp_path, names("steps"))
-    with cli(tmp_path, "--jobs", "1", "--seeds", "0,", "--stall", "0.05") as process:
-        until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
+    studies.write(tmp_path, make_body("steps"))
+    with start_cli(tmp_path, "--jobs", "1", "--seeds", "0,", "--stall", "0.05") as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
         # The runner sees this step before everything freezes, and the next step comes later.
         time.sleep(0.6)
-        frozen = [*running(tmp_path), process.pid]
+        frozen = [*list_holders(tmp_path), process.pid]
         for pid in reversed(frozen):
             os.killpg(pid, signal.SIGSTOP)
         time.sleep(4)
@@ -391,39 +400,39 @@ def test_a_frozen_runner_does_not_take_its_cells_for_hangs(tmp_path: Path) -> No
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
     assert "no step" not in output
-    assert ran(tmp_path) == {"steps/0": 1}
+    assert count_runs(tmp_path) == {"steps/0": 1}
 
 
 @pytest.mark.parametrize("name", ["tmp", "x" * 100])
 def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name: str) -> None:
-    studies.write(tmp_path, names("gated", "ok"))
+    studies.write(tmp_path, make_body("gated", "ok"))
     folder = tmp_path / name
     folder.mkdir()
     environment = os.environ | {"TMPDIR": str(folder)}
-    with cli(tmp_path, "--jobs", "1", "--seeds", "0,", environment=environment) as process:
-        until(lambda: running(tmp_path))
+    with start_cli(tmp_path, "--jobs", "1", "--seeds", "0,", environment=environment) as process:
+        wait_until(lambda: list_holders(tmp_path))
         shutil.rmtree(folder)
         (tmp_path / "runs" / "tiny" / "go").touch()
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
-    assert ran(tmp_path) == {"gated/0": 1, "ok/0": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1, "ok/0": 1}
 
 
 def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("gated", "ok"))
-    with cli(tmp_path, "--jobs", "1") as process:
-        until(lambda: running(tmp_path))
+    studies.write(tmp_path, make_body("gated", "ok"))
+    with start_cli(tmp_path, "--jobs", "1") as process:
+        wait_until(lambda: list_holders(tmp_path))
         assert process.stdout is not None
         process.stdout.close()
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
-    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
 def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:
-    studies.write(tmp_path, names("gated", "ok"))
-    with (small_disk / "log").open("w") as log, cli(tmp_path, stdout=log) as process:
-        until(lambda: running(tmp_path))
+    studies.write(tmp_path, make_body("gated", "ok"))
+    with (small_disk / "log").open("w") as log, start_cli(tmp_path, stdout=log) as process:
+        wait_until(lambda: list_holders(tmp_path))
         with pytest.raises(OSError, match="No space left"):
             (small_disk / "ballast").write_bytes(bytes(2**21))
         with contextlib.suppress(OSError):
@@ -432,20 +441,20 @@ def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_di
         (tmp_path / "runs" / "tiny" / "go").touch()
         process.wait(TIMEOUT)
     assert process.returncode == 0
-    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
 def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    with cli(tmp_path, environment=environment) as process:
+    with start_cli(tmp_path, environment=environment) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
     assert "the table of tiny: 1 \\xb1 0" in output
 
 
 def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: Path) -> None:
-    study = studies.study(tmp_path, names("crash", "killedonce", "ok"))
+    study = studies.study(tmp_path, make_body("crash", "killedonce", "ok"))
     cells = expand(study, tmp_path / "runs", seeds=(0, 1, 2, 3)).jobs
     summary, output = run(cells, at_once=1)
     assert {o.job.name for o in summary.failed} == {"tiny/crash/0", "tiny/crash/1"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.runs import TIMEOUT, names, ran, until
+from helpers.runs import TIMEOUT, count_runs, make_body, wait_until
 from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
 
 # Imports what the server imports, and prints what each cell imports in addition.
@@ -51,8 +51,8 @@ def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     loaded = dict(zip(cells, json.loads(done.stdout.splitlines()[-1]), strict=True))
     ours = {
-        task: {name for name in names if name.startswith("lit_attn")}
-        for task, names in loaded.items()
+        task: {name for name in modules if name.startswith("lit_attn")}
+        for task, modules in loaded.items()
     }
     # Modules that are built from parts of mmsegmentation are imported with it.
     del ours["segmentation"]
@@ -87,7 +87,7 @@ if __name__ == "__main__":
 
 def start(path: Path) -> "subprocess.Popen[str]":
     """Start a run of two cells in a session of its own, as in a terminal."""
-    studies.write(path, names("ok"))
+    studies.write(path, make_body("ok"))
     (path / "slow_target.py").write_text(TARGET)
     (path / "script.py").write_text(SCRIPT)
     return subprocess.Popen(
@@ -110,7 +110,7 @@ def server_of(process: "subprocess.Popen[str]") -> bool:
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])
 def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when: str) -> None:
     with start(tmp_path) as process:
-        until(
+        wait_until(
             (tmp_path / "importing").exists if when == "its imports" else lambda: server_of(process)
         )
         os.killpg(process.pid, signal.SIGINT)
@@ -119,7 +119,7 @@ def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when
     assert "Traceback" not in output
     assert "starting no more" in output
     # The cell that was about to start has finished.
-    assert ran(tmp_path) == {"ok/0": 1}, output
+    assert count_runs(tmp_path) == {"ok/0": 1}, output
 
 
 def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
     assert "after killed: could not be started: the fork server has ended" in output
-    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}
+    assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import studies
 from helpers.fake_cells import result
-from helpers.runs import call, names, ran
+from helpers.runs import count_runs, make_body, run_cli
 
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main, parse_settings
@@ -16,7 +16,7 @@ from lit_attn.report.read import read_studies
 
 
 def matrix(folder: Path, *settings: str, body: str = "", **how: bool) -> Matrix:
-    source = studies.study(folder, body or names("ok", "ok-2"))
+    source = studies.study(folder, body or make_body("ok", "ok-2"))
     return expand(source, folder / "runs", parse_settings("--set", list(settings)), **how)
 
 
@@ -24,7 +24,7 @@ def plan(folder: Path, name: str = "tiny") -> Plan:
     return Plan.model_validate_json((folder / "runs" / name / "plan.json").read_bytes())
 
 
-def shown(folder: Path, name: str = "tiny") -> dict[str, list[int]]:
+def list_reported_seeds(folder: Path, name: str = "tiny") -> dict[str, list[int]]:
     """Return the seeds of each variant that a report reads."""
     (study,) = read_studies(folder / "runs", [name])
     return {variant.name: list(study.values(variant.name)) for variant in study.plan.variants}
@@ -66,7 +66,7 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
         "data: {kind: folder, name: mine, path: a, size: 8, channels: 1, classes: 2,"
         " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
     )
-    source = studies.study(tmp_path, names("ok"), experiment)
+    source = studies.study(tmp_path, make_body("ok"), experiment)
 
     def named(*settings: str) -> tuple[str, str]:
         expanded = expand(source, tmp_path, parse_settings("--set", list(settings)))
@@ -84,7 +84,7 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
 
 def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("dim: 16, ", "")
-    source = studies.study(tmp_path, names("ok"), experiment)
+    source = studies.study(tmp_path, make_body("ok"), experiment)
     expanded = expand(
         source, tmp_path, parse_settings("--set", ["model.dim=16", "training.devices=2"])
     )
@@ -92,51 +92,51 @@ def test_a_setting_that_completes_the_study_is_part_of_the_name(tmp_path: Path) 
 
 
 def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "ok-2"))
-    assert call(tmp_path)[0] == 0
+    studies.write(tmp_path, make_body("ok", "ok-2"))
+    assert run_cli(tmp_path)[0] == 0
     study_files = [tmp_path / "runs/tiny/plan.json", tmp_path / "reports/tiny/table.md"]
     before = [path.read_bytes() for path in study_files]
-    code, output = call(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
+    code, output = run_cli(tmp_path, "--set", "training.max_steps=2", "--limit", "1")
     assert code == 0
     name = "tiny@training.max_steps=2"
     assert f"runs/{name}: trial; study tiny does not change\n4 cells: 0 done, 1 to run" in output
     assert f"the table of {name}" in output
     assert [path.read_bytes() for path in study_files] == before
-    assert shown(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
+    assert list_reported_seeds(tmp_path) == {"ok": [0, 1], "ok-2": [0, 1]}
     # The plan of a limited run has all cells.
     assert len(plan(tmp_path, name).cells) == 4
     assert plan(tmp_path, name).title == "A tiny study (with training.max_steps=2)"
-    assert shown(tmp_path, name) == {"ok": [0], "ok-2": []}
+    assert list_reported_seeds(tmp_path, name) == {"ok": [0], "ok-2": []}
     assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs", tmp_path)
 
 
 def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> None:
     """Results of one step must not be mistaken for results of the study."""
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     where = ("--out", "runs", "--reports", "reports")
-    assert call(tmp_path, "--smoke", *where)[0] == 0
-    assert call(tmp_path, *where)[0] == 0
-    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1}
+    assert run_cli(tmp_path, "--smoke", *where)[0] == 0
+    assert run_cli(tmp_path, *where)[0] == 0
+    assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1}
     assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == ["tiny", "tiny@smoke"]
     assert matrix(tmp_path, "zz=with", smoke=True).name == "tiny@zz=with,smoke"
 
 
 def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "crashonce"))
-    assert call(tmp_path, "--seeds", "9,4")[0] == 1
+    studies.write(tmp_path, make_body("ok", "crashonce"))
+    assert run_cli(tmp_path, "--seeds", "9,4")[0] == 1
     # The seeds of the file are planned, and so they are reported as missing.
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
-    assert call(tmp_path, "--seeds", "0,")[0] == 1
+    assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
-    assert shown(tmp_path) == {"ok": [0, 4, 9], "crashonce": []}
+    assert list_reported_seeds(tmp_path) == {"ok": [0, 4, 9], "crashonce": []}
     of_file = describe(tmp_path / "ablations.yaml", tmp_path / "runs")
     assert of_file == describe(tmp_path / "runs", tmp_path)
     assert {"3 done", "3 error", "2 missing"} == set(
         of_file.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
     )
     # Seeds of an earlier version of the study do not count.
-    studies.write(tmp_path, names("ok", "crashonce").replace("cells", "set: {zz: with}\ncells"))
-    call(tmp_path, "--limit", "1")
+    studies.write(tmp_path, make_body("ok", "crashonce").replace("cells", "set: {zz: with}\ncells"))
+    run_cli(tmp_path, "--limit", "1")
     assert plan(tmp_path).seeds == [0, 1]
 
 
@@ -152,7 +152,7 @@ def test_seeds_of_a_simultaneous_command_are_in_the_report(tmp_path: Path) -> No
     (expanded.folder / "ok" / "99999999999-0123456789").mkdir()
     expanded.plan().write(expanded.folder / "plan.json")
     assert expanded.plan().seeds == [0, 1, 7]
-    assert shown(tmp_path) == {"ok": [0, 7], "ok-2": []}
+    assert list_reported_seeds(tmp_path) == {"ok": [0, 7], "ok-2": []}
 
 
 def test_report_files_have_the_name_of_the_trial(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_report_files_have_the_name_of_the_trial(tmp_path: Path) -> None:
 def test_a_dry_run_names_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["ablations.yaml", "--dry-run", "--set", "zz=with"]) == 0
     output = capsys.readouterr().out

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.runs import call, jobs, names, ran
+from helpers.runs import count_runs, jobs, make_body, run_cli
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand
@@ -14,39 +14,39 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.training.provenance import code_hash
 
 
-def aside(path: Path) -> list[str]:
+def list_set_aside(path: Path) -> list[str]:
     """Return the names of the folders that were set aside, without their identities."""
     folders = (path / "runs" / "tiny").glob("*/aside-*")
     return sorted(f"{folder.parent.name}/{folder.name.rpartition('-')[0]}" for folder in folders)
 
 
 def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "crashonce", "diverged"))
-    assert call(tmp_path, "--seeds", "0,")[0] == 1
-    code, output = call(tmp_path, "--seeds", "0,", command=("rerun", "failed"))
+    studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
+    assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
+    code, output = run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))
     assert code == 1
     assert "3 cells: 1 done, 2 to run again\n" in output
     # The new folder of the cell has no trace of its first attempt, so it crashes again.
-    assert ran(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
-    assert aside(tmp_path) == ["crashonce/aside-1-0", "diverged/aside-1-0"]
+    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
+    assert list_set_aside(tmp_path) == ["crashonce/aside-1-0", "diverged/aside-1-0"]
     assert len(list((tmp_path / "runs").glob("tiny/crashonce/0-*/attempts/*"))) == 1
     # Folders that were set aside are no started seeds.
-    assert call(tmp_path, "--seeds", "0,")[1].startswith("3 cells: 1 done, 1 to run")
+    assert run_cli(tmp_path, "--seeds", "0,")[1].startswith("3 cells: 1 done, 1 to run")
 
 
 def test_one_cell_runs_again(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("ok", "ok-2"))
-    assert call(tmp_path, "--limit", "3")[0] == 0
+    studies.write(tmp_path, make_body("ok", "ok-2"))
+    assert run_cli(tmp_path, "--limit", "3")[0] == 0
     for _ in range(2):
-        code, output = call(tmp_path, command=("rerun", "tiny/ok/0"))
+        code, output = run_cli(tmp_path, command=("rerun", "tiny/ok/0"))
         assert code == 0, output
     # The missing cell was not chosen.
-    assert ran(tmp_path) == {"ok/0": 3, "ok/1": 1, "ok-2/0": 1}
-    assert aside(tmp_path) == ["ok/aside-1-0", "ok/aside-2-0"]
+    assert count_runs(tmp_path) == {"ok/0": 3, "ok/1": 1, "ok-2/0": 1}
+    assert list_set_aside(tmp_path) == ["ok/aside-1-0", "ok/aside-2-0"]
 
 
 def test_results_of_other_code_or_data_are_stale(tmp_path: Path) -> None:
-    matrix = expand(studies.study(tmp_path, names("ok", "ok-2")), tmp_path / "runs", seeds=(0,))
+    matrix = expand(studies.study(tmp_path, make_body("ok", "ok-2")), tmp_path / "runs", seeds=(0,))
     first, second = matrix.jobs
     current = {"code": code_hash(()), "data": hash_data(first)}
 
@@ -73,7 +73,7 @@ def test_a_running_cell_is_not_set_aside(tmp_path: Path) -> None:
     with hold_lock(job.folder), pytest.raises(ConfigError, match="tiny/ok/0 is running"):
         set_aside(job)
     set_aside(job)
-    assert aside(tmp_path) == ["ok/aside-1-0"]
+    assert list_set_aside(tmp_path) == ["ok/aside-1-0"]
     assert [path.name for path in job.folder.iterdir()] == ["config.yaml"]
     assert job.state() == "missing"
 
@@ -81,7 +81,7 @@ def test_a_running_cell_is_not_set_aside(tmp_path: Path) -> None:
 def test_a_dry_run_lists_the_chosen_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     assert main(["rerun", "tiny/ok/1", "ablations.yaml", "--dry-run"]) == 0
     assert capsys.readouterr().out == "tiny/ok/1  missing\n"

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, run, running, until
+from helpers.runs import (
+    TIMEOUT,
+    count_runs,
+    is_alive,
+    jobs,
+    list_holders,
+    make_body,
+    run,
+    start_cli,
+    wait_until,
+)
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Lines, Snapshot
@@ -63,11 +73,11 @@ def test_a_second_run_only_runs_cells_without_result(tmp_path: Path) -> None:
     second, _ = run(cells)
     assert second.failed == []
     once = {"ok/0": 1, "ok/1": 1, "crashonce/0": 2, "crashonce/1": 2}
-    assert ran(tmp_path) == once
+    assert count_runs(tmp_path) == once
     assert [path.name for path in folder.list_attempts(cells[1].folder)] == ["1", "2"]
     # A third time there is nothing to do, and a new variant runs alone.
     run(jobs(tmp_path, "ok", "crashonce", "ok-new"))
-    assert ran(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
+    assert count_runs(tmp_path) == {**once, "ok-new/0": 1, "ok-new/1": 1}
 
 
 @pytest.mark.parametrize(("memory", "together"), [(100, 4), (2, 1)])
@@ -75,7 +85,9 @@ def test_cells_share_a_device_by_their_measured_memory(
     memory: int, together: int, tmp_path: Path
 ) -> None:
     """Each cell holds one byte of one core. The first cell runs alone until it is measured."""
-    cells = expand(studies.study(tmp_path, names("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3))
+    cells = expand(
+        studies.study(tmp_path, make_body("gated")), tmp_path / "runs", seeds=(0, 1, 2, 3)
+    )
     started: list[int] = []
 
     class Opening(Lines):
@@ -109,7 +121,7 @@ def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) 
     summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(output)).run(cells)
     assert summary.failed == []
     assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in output.getvalue()
-    assert ran(tmp_path) == {"gated/0": 1, "crowded/0": 2}
+    assert count_runs(tmp_path) == {"gated/0": 1, "crowded/0": 2}
 
 
 def test_a_result_with_another_identity_does_not_count(tmp_path: Path) -> None:
@@ -147,14 +159,14 @@ def test_children_of_a_cell_end_with_it(tmp_path: Path) -> None:
     assert summary.failed == []
     for cell in cells:
         child = int((cell.folder / "child.pid").read_text())
-        until(lambda child=child: not alive(child))
+        wait_until(lambda child=child: not is_alive(child))
 
 
 def test_cells_share_the_cores_as_threads(tmp_path: Path) -> None:
     """The cells need new processes, because an OpenMP library reads the number once."""
-    studies.write(tmp_path, names("ok"))
+    studies.write(tmp_path, make_body("ok"))
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    with cli(tmp_path, "--jobs", "1", environment=environment) as process:
+    with start_cli(tmp_path, "--jobs", "1", environment=environment) as process:
         assert process.wait(TIMEOUT) == 0
     log = next((tmp_path / "runs" / "tiny" / "ok").glob("0-*/attempts/1/log.txt"))
     assert log.read_text() == f"threads {len(os.sched_getaffinity(0))}\n"
@@ -167,39 +179,39 @@ def hanging(path: Path) -> list[int]:
 
 
 def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("gated", "ok"))
-    with cli(tmp_path, "--jobs", "1") as process:
-        until(lambda: running(tmp_path))
+    studies.write(tmp_path, make_body("gated", "ok"))
+    with start_cli(tmp_path, "--jobs", "1") as process:
+        wait_until(lambda: list_holders(tmp_path))
         # As a terminal does it: to the whole foreground group.
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
-        until(lambda: "finishing 1 running cells" in process.stdout.readline())
+        wait_until(lambda: "finishing 1 running cells" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 130
-    assert ran(tmp_path) == {"gated/0": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1}
     assert len(list((tmp_path / "runs").glob("*/*/*/result.json"))) == 1
-    with cli(tmp_path, "--jobs", "2") as process:
+    with start_cli(tmp_path, "--jobs", "2") as process:
         assert process.wait(TIMEOUT) == 0
-    assert set(ran(tmp_path).values()) == {1}
+    assert set(count_runs(tmp_path).values()) == {1}
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
     tmp_path: Path, stubborn: bool
 ) -> None:
-    studies.write(tmp_path, names("hang", "ok"))
+    studies.write(tmp_path, make_body("hang", "ok"))
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     if stubborn:
         (tmp_path / "runs" / "tiny" / "stubborn").touch()
-    with cli(tmp_path, "--jobs", "1") as process:
-        until(lambda: hanging(tmp_path))
-        pids = [*running(tmp_path), *hanging(tmp_path)]
+    with start_cli(tmp_path, "--jobs", "1") as process:
+        wait_until(lambda: hanging(tmp_path))
+        pids = [*list_holders(tmp_path), *hanging(tmp_path)]
         assert process.stdout is not None
         for answer in ("finishing", "stopping", *(["stopping"] if stubborn else [])):
             process.send_signal(signal.SIGINT)
-            until(lambda word=answer: word in process.stdout.readline())
+            wait_until(lambda word=answer: word in process.stdout.readline())
         assert process.wait(TIMEOUT) == 130
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
     assert ended is not None
     assert ended.failure == "killed"
@@ -207,10 +219,10 @@ def test_a_second_interrupt_stops_cells_and_a_third_kills_them(
 
 
 def test_sigterm_stops_cells(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("hang"))
-    with cli(tmp_path, "--jobs", "2") as process:
-        until(lambda: len(hanging(tmp_path)) == 2)
-        pids = [*running(tmp_path), *hanging(tmp_path)]
+    studies.write(tmp_path, make_body("hang"))
+    with start_cli(tmp_path, "--jobs", "2") as process:
+        wait_until(lambda: len(hanging(tmp_path)) == 2)
+        pids = [*list_holders(tmp_path), *hanging(tmp_path)]
         process.terminate()
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 143
@@ -219,7 +231,7 @@ def test_sigterm_stops_cells(tmp_path: Path) -> None:
     assert "0 done, 0 running, 0 waiting" in output
     assert "failed" not in output
     assert "FAILED" not in output
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -227,9 +239,9 @@ def test_a_signal_to_the_process_group_lets_cells_save(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """`timeout` and a closed terminal signal the group; the fork server must survive."""
-    studies.write(tmp_path, names("hang"))
-    with cli(tmp_path, "--jobs", "1") as process:
-        until(lambda: hanging(tmp_path))
+    studies.write(tmp_path, make_body("hang"))
+    with start_cli(tmp_path, "--jobs", "1") as process:
+        wait_until(lambda: hanging(tmp_path))
         os.killpg(process.pid, number)
         assert process.wait(TIMEOUT) == 128 + number
     ended = folder.read_exit(next((tmp_path / "runs" / "tiny" / "hang").glob("0-*/attempts/1")))
@@ -238,57 +250,57 @@ def test_a_signal_to_the_process_group_lets_cells_save(
 
 
 def test_cells_end_with_a_killed_runner(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, "--jobs", "2") as process:
-        until(lambda: len(ran(tmp_path)) == 2)
-        pids = running(tmp_path)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, "--jobs", "2") as process:
+        wait_until(lambda: len(count_runs(tmp_path)) == 2)
+        pids = list_holders(tmp_path)
         process.kill()
-        until(lambda: not any(alive(pid) for pid in pids))
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
     (tmp_path / "runs" / "tiny" / "go").touch()
     assert {job.state() for job in jobs(tmp_path, "gated")} == {"interrupted"}
-    with cli(tmp_path) as process:
+    with start_cli(tmp_path) as process:
         assert process.wait(TIMEOUT) == 0
-    assert ran(tmp_path) == {"gated/0": 2, "gated/1": 2}
+    assert count_runs(tmp_path) == {"gated/0": 2, "gated/1": 2}
 
 
 def test_a_killed_cell_is_retried(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, "--jobs", "1") as process:
-        until(lambda: ran(tmp_path))
-        os.kill(running(tmp_path)[0], signal.SIGKILL)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, "--jobs", "1") as process:
+        wait_until(lambda: count_runs(tmp_path))
+        os.kill(list_holders(tmp_path)[0], signal.SIGKILL)
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
-    assert ran(tmp_path) == {"gated/0": 2, "gated/1": 1}
+    assert count_runs(tmp_path) == {"gated/0": 2, "gated/1": 1}
 
 
 def test_two_runners_run_each_cell_once(tmp_path: Path) -> None:
     """Both runners end when all cells are done."""
-    studies.write(tmp_path, names("gated", "ok", "ok-2", "ok-3"))
-    with cli(tmp_path, "--jobs", "2") as first, cli(tmp_path, "--jobs", "2") as second:
-        until(lambda: len(running(tmp_path)) == 2)
+    studies.write(tmp_path, make_body("gated", "ok", "ok-2", "ok-3"))
+    with start_cli(tmp_path, "--jobs", "2") as first, start_cli(tmp_path, "--jobs", "2") as second:
+        wait_until(lambda: len(list_holders(tmp_path)) == 2)
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert (first.wait(TIMEOUT), second.wait(TIMEOUT)) == (0, 0)
-    assert len(ran(tmp_path)) == 8
-    assert set(ran(tmp_path).values()) == {1}
+    assert len(count_runs(tmp_path)) == 8
+    assert set(count_runs(tmp_path).values()) == {1}
 
 
 def test_a_failure_counts_for_both_runners(tmp_path: Path) -> None:
     """A runner does not repeat a cell that failed for another runner meanwhile."""
-    studies.write(tmp_path, names("gated", "diverged", "crash", "ok"))
-    with cli(tmp_path, "--jobs", "1") as first:
-        until(lambda: running(tmp_path))
-        with cli(tmp_path, "--jobs", "1") as second:
-            until(lambda: ran(tmp_path)["ok/0"])
+    studies.write(tmp_path, make_body("gated", "diverged", "crash", "ok"))
+    with start_cli(tmp_path, "--jobs", "1") as first:
+        wait_until(lambda: list_holders(tmp_path))
+        with start_cli(tmp_path, "--jobs", "1") as second:
+            wait_until(lambda: count_runs(tmp_path)["ok/0"])
             (tmp_path / "runs" / "tiny" / "go").touch()
             assert second.wait(TIMEOUT) == 1
             output = first.communicate(timeout=TIMEOUT)[0]
             assert first.returncode == 1
-    assert set(ran(tmp_path).values()) == {1}
+    assert set(count_runs(tmp_path).values()) == {1}
     assert "FAILED   tiny/diverged/1  diverged: " in output
     # Only --retry repeats diverged cells.
-    with cli(tmp_path, "--retry") as again:
+    with start_cli(tmp_path, "--retry") as again:
         assert again.wait(TIMEOUT) == 1
-    assert ran(tmp_path)["diverged/0"] == ran(tmp_path)["crash/1"] == 2
+    assert count_runs(tmp_path)["diverged/0"] == count_runs(tmp_path)["crash/1"] == 2
 
 
 def test_a_cell_is_locked_until_its_failure_is_recorded(tmp_path: Path) -> None:
@@ -304,7 +316,7 @@ def test_a_cell_is_locked_until_its_failure_is_recorded(tmp_path: Path) -> None:
     assert job.state() == "interrupted"
     run([job])
     assert job.state() == "error"
-    assert ran(tmp_path) == {"crash/0": 2}
+    assert count_runs(tmp_path) == {"crash/0": 2}
 
 
 def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
@@ -315,7 +327,7 @@ def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
     assert slot is not None
     launcher = Launcher(fake_cells.TARGET)
     assert launcher.start(job, slot, 0).end() == BUSY
-    assert ran(tmp_path) == {"crash/0": 1}
+    assert count_runs(tmp_path) == {"crash/0": 1}
     lock.release_lock(job.folder)
     assert launcher.start(job, slot, 1).end() == 1
-    assert ran(tmp_path) == {"crash/0": 2}
+    assert count_runs(tmp_path) == {"crash/0": 2}

@@ -13,7 +13,7 @@ from helpers import studies
 from helpers.fake_cells import write_reports
 from helpers.fake_results import write_results
 from helpers.fake_study import write_study
-from helpers.runs import TIMEOUT, cli, names, run, running, until
+from helpers.runs import TIMEOUT, list_holders, make_body, run, start_cli, wait_until
 
 import lit_attn.report
 from lit_attn.ablate import status
@@ -36,9 +36,11 @@ PLAN = """{"study": "x", "title": "t", "baseline": "a", "metric": {}, "variants"
 
 def write(path: Path) -> list[Job]:
     """Write a study with cells in every state."""
-    cells = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs").jobs
+    cells = expand(
+        studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs"
+    ).jobs
     run([job for job in cells if job.cell.variant in ("ok", "crash")])
-    matrix = expand(studies.study(path, names("ok", "crash", "running", "new")), path / "runs")
+    matrix = expand(studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs")
     matrix.plan().write(matrix.folder / "plan.json")
     return cells
 
@@ -230,7 +232,7 @@ def test_a_wrong_cell_or_log_is_one_error_line(
 def test_a_watched_log_is_shown_until_the_cell_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (job, *_) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs").jobs
+    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
     log = create_attempt(job.folder) / "log.txt"
     log.write_text("first\n")
@@ -252,7 +254,7 @@ def test_a_watched_log_is_shown_until_the_cell_ends(
 
 
 def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> None:
-    (job, *_) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs").jobs
+    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
     (create_attempt(job.folder) / "log.txt").write_text("\x1b]0;title\x07text\n")
     terminal, screen = os.openpty()
@@ -266,9 +268,9 @@ def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> Non
 
 
 def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, "--jobs", "2") as process, cli_of_status(tmp_path) as watching:
-        until(lambda: len(running(tmp_path)) == 2)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, "--jobs", "2") as process, cli_of_status(tmp_path) as watching:
+        wait_until(lambda: len(list_holders(tmp_path)) == 2)
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
         output, _ = watching.communicate(timeout=TIMEOUT)
@@ -309,7 +311,7 @@ def test_status_imports_no_torch(tmp_path: Path) -> None:
 def test_a_file_named_status_can_be_written_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    studies.write(tmp_path, names("ok")).rename(tmp_path / "status")
+    studies.write(tmp_path, make_body("ok")).rename(tmp_path / "status")
     monkeypatch.chdir(tmp_path)
     assert main(["./status", "--dry-run"]) == 0
     assert "2 missing" in capsys.readouterr().out

@@ -26,7 +26,7 @@ every_softmax = pytest.mark.parametrize(
 N = 11
 
 
-def decoded(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> Tensor:
+def decode(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = False) -> Tensor:
     """Return the layer's output for x, passed in pieces that end at `cuts`."""
     cache, outputs = layer.new_cache(), []
     for start, stop in pairwise([0, *cuts, x.shape[1]]):
@@ -42,7 +42,7 @@ def assert_decodes(layer: Attention, x: Tensor, cuts: list[int], is_rotated: boo
     with torch.no_grad():
         expected = layer(x, is_causal=True, rotary=by)
         torch.testing.assert_close(
-            decoded(layer, x, cuts, is_rotated), expected, rtol=1e-10, atol=1e-11
+            decode(layer, x, cuts, is_rotated), expected, rtol=1e-10, atol=1e-11
         )
 
 
@@ -167,7 +167,7 @@ def test_decoding_under_autocast_agrees_to_rounding(spec: AttentionSpec) -> None
     x = tokens(N).float()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = layer(x, is_causal=True).float()
-        error = decoded(layer, x, list(range(1, N))).float() - expected
+        error = decode(layer, x, list(range(1, N))).float() - expected
     assert error.norm() < 0.05 * expected.norm()
 
 
@@ -241,5 +241,5 @@ def test_decoding_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> No
     x = tokens(33).to("cuda", dtype)
     with torch.no_grad():
         expected = layer(x, is_causal=True)
-        error = decoded(layer, x, [9, *range(20, 33)]) - expected
+        error = decode(layer, x, [9, *range(20, 33)]) - expected
     assert error.double().norm() < 30 * torch.finfo(dtype).eps * expected.double().norm()

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.runs import TIMEOUT, alive, cli, names, ran, run, running, until
+from helpers.runs import (
+    TIMEOUT,
+    count_runs,
+    is_alive,
+    list_holders,
+    make_body,
+    run,
+    start_cli,
+    wait_until,
+)
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Lines
@@ -35,7 +44,7 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jobs(path: Path, *variants: str) -> list[Job]:
-    body = SET + names(*variants)
+    body = SET + make_body(*variants)
     return expand(studies.study(path, body), path / "runs", seeds=(0,)).jobs
 
 
@@ -53,7 +62,7 @@ def test_every_rank_runs_and_one_result_is_written(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "ok-2")
     summary, _ = run(cells)
     assert summary.failed == []
-    assert ran(tmp_path) == {"ok/0": 1, "ok-2/0": 1}
+    assert count_runs(tmp_path) == {"ok/0": 1, "ok-2/0": 1}
     logs = [folder.read_log_tail(folder.list_attempts(cell.folder)[-1], 1) for cell in cells]
     assert all(log.startswith("rank 1 of 2 in ") for log in logs)
     # A meeting place of its own, so that no two cells can meet; nothing of it is left.
@@ -86,23 +95,23 @@ def test_the_first_failed_rank_is_named(
         log = folder.read_log_tail(folder.list_attempts(job.folder)[-1])
         assert "rank 1 was the first to fail" in log
         assert ("Traceback" in log.split("first to fail")[1]) == (variant == "rankcrash")
-    assert not alive(int((job.folder / "rank1").read_text()))
+    assert not is_alive(int((job.folder / "rank1").read_text()))
 
 
 @pytest.mark.parametrize("victim", ["rank 1", "rank 0", "the leader", "the runner"])
 def test_kill_9_of_any_process_leaves_none(victim: str, tmp_path: Path) -> None:
-    studies.write(tmp_path, SET + names("rankhang"))
-    with cli(tmp_path, "--seeds", "0,") as process:
-        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
-        (leader,) = running(tmp_path)
+    studies.write(tmp_path, SET + make_body("rankhang"))
+    with start_cli(tmp_path, "--seeds", "0,") as process:
+        wait_until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
+        (leader,) = list_holders(tmp_path)
         (other,) = rank_pids(tmp_path)
         (first,) = [pid for pid in children(leader) if pid != other]
         everyone = [leader, first, other]
         chosen = {"rank 1": other, "rank 0": first, "the leader": leader}.get(victim, process.pid)
         os.kill(chosen, signal.SIGKILL)
-        until(lambda: not any(map(alive, everyone)))
+        wait_until(lambda: not any(map(is_alive, everyone)))
         exits = (tmp_path / "runs").glob
-        until(lambda: victim == "the runner" or list(exits("*/*/*/attempts/1/exit.json")))
+        wait_until(lambda: victim == "the runner" or list(exits("*/*/*/attempts/1/exit.json")))
     if victim != "the runner":
         (exit_file,) = exits("*/*/*/attempts/1/exit.json")
         ended = Exit.model_validate_json(exit_file.read_text())
@@ -124,24 +133,24 @@ def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
     first, *_ = folder.list_attempts(job.folder)
     for rank in (0, 1):
         assert "in _hang" in folder.read_log_tail(first, rank)
-    assert not alive(int((job.folder / "rank1").read_text()))
+    assert not is_alive(int((job.folder / "rank1").read_text()))
 
 
 def test_sigterm_reaches_every_rank_and_is_no_failure(tmp_path: Path) -> None:
-    studies.write(tmp_path, SET + names("rankhang"))
-    with cli(tmp_path, "--seeds", "0,") as process:
-        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
+    studies.write(tmp_path, SET + make_body("rankhang"))
+    with start_cli(tmp_path, "--seeds", "0,") as process:
+        wait_until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child*.pid"))) == 2)
         process.terminate()
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 143
     assert "stopped  tiny/rankhang/0" in output
-    assert not any(map(alive, rank_pids(tmp_path)))
+    assert not any(map(is_alive, rank_pids(tmp_path)))
 
 
 def test_too_many_devices_are_reported_before_anything_runs(tmp_path: Path) -> None:
-    studies.write(tmp_path, "set: {training.devices: 64, data.batch_size: 64}\n" + names("ok"))
+    studies.write(tmp_path, "set: {training.devices: 64, data.batch_size: 64}\n" + make_body("ok"))
     environment = dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"}
-    with cli(tmp_path, environment=environment) as process:
+    with start_cli(tmp_path, environment=environment) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     assert output == "tiny: variant 'ok': training.devices: 64 exceeds the 2 GPUs of this machine\n"
@@ -149,8 +158,8 @@ def test_too_many_devices_are_reported_before_anything_runs(tmp_path: Path) -> N
 
 
 def test_devices_must_share_a_batch_evenly(tmp_path: Path) -> None:
-    studies.write(tmp_path, "set: {training.devices: 3}\n" + names("ok"))
-    with cli(tmp_path, "--dry-run") as process:
+    studies.write(tmp_path, "set: {training.devices: 3}\n" + make_body("ok"))
+    with start_cli(tmp_path, "--dry-run") as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     assert "devices: 3 cannot share a batch of 64 evenly" in output
@@ -159,7 +168,7 @@ def test_devices_must_share_a_batch_evenly(tmp_path: Path) -> None:
 
 def test_devices_are_no_part_of_the_identity(tmp_path: Path) -> None:
     (two,) = jobs(tmp_path, "ok")
-    (one,) = expand(studies.study(tmp_path, names("ok")), tmp_path / "runs", seeds=(0,)).jobs
+    (one,) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs", seeds=(0,)).jobs
     assert one.identity == two.identity
 
 
@@ -178,7 +187,7 @@ def test_waiting_ranks_end_with_their_parent(tmp_path: Path) -> None:
         )
         pids = [int(pid) for pid in done.stdout.split()]
         assert len(pids) == 2
-        until(lambda pids=pids: not any(map(alive, pids)))
+        wait_until(lambda pids=pids: not any(map(is_alive, pids)))
 
 
 def test_ranks_that_end_during_their_start_have_failed() -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.runs import TIMEOUT, alive, cli, jobs, names, ran, run, running, until
+from helpers.runs import (
+    TIMEOUT,
+    count_runs,
+    is_alive,
+    jobs,
+    list_holders,
+    make_body,
+    run,
+    start_cli,
+    wait_until,
+)
 
 from lit_attn.ablate import runner
 from lit_attn.cells import folder, lock
@@ -26,7 +36,7 @@ def processes_below(path: Path) -> list[int]:
             is_ours = str(path).encode() in (process / "environ").read_bytes()
         except OSError:
             continue
-        if is_ours and int(process.name) != os.getpid() and alive(int(process.name)):
+        if is_ours and int(process.name) != os.getpid() and is_alive(int(process.name)):
             pids.append(int(process.name))
     return pids
 
@@ -34,26 +44,28 @@ def processes_below(path: Path) -> list[int]:
 @pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])
 def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
     """A process in a separate session ends too, however the cell ends."""
-    studies.write(tmp_path, names(f"daemon-{end}"))
+    studies.write(tmp_path, make_body(f"daemon-{end}"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
-    with cli(tmp_path, "--seeds", "0,", "--stall", "0.05", environment=environment) as process:
-        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+    with start_cli(
+        tmp_path, "--seeds", "0,", "--stall", "0.05", environment=environment
+    ) as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
         process.wait(TIMEOUT)
-        until(lambda: not processes_below(tmp_path))
+        wait_until(lambda: not processes_below(tmp_path))
 
 
 @pytest.mark.parametrize("victim", ["the runner", "the cell's first process"])
 def test_kill_9_leaves_no_process_in_its_own_session(victim: str, tmp_path: Path) -> None:
-    studies.write(tmp_path, names("daemon-stuck"))
+    studies.write(tmp_path, make_body("daemon-stuck"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
-    with cli(tmp_path, "--seeds", "0,", environment=environment) as process:
-        until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
-        (first,) = running(tmp_path)
+    with start_cli(tmp_path, "--seeds", "0,", environment=environment) as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
+        (first,) = list_holders(tmp_path)
         os.kill(process.pid if victim == "the runner" else first, signal.SIGKILL)
         if victim == "the runner":
-            until(lambda: not processes_below(tmp_path))
+            wait_until(lambda: not processes_below(tmp_path))
         else:
-            until(lambda: not alive(first))
+            wait_until(lambda: not is_alive(first))
 
 
 @pytest.mark.parametrize(
@@ -74,13 +86,13 @@ def test_a_cell_that_ends_its_processes_fails_alone(
     for outcome in summary.failed:
         assert outcome.failure == failure
         assert outcome.message.startswith(message)
-    assert ran(tmp_path)["brief/0"] == ran(tmp_path)["brief/1"] == 1
+    assert count_runs(tmp_path)["brief/0"] == count_runs(tmp_path)["brief/1"] == 1
 
 
 def test_a_cell_may_change_its_working_directory(tmp_path: Path) -> None:
     """Relative paths of the runner keep their meaning."""
-    studies.write(tmp_path, names("elsewhere", "brief"))
-    with cli(tmp_path, "--seeds", "0,") as process:
+    studies.write(tmp_path, make_body("elsewhere", "brief"))
+    with start_cli(tmp_path, "--seeds", "0,") as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
     assert len(list(tmp_path.glob("runs/tiny/*/0-*/result.json"))) == 2
@@ -88,14 +100,14 @@ def test_a_cell_may_change_its_working_directory(tmp_path: Path) -> None:
 
 def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) -> None:
     """The process that holds the cell's lock, the fork server and the runner keep their score."""
-    studies.write(tmp_path, names("hang"))
+    studies.write(tmp_path, make_body("hang"))
 
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    with cli(tmp_path, "--seeds", "0,") as process:
-        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
-        (first,) = running(tmp_path)
+    with start_cli(tmp_path, "--seeds", "0,") as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+        (first,) = list_holders(tmp_path)
         (rank,) = map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())
         assert score(rank) == OOM_SCORE
         assert score(first) == score(process.pid) == score(os.getpid())

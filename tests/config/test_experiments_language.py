@@ -58,7 +58,7 @@ def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
     return Cell.model_validate(cell)
 
 
-def trained(cell: Cell, root: Path) -> dict[str, float]:
+def train(cell: Cell, root: Path) -> dict[str, float]:
     folder = folder_of(cell, root)
     run_cell(folder)
     return Result.model_validate_json((folder / "result.json").read_text()).metrics
@@ -73,14 +73,14 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
     if name == "pile_405m":
         model["ffn"] = {"width": 16, "activation": "swiglu"}
-    metrics = trained(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
+    metrics = train(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
 
 
 def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
     cell = tiny("dcmha_overhead.yaml", tmp_path, data=STREAM, model=model)
-    metrics = trained(cell, tmp_path)
+    metrics = train(cell, tmp_path)
     assert metrics["train/tokens_per_second"] > 0
     # Its head has as many rows as GPT-2's for the 256 bytes that there are.
     assert metrics["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
@@ -95,7 +95,7 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     assert cell.experiment.data.eval_stride == 1
     # One of 20 words and two classes, and in two thirds of the cases one of the class's 20 words.
     expected = 22 * 20 ** (2 / 3)
-    assert trained(cell, tmp_path)["val/perplexity"] == pytest.approx(expected, rel=0.4)
+    assert train(cell, tmp_path)["val/perplexity"] == pytest.approx(expected, rel=0.4)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: P
     documents(tmp_path, 2 if name == "lra_retrieval" else 1)
     attention = PRESETS["smgk"].model_dump(mode="json")
     model = {**MODEL, "head_dim": 4, "ffn": {"width": 16}, "attention": attention}
-    metrics = trained(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
+    metrics = train(tiny(f"{name}.yaml", tmp_path, data={**DATA, **data}, model=model), tmp_path)
     assert 0 <= metrics["test/accuracy"] <= 1
     assert metrics["val/loss"] == pytest.approx(np.log(10 if name == "lra_listops" else 2), rel=0.5)
 

@@ -23,14 +23,14 @@ CPU = torch.device("cpu")
 SMALL = {"lengths": (5, 40), "depth": 4, "context": 40, "train": 24, "val": 7, "test": 5}
 
 
-def plainly(tokens: list[str]) -> int:
+def evaluate_recursively(tokens: list[str]) -> int:
     """Return the value of an expression by its recursive definition, consuming `tokens`."""
     token = tokens.pop(0)
     if token.isdigit():
         return int(token)
     values = []
     while tokens[0] != "]":
-        values.append(plainly(tokens))
+        values.append(evaluate_recursively(tokens))
     tokens.pop(0)
     return {
         "[MIN": min(values),
@@ -85,7 +85,7 @@ def test_generated_expressions() -> None:
     for ids, value in samples:
         assert 20 <= len(ids) <= 60
         assert depth_of(ids) <= 5
-        assert value == plainly([TOKENS[i] for i in ids])
+        assert value == evaluate_recursively([TOKENS[i] for i in ids])
     assert len({tuple(ids) for ids, _ in samples}) == 300
     assert {value for _, value in samples} == set(range(10))
 

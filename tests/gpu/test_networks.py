@@ -122,7 +122,7 @@ def test_autocast_casts_as_on_a_gpu() -> None:
     assert {parameter.grad.dtype for parameter in linear.parameters()} == {torch.float32}
 
 
-def made_of(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]:
+def build_network(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module, Loss]:
     """Return a network with one block per specification, and its loss function."""
     every: dict[str, Any] = {"dim": 16, "depth": len(specs), "heads": 2, "ffn": None}
     network: Any
@@ -153,11 +153,11 @@ def test_every_preset_trains(kind: str, bf16: bool) -> None:
     if kind == "windows":
         bounded = (spec for spec in specs if not isinstance(spec.similarity, LinearConfig))
         specs = [AttentionSpec.model_validate({**dict(spec), "window": 5}) for spec in bounded]
-    assert step(*made_of(specs, kind), bf16) == []
+    assert step(*build_network(specs, kind), bf16) == []
 
 
 def test_every_choice_decodes() -> None:
-    network, _ = made_of(all_specs(), "causal")
+    network, _ = build_network(all_specs(), "causal")
     assert isinstance(network, gpt.GPT)
     with rehearsal():
         network.to(GPU).eval()

@@ -24,14 +24,14 @@ SCRIPT = Path(__file__).parent / "fake_cells.py"
 TIMEOUT = 120.0
 
 
-def names(*variants: str) -> str:
+def make_body(*variants: str) -> str:
     """Return the YAML of a study with these variants, each with its own learning rate."""
     cells = ", ".join(f"{name}: {{optimizer.lr: {i + 1}}}" for i, name in enumerate(variants))
     return f"baseline: {variants[0]}\ncells: {{{cells}}}"
 
 
 def jobs(path: Path, *variants: str) -> list[Job]:
-    return expand(studies.study(path, names(*variants)), path / "runs").jobs
+    return expand(studies.study(path, make_body(*variants)), path / "runs").jobs
 
 
 def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
@@ -40,27 +40,27 @@ def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
     return Runner(launcher, make_slots(at_once), Lines(output)).run(cells), output.getvalue()
 
 
-def ran(path: Path) -> Counter[str]:
+def count_runs(path: Path) -> Counter[str]:
     """Count how often each cell ran."""
     log = path / "runs" / "tiny" / "ran.txt"
     return Counter(log.read_text().split("\n")[:-1]) if log.exists() else Counter()
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 @contextlib.contextmanager
-def cli(
+def start_cli(
     path: Path,
     *arguments: str,
     environment: dict[str, str] | None = None,
@@ -87,14 +87,14 @@ def cli(
         process.wait()
 
 
-def running(path: Path) -> list[int]:
+def list_holders(path: Path) -> list[int]:
     """Return the pids of the live processes that hold the lock of a cell."""
     holders = [read_holder(lock.parent) for lock in (path / "runs").glob("*/*/*/lock")]
-    return [holder.pid for holder in holders if holder is not None and alive(holder.pid)]
+    return [holder.pid for holder in holders if holder is not None and is_alive(holder.pid)]
 
 
-def call(path: Path, *arguments: str, command: tuple[str, ...] = ()) -> tuple[int, str]:
+def run_cli(path: Path, *arguments: str, command: tuple[str, ...] = ()) -> tuple[int, str]:
     """Run the command line with fake cells; return its exit code and output."""
-    with cli(path, *arguments, command=command) as process:
+    with start_cli(path, *arguments, command=command) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
         return process.returncode, output

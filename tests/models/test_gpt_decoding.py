@@ -21,7 +21,7 @@ every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))
 
 
-def decoded(network: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
+def decode(network: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
     caches = network.trunk.new_caches()
     parts = [
         network(tokens[:, start:stop], caches)
@@ -34,7 +34,7 @@ def assert_decodes(network: GPT, cuts: list[int]) -> None:
     tokens = gpt_cases.tokens()
     with torch.no_grad():
         torch.testing.assert_close(
-            decoded(network, tokens, cuts), network(tokens), rtol=1e-9, atol=1e-10
+            decode(network, tokens, cuts), network(tokens), rtol=1e-9, atol=1e-10
         )
 
 
@@ -112,7 +112,7 @@ def test_computed_positions_decode_beyond_the_trained_context() -> None:
     network = gpt_cases.network("casted")
     tokens = gpt_cases.tokens(n=CONTEXT + 9)
     torch.testing.assert_close(
-        decoded(network, tokens, [CONTEXT - 2, CONTEXT + 3]), network(tokens), rtol=1e-9, atol=1e-10
+        decode(network, tokens, [CONTEXT - 2, CONTEXT + 3]), network(tokens), rtol=1e-9, atol=1e-10
     )
 
 

@@ -54,7 +54,7 @@ def started(family: str, preset: str = "standard", seed: int = 0, **changed: obj
     return build(model.model_copy(update={"attention": PRESETS[preset], **changed}))
 
 
-def different(ours: nn.Module, standard: nn.Module) -> list[str]:
+def list_differences(ours: nn.Module, standard: nn.Module) -> list[str]:
     """Return the names of the standard network's parameters that differ in values or shape."""
     theirs = dict(ours.named_parameters())
     return [name for name, x in standard.named_parameters() if not torch.equal(theirs[name], x)]
@@ -63,20 +63,20 @@ def different(ours: nn.Module, standard: nn.Module) -> list[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_variant_starts_as_the_standard_one(family: str, preset: str) -> None:
-    assert not different(started(family, preset), started(family))
+    assert not list_differences(started(family, preset), started(family))
 
 
 @pytest.mark.parametrize("preset", ["belief-star", "belief2", "mgk", "dcmha"])
 def test_a_segmenter_starts_as_the_standard_one(preset: str) -> None:
     pytest.importorskip("mmseg")
-    assert not different(started("segmenter", preset), started("segmenter"))
+    assert not list_differences(started("segmenter", preset), started("segmenter"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_ffn_width_changes_only_the_ffn(family: str) -> None:
     model, _ = FAMILIES[family]
     ffn = model.ffn.model_copy(update={"width": 24})
-    other = different(started(family, ffn=ffn), started(family))
+    other = list_differences(started(family, ffn=ffn), started(family))
     assert other
     assert all({"mlp", "ffn"} & set(name.split(".")) for name in other)
 

@@ -24,7 +24,7 @@ pytest.importorskip("mmseg")
 pytestmark = pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at hand")
 
 
-def by_heart(root: Path) -> Path:
+def evaluate_training_images(root: Path) -> Path:
     """Return ADE20K's folder with its seven training images as evaluation images."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
@@ -40,7 +40,7 @@ def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(attention: str, tmp_pat
         "task": "segmentation",
         "data": {
             "kind": "ade20k",
-            "root": str(by_heart(tmp_path / "ade20k")),
+            "root": str(evaluate_training_images(tmp_path / "ade20k")),
             "crop": 64,
             "short_side": 64,
             "batch_size": 7,

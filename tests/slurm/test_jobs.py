@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import slurm_cluster, studies
-from helpers.runs import TIMEOUT, cli, names, ran, running, until
+from helpers.runs import TIMEOUT, count_runs, list_holders, make_body, start_cli, wait_until
 
 from lit_attn.ablate.slurm.queue import NAME
 from lit_attn.cells import folder
@@ -27,14 +27,16 @@ def cluster() -> Iterator[dict[str, str]]:
 
 
 def call(path: Path, cluster: dict[str, str], *arguments: str) -> tuple[int, str]:
-    with cli(path, *SLURM, *arguments, environment=cluster) as process:
+    with start_cli(path, *SLURM, *arguments, environment=cluster) as process:
         output, _ = process.communicate(timeout=2 * TIMEOUT)
         return process.returncode, output
 
 
 def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
     """Return the ids of the jobs of this test in one of `states`."""
-    names = {NAME + batch.parent.name for batch in (path / "runs").glob("*/.slurm/*/batch.json")}
+    job_names = {
+        NAME + batch.parent.name for batch in (path / "runs").glob("*/.slurm/*/batch.json")
+    }
     output = subprocess.run(
         ["squeue", "-h", "--array", "--states=all", "--format=%i|%T|%j"],
         env=cluster,
@@ -43,7 +45,7 @@ def queue(path: Path, cluster: dict[str, str], *states: str) -> list[str]:
         check=True,
     ).stdout
     rows = [line.split("|") for line in output.splitlines()]
-    return [job for job, state, name in rows if name in names and state in states]
+    return [job for job, state, name in rows if name in job_names and state in states]
 
 
 def run_command(cluster: dict[str, str], *command: str) -> None:
@@ -60,38 +62,38 @@ def messages(path: Path) -> list[str]:
 def test_missing_cells_are_submitted_and_followed_to_their_ends(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    studies.write(tmp_path, names("ok", "crash"))
+    studies.write(tmp_path, make_body("ok", "crash"))
     code, output = call(tmp_path, cluster)
     assert code == 1
     assert "4 jobs submitted, 0 already submitted" in output
     assert "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire" in output
     assert "the table of tiny" in output
     assert "2 jobs submitted" in call(tmp_path, cluster)[1]
-    assert ran(tmp_path) == {"ok/0": 1, "ok/1": 1, "crash/0": 2, "crash/1": 2}
+    assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1, "crash/0": 2, "crash/1": 2}
     # A local run continues in the same folders.
-    with cli(tmp_path, environment=cluster) as process:
+    with start_cli(tmp_path, environment=cluster) as process:
         assert process.wait(TIMEOUT) == 1
-    assert ran(tmp_path)["ok/0"] == 1
+    assert count_runs(tmp_path)["ok/0"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_jobs_survive_the_terminal_and_are_followed_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
 ) -> None:
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, *SLURM, environment=cluster) as process:
-        until(lambda: len(queue(tmp_path, cluster, "RUNNING")) == 2)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
+        wait_until(lambda: len(queue(tmp_path, cluster, "RUNNING")) == 2)
         assert process.stdout is not None
         os.kill(process.pid, number)
         output = process.stdout.read()
         process.wait(TIMEOUT)
     assert ("2 jobs go on" in output) == (number != signal.SIGKILL)
-    with cli(tmp_path, *SLURM, environment=cluster) as process:
+    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
         assert process.stdout is not None
-        until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
+        wait_until(lambda: "0 jobs submitted, 2 already submitted" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
-    assert ran(tmp_path) == {"gated/0": 1, "gated/1": 1}
+    assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1}
 
 
 @pytest.mark.parametrize(
@@ -105,14 +107,14 @@ def test_jobs_survive_the_terminal_and_are_followed_again(
 def test_a_preempted_or_timed_out_job_saves_and_is_requeued(
     tmp_path: Path, cluster: dict[str, str], how: tuple[str, ...], why: str
 ) -> None:
-    studies.write(tmp_path, names("hangonce"))
-    with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
-        until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
+    studies.write(tmp_path, make_body("hangonce"))
+    with start_cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
+        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
         run_command(cluster, *how, *queue(tmp_path, cluster, "RUNNING"))
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, output
     assert "FAILED" not in output
-    assert ran(tmp_path) == {"hangonce/0": 2}
+    assert count_runs(tmp_path) == {"hangonce/0": 2}
     assert messages(tmp_path) == [why]
     assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
 
@@ -120,9 +122,9 @@ def test_a_preempted_or_timed_out_job_saves_and_is_requeued(
 def test_cancelled_jobs_save_and_continue_after_a_new_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    studies.write(tmp_path, names("hangonce"))
-    with cli(tmp_path, *SLURM, environment=cluster) as process:
-        until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child.pid"))) == 2)
+    studies.write(tmp_path, make_body("hangonce"))
+    with start_cli(tmp_path, *SLURM, environment=cluster) as process:
+        wait_until(lambda: len(list((tmp_path / "runs").glob("*/*/*/child.pid"))) == 2)
         assert call(tmp_path, cluster, "--cancel") == (0, "2 jobs cancelled\n")
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
@@ -140,10 +142,10 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     """The runner in the job is killed, or its shell lines fail."""
-    studies.write(tmp_path, names("gated"))
-    with cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
-        until(lambda: ran(tmp_path))
-        os.kill(parent(parent(running(tmp_path)[0])), signal.SIGKILL)
+    studies.write(tmp_path, make_body("gated"))
+    with start_cli(tmp_path, *SLURM, "--seeds", "0,", environment=cluster) as process:
+        wait_until(lambda: count_runs(tmp_path))
+        os.kill(parent(parent(list_holders(tmp_path)[0])), signal.SIGKILL)
         output, _ = process.communicate(timeout=TIMEOUT)
     assert "FAILED   tiny/gated/0  killed: its job ended: " in output
     broken = ("--slurm", "setup=[no-such-command, exit 3]")
@@ -156,7 +158,7 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
 def test_a_submission_that_slurm_refuses_is_one_error_line(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    studies.write(tmp_path, names("ok") + "\nslurm: {partition: nowhere}")
+    studies.write(tmp_path, make_body("ok") + "\nslurm: {partition: nowhere}")
     code, output = call(tmp_path, cluster)
     assert code == 2
     refused = "sbatch: error: Batch job submission failed: Invalid partition name specified"
@@ -165,7 +167,7 @@ def test_a_submission_that_slurm_refuses_is_one_error_line(
 
 
 def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> None:
-    studies.write(tmp_path, names("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
+    studies.write(tmp_path, make_body("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
     assert call(tmp_path, cluster, "--slurm", "time=2:00:00", "--seeds", "0,")[0] == 0
     (script,) = (tmp_path / "runs").glob("*/.slurm/*/*_submission.sh")
     for line in ("--cpus-per-task=2", "--mem=500M", "--time=120"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.runs import names
+from helpers.runs import make_body
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
@@ -20,7 +20,7 @@ from lit_attn.schema.errors import ConfigError
 
 
 def expand_study(path: Path, body: str = "") -> Matrix:
-    return expand(studies.study(path, names("ok", "ok-2") + body), path / "runs")
+    return expand(studies.study(path, make_body("ok", "ok-2") + body), path / "runs")
 
 
 def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
@@ -174,7 +174,7 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
 def test_a_missing_slurm_is_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = studies.write(tmp_path, names("ok"))
+    path = studies.write(tmp_path, make_body("ok"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main([str(path), "--launcher", "slurm"]) == 2

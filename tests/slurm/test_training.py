@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import slurm_cluster, studies
-from helpers.runs import until
+from helpers.runs import wait_until
 
 from lit_attn.ablate.plan import expand
 from lit_attn.cells.records import Result, read_metrics
@@ -51,7 +51,9 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
             stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
-        until(lambda: list(cell.folder.glob("checkpoints/step-*")) or process.poll() is not None)
+        wait_until(
+            lambda: list(cell.folder.glob("checkpoints/step-*")) or process.poll() is not None
+        )
         job = subprocess.run(
             ["squeue", "-h", "--format=%i"], env=environment, capture_output=True, text=True,
             check=True,

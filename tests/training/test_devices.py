@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import device_cells
-from helpers.runs import TIMEOUT, until
+from helpers.runs import TIMEOUT, wait_until
 from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells import folder
@@ -121,7 +121,7 @@ def test_the_command_line_trains_on_two_devices(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lit_attn.train", str(path)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as first:
-        until(lambda: folder.read_progress(path) is not None)
+        wait_until(lambda: folder.read_progress(path) is not None)
         assert main([str(path)]) == BUSY
         first.terminate()
         _, errors = first.communicate(timeout=TIMEOUT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers import studies
-from helpers.runs import alive, running, until
+from helpers.runs import is_alive, list_holders, wait_until
 from helpers.training_cells import folder_of
 
 from lit_attn.ablate.plan import expand
@@ -111,18 +111,20 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
     while victims:
         with command(disturbed) as process:
             while victims and process.poll() is None:
-                until(lambda process=process: running(disturbed) or process.poll() is not None)
+                wait_until(
+                    lambda process=process: list_holders(disturbed) or process.poll() is not None
+                )
                 time.sleep(chance.uniform(0, 0.5))
-                cells = running(disturbed)
+                cells = list_holders(disturbed)
                 if victims[-1] == "cell" and not cells:
                     continue
                 victim = process.pid if victims[-1] == "runner" else chance.choice(cells)
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victims.pop())
-                until(lambda pid=victim: not alive(pid))
+                wait_until(lambda pid=victim: not is_alive(pid))
                 if victim == process.pid:
                     process.wait()
-                    until(lambda cells=cells: not any(alive(pid) for pid in cells))
+                    wait_until(lambda cells=cells: not any(is_alive(pid) for pid in cells))
                     torn += [damage(lock.parent) for lock in disturbed.glob("runs/*/*/*/lock")]
         assert len(list(disturbed.glob("runs/*/*/*/result.json"))) < 4, "too little to disturb"
     assert any(torn)
@@ -132,7 +134,7 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
     assert finish(undisturbed)[0] == 0
     assert tables(disturbed) == tables(undisturbed)
     # Nobody's child, nobody's half-written file.
-    assert running(disturbed) == []
+    assert list_holders(disturbed) == []
     for cell in (disturbed / "runs").glob("*/*/*/result.json"):
         assert list((cell.parent / "tmp").iterdir()) == []
         suffixes = {path.suffix for path in (cell.parent / "checkpoints").iterdir()}
@@ -152,7 +154,7 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(fixed)], check=True)
         with command(tmp_path, "--seeds", "0,") as process:
-            until(lambda: cells["a"].folder.joinpath("progress.json").exists())
+            wait_until(lambda: cells["a"].folder.joinpath("progress.json").exists())
             holder = read_holder(cells["a"].folder)
             assert holder is not None
             os.kill(holder.pid, signal.SIGTERM)

@@ -36,7 +36,7 @@ def result(folder: Path) -> Result:
     return Result.model_validate_json((folder / "result.json").read_text())
 
 
-def trained(cell: Cell, root: Path) -> Path:
+def train(cell: Cell, root: Path) -> Path:
     folder = folder_of(cell, root)
     run_cell(folder)
     return folder
@@ -44,7 +44,7 @@ def trained(cell: Cell, root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(text_cell(), tmp_path_factory.mktemp("whole"))
+    return train(text_cell(), tmp_path_factory.mktemp("whole"))
 
 
 def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
@@ -121,7 +121,7 @@ def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> No
 def test_a_study_may_compare_speed(tmp_path: Path) -> None:
     fields = text_cell(training={"max_steps": 2}).model_dump(mode="json")
     fields["metric"] = {"name": "train/tokens_per_second", "goal": "max", "scale": 0.001}
-    actual = result(trained(Cell.model_validate(fields), tmp_path))
+    actual = result(train(Cell.model_validate(fields), tmp_path))
     assert actual.metrics["train/tokens_per_second"] > 0
     assert actual.metrics["test/loss"] > 0
 
@@ -212,7 +212,7 @@ def test_losses_of_ranks_add_up() -> None:
 
 def test_micro_batches_add_up_to_the_step(tmp_path: Path) -> None:
     single, accumulated = (
-        trained(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
+        train(text_cell(data={"accumulate": count}, model={"dropout": 0}), tmp_path / str(count))
         for count in (1, 4)
     )
     assert result(single).steps == result(accumulated).steps
@@ -273,7 +273,7 @@ def test_sequences_are_classified(tmp_path: Path) -> None:
             },
         }
     )
-    actual = result(trained(sequences, tmp_path)).metrics
+    actual = result(train(sequences, tmp_path)).metrics
     # 33 samples fill one batch and one row of the next, whose other rows count for nothing.
     assert actual["test/accuracy"] * 33 == pytest.approx(round(actual["test/accuracy"] * 33))
     assert 0 < actual["test/loss"] < 5
