@@ -16,6 +16,7 @@ from released import recording, replaying
 
 PAGE = ROOT / "docs" / "parity.md"
 NAMES = (
+    "big_vision",
     "local_vit",
     "lra",
     "mgk_language_model",

@@ -45,16 +45,16 @@ def generator(*keys: object) -> np.random.Generator:
 def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return initial values of the parameter `name`, float64.
 
-    Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight lie
-    near 1 (norms), other vectors near 0. Parameters called pi, pi0 and pi1 (weights of keys) lie
-    near 0.5. No value is zero, so no gradient vanishes by symmetry.
+    Matrices have the standard deviation 1 / sqrt(columns), at most 0.5; vectors called weight or
+    scale lie near 1 (norms), other vectors near 0. Parameters called pi, pi0 and pi1 (weights of
+    keys) lie near 0.5. No value is zero, so no gradient vanishes by symmetry.
     """
     drawn = torch.from_numpy(np.asarray(generator("weights", seed, name).standard_normal(shape)))
     if name.endswith(("pi", "pi0", "pi1")):
         return 0.5 + 0.1 * drawn
     if len(shape) > 1:
         return drawn * min(0.5, 1 / math.sqrt(math.prod(shape[1:])))
-    return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
+    return (1.0 if name.endswith(("weight", "scale")) else 0.0) + 0.1 * drawn
 
 
 def fill(network: nn.Module, seed: int) -> None:
@@ -120,6 +120,11 @@ def shared_draws(seed: int, time_first: bool = False) -> Iterator[None]:
         yield
 
 
+def trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are not frozen, by their names."""
+    return {name: p for name, p in network.named_parameters() if p.requires_grad}
+
+
 class Recorder:
     """Recorder of one training run; use it as a context manager around the training.
 
@@ -145,7 +150,7 @@ class Recorder:
 
     def _parameters(self) -> Tensors:
         assert self.network is not None
-        return self.view({name: p.detach() for name, p in self.network.named_parameters()})
+        return self.view({name: p.detach() for name, p in trained(self.network).items()})
 
     def __enter__(self) -> "Recorder":
         backward = torch.Tensor.backward
@@ -165,7 +170,7 @@ class Recorder:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         assert self.network is not None
-        parameters = dict(self.network.named_parameters())
+        parameters = trained(self.network)
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
         def of_group(key: Callable[[dict[str, Any]], float]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell
-from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws
+from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws, trained
 
 
 class Replay(NamedTuple):
@@ -73,7 +73,7 @@ def start_from_record(
     stand under released names, and the released values are written back to those places. A
     negative number stands for a value of the opposite sign.
     """
-    parameters = dict(network.named_parameters())
+    parameters = trained(network)
     numbers, first = {}, 1
     for name, parameter in parameters.items():
         numbers[name] = torch.arange(first, first + parameter.numel()).double().view_as(parameter)
