@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lit_attn.attention.cache import Cache, RunningSums
 from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.mixture import MixedKeys
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.precision import wide, without_autocast
 
 # Number of tokens in a chunk of causal attention.

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
-from lit_attn.attention.parts import LayerShape, MixedKeysConfig, MixtureConfig
+from lit_attn.attention.mixture_parts import MixedKeysConfig, MixtureConfig
+from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.precision import as_multiplied, in_two, square, wide
 from lit_attn.attention.similarity import Similarity
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
     Compose,
     DiscrepancyConfig,
@@ -18,8 +19,6 @@ from lit_attn.attention.parts import (
     FullConfig,
     GaussianConfig,
     KeyComposeConfig,
-    LinearConfig,
-    MixtureConfig,
     NoComposeConfig,
     Normaliser,
     Part,

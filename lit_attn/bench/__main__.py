@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, suggest

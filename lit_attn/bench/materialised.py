@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.attention import parts
+from lit_attn.attention import mixture_parts, parts
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention
@@ -25,8 +25,8 @@ from lit_attn.attention.spec import AttentionSpec
 SIMILARITIES = (
     parts.DotConfig,
     parts.GaussianConfig,
-    parts.MixtureConfig,
-    parts.LinearConfig,
+    mixture_parts.MixtureConfig,
+    mixture_parts.LinearConfig,
 )
 COMPOSITIONS = (parts.NoComposeConfig, parts.StaticConfig, parts.DynamicConfig)
 
@@ -55,7 +55,7 @@ class Materialised(Attention):
         q, keys, v = self.project(x, rotary)
         n = x.shape[1]
         future = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1) if is_causal else None
-        if isinstance(self.spec.similarity, parts.LinearConfig):
+        if isinstance(self.spec.similarity, mixture_parts.LinearConfig):
             weights = linear_weights(self.similarity, q, keys, future)
         else:
             logits = softmax_logits(self.similarity, q, keys, future)
@@ -77,12 +77,12 @@ def softmax_logits(form: torch.nn.Module, q: Tensor, keys: Tensor, future: Tenso
     part, unit = form.part, math.sqrt(q.shape[-1])
     logits = q.unsqueeze(2) @ keys.transpose(-1, -2)
     if isinstance(part, parts.GaussianConfig) or (
-        isinstance(part, parts.MixtureConfig) and part.kernel == "gaussian"
+        isinstance(part, mixture_parts.MixtureConfig) and part.kernel == "gaussian"
     ):
         squares = q.square().sum(-1).unsqueeze(2).unsqueeze(-1), keys.square().sum(-1).unsqueeze(-2)
         logits = logits - (squares[0] + squares[1]) / 2
     logits = logits / unit
-    if not isinstance(part, parts.MixtureConfig):
+    if not isinstance(part, mixture_parts.MixtureConfig):
         return logits.squeeze(2)
     assert isinstance(form, MixedKeys)
     if part.assignment == "hard":

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import Shape, Step, build_layer
 from lit_attn.bench.measure import Spread, measure_memory, summarize, time_call

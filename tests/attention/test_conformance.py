@@ -6,7 +6,7 @@ from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
 from lit_attn.attention import reference
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 SPECS = attention_cases.all_specs()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lit_attn.attention import chunked
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import KeyComposeConfig, LinearConfig, MixtureConfig
+from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.parts import KeyComposeConfig
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 

@@ -9,7 +9,7 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from torch import Tensor
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import AttentionSpec, preset
 
 

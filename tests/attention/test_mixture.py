@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from lit_attn.attention import chunked, reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import GaussianConfig, MixtureConfig
+from lit_attn.attention.mixture_parts import MixtureConfig
+from lit_attn.attention.parts import GaussianConfig
 from lit_attn.attention.spec import AttentionSpec, preset
 
 WIDTH = DIM // HEADS

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lit_attn.attention import normaliser, reference, residual
 from lit_attn.attention.layer import attn_layer
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.parts import (
     DifferentialConfig,
-    LinearConfig,
     OffsetSoftmaxConfig,
     Residual,
     SigmoidConfig,

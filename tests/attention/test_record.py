@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.parts import LinearConfig
+from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)

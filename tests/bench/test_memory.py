@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lit_attn.attention.chunked import WHOLE_UP_TO
-from lit_attn.attention.parts import LinearConfig, MixtureConfig, NoComposeConfig
+from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import blocks, memory
 from lit_attn.bench.__main__ import main

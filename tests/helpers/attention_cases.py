@@ -11,14 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from lit_attn.attention.parts import (
-    Compose,
-    LinearConfig,
-    MixtureConfig,
-    Normaliser,
-    Residual,
-    Similarity,
-)
+from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.parts import Compose, Normaliser, Residual, Similarity
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.parts import DotConfig, LinearConfig, MixedKeysConfig, MixtureConfig
+from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
+from lit_attn.attention.parts import DotConfig
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.diagnostics import Diagnostics

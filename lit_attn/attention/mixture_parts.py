@@ -1,0 +1,145 @@
+"""Configuration classes of the similarities with several keys per token (MGK, arXiv:2110.08678).
+
+Notation: n tokens, width d, H heads of width D = d / H; k_jr key r of token j, pi_r its weight.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from lit_attn.attention.parts import Similarity
+from lit_attn.schema.base import load
+
+if TYPE_CHECKING:
+    from lit_attn.attention.spec import AttentionSpec
+
+
+class MixedKeysConfig(Similarity):
+    """Several keys for every token (MGK section 2)."""
+
+    kind: str
+    keys: int = Field(2, ge=1, le=16, description="keys of every token, M")
+    source: Literal["projected", "shifted"] = Field(
+        "projected",
+        description="projected: a projection for each key (option A); shifted: one "
+        "projected key plus learned offsets (option B)",
+    )
+    prior: Literal["learned", "clamped", "m-step", "fixed"] = Field(
+        "learned",
+        description="weights pi_r of the keys; learned: softmax of parameters; clamped: parameters "
+        "clamped to [0, 1], as the released code; m-step: mean responsibility at every training "
+        "step (Soft-E); fixed: 1 / M",
+    )
+    prior_scope: Literal["head", "layer", "position"] = Field(
+        "head",
+        description="owner of a set of pi; head (paper), layer (released LRA code), or "
+        "every head and key position (released language model code)",
+    )
+    positions: int = Field(
+        256, ge=1, description="key positions with their own pi, for `prior_scope: position`"
+    )
+    responsibilities: Literal["attending", "all"] = Field(
+        "attending",
+        description="pairs of tokens that `prior: m-step` averages over; all includes "
+        "future keys, as the released code",
+    )
+    shift_init: Literal["normal", "released"] = Field(
+        "normal",
+        description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
+        "the others N(0, 1/4)",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_choices_without_effect(self) -> "MixedKeysConfig":
+        """Refuse a choice without effect: two cells would then compute the same."""
+        if self.source == "projected" and self.shift_init != "normal":
+            raise ValueError("shift_init: projected keys have no offsets")
+        if self.prior != "m-step" and self.responsibilities != "attending":
+            raise ValueError("responsibilities: only `prior: m-step` counts them")
+        if self.prior == "fixed" and self.prior_scope != "head":
+            raise ValueError("prior_scope: a fixed prior is the same everywhere")
+        if self.prior_scope != "position" and self.positions != 256:
+            raise ValueError("positions: only `prior_scope: position` has them")
+        return self
+
+    def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
+        return load("lit_attn.attention.reference:mixed_keys")(module, x, k)
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.positions if self.prior_scope == "position" else None
+
+
+class MixtureConfig(MixedKeysConfig):
+    """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
+
+    fast = "lit_attn.attention.mixture:Mixture"
+    formula = "lit_attn.attention.reference:mixture"
+    kind: Literal["mixture"] = "mixture"
+    kernel: Literal["gaussian", "dot"] = Field(
+        "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
+    )
+    assignment: Literal["soft", "hard"] = Field(
+        "soft", description="soft: log of the sum over keys; hard: the largest logit (Hard-E)"
+    )
+    variance: tuple[PositiveFloat, ...] | None = Field(
+        None,
+        description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
+        "paper's section 3.4, (1, 1/3) in the released language model code",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "MixtureConfig":
+        if self.variance is not None and len(self.variance) != self.keys:
+            raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
+        if self.variance is not None and self.kernel == "dot":
+            raise ValueError("variance: the dot kernel has none")
+        for key, default in (("prior", "learned"), ("prior_scope", "head")):
+            if self.assignment == "hard" and getattr(self, key) != default:
+                raise ValueError(f"{key}: the largest of the keys' logits is not weighted")
+        return self
+
+
+class LinearConfig(MixedKeysConfig):
+    """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
+
+    fast = "lit_attn.attention.linear:Linear"
+    kind: Literal["linear"] = "linear"
+    keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
+    mixing: Literal["after", "before"] = Field(
+        "after",
+        description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
+    )
+    features: Literal["plain", "sum-to-one"] = Field(
+        "plain",
+        description="sum-to-one: phi divided by its sum over the head's width (released LM code)",
+    )
+    divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
+        "sum",
+        description="divisor of the sum over keys; sum of the similarities (paper); scaled-sum: "
+        "that times sqrt(D) (released language model code); root-length: root of the number of "
+        "tokens (released LRA code)",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "LinearConfig":
+        if self.prior == "m-step":
+            raise ValueError("prior: responsibilities need the logits that linear keys never form")
+        return self
+
+    def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
+        return load("lit_attn.attention.reference:linear")(module, q, keys, seen, is_causal)
+
+    def check(self, layer: "AttentionSpec") -> None:
+        reason = "linear keys never form the logits"
+        if layer.compose.places():
+            raise ValueError(f"compose: {reason} that heads would be composed from")
+        if layer.normaliser.kind != "softmax":
+            raise ValueError(f"normaliser: {reason} that it would normalise")
+        if layer.zz:
+            raise ValueError(f"zz: {reason} that z_i.z_j would be added to")
+        if layer.window:
+            raise ValueError(f"window: {reason} that a window would mask")
+
+    def check_local_self_attention(self) -> None:
+        raise ValueError("linear keys never form the logits that it would mask")
