@@ -118,7 +118,7 @@ def test_word_models_generate_known_words(
     vocabulary = {*WORDS.split(), END_OF_LINE}
     assert set(text.split()) <= vocabulary
     message = error_of(capsys, words_run, "--prompt", "the zebra")
-    assert message == "--prompt: 'zebra' is none of the 9 words; write <unk> for it\n"
+    assert message == "--prompt: 'zebra' is not one of the 9 words; write <unk> for it\n"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_word_prompt_has_line_ends_only_where_written() -> None:
     assert encoder.prompt("a\nb") == [0, 2, 1]
     assert encoder.prompt("a <unk>") == [0, 3]
     assert encoder.prompt("") == []
-    with pytest.raises(ConfigError, match=r"'c' is none of the 1 words$"):
+    with pytest.raises(ConfigError, match=r"'c' is not one of the 1 words$"):
         WordEncoder(["a"]).prompt("a c")
 
 

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         if attn_head_dim is None and dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide a width of {dim}")
         if scale_norm:
-            raise ValueError("scale_norm has no meaning where the residual part is a choice")
+            raise ValueError("scale_norm is not supported; choose a residual part instead")
         if qk_norm and norm_layer is None:
             raise ValueError("qk_norm needs a norm_layer")
         self.spec.check_heads(num_heads)
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         Raises ValueError for a cache with a mask, without `is_causal`, or in training.
         """
         if cache is not None and (not is_causal or attn_mask is not None or self.training):
-            raise ValueError("a cache is for causal attention without a mask, after eval()")
+            raise ValueError("a cache needs causal attention without a mask, in evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache)
         heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:

@@ -55,11 +55,11 @@ class MixedKeysConfig(Similarity):
         if self.source == "projected" and self.shift_init != "normal":
             raise ValueError("shift_init: projected keys have no offsets")
         if self.prior != "m-step" and self.responsibilities != "attending":
-            raise ValueError("responsibilities: only `prior: m-step` counts them")
+            raise ValueError("responsibilities: has no effect without `prior: m-step`")
         if self.prior == "fixed" and self.prior_scope != "head":
-            raise ValueError("prior_scope: a fixed prior is the same everywhere")
+            raise ValueError("prior_scope: has no effect with `prior: fixed`")
         if self.prior_scope != "position" and self.positions != 256:
-            raise ValueError("positions: only `prior_scope: position` has them")
+            raise ValueError("positions: has no effect without `prior_scope: position`")
         return self
 
     def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
@@ -91,12 +91,12 @@ class MixtureConfig(MixedKeysConfig):
     @model_validator(mode="after")
     def _makes_sense(self) -> "MixtureConfig":
         if self.variance is not None and len(self.variance) != self.keys:
-            raise ValueError(f"variance: {len(self.variance)} given for {self.keys} keys")
+            raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
-            raise ValueError("variance: the dot kernel has none")
+            raise ValueError("variance: has no effect with `kernel: dot`")
         for key, default in (("prior", "learned"), ("prior_scope", "head")):
             if self.assignment == "hard" and getattr(self, key) != default:
-                raise ValueError(f"{key}: the largest of the keys' logits is not weighted")
+                raise ValueError(f"{key}: has no effect with `assignment: hard`")
         return self
 
 
@@ -133,13 +133,13 @@ class LinearConfig(MixedKeysConfig):
     def check(self, layer: "AttentionSpec") -> None:
         reason = "linear keys never form the logits"
         if layer.compose.places():
-            raise ValueError(f"compose: {reason} that heads would be composed from")
+            raise ValueError(f"compose: {reason} that it would compose")
         if layer.normaliser.kind != "softmax":
             raise ValueError(f"normaliser: {reason} that it would normalise")
         if layer.zz:
-            raise ValueError(f"zz: {reason} that z_i.z_j would be added to")
+            raise ValueError(f"zz: {reason} to which it would add z_i.z_j")
         if layer.window:
-            raise ValueError(f"window: {reason} that a window would mask")
+            raise ValueError(f"window: {reason} that it would mask")
 
     def check_local_self_attention(self) -> None:
         raise ValueError("linear keys never form the logits that it would mask")

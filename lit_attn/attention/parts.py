@@ -196,7 +196,7 @@ class DynamicConfig(Compose):
     @model_validator(mode="after")
     def _makes_sense(self) -> "DynamicConfig":
         if not (self.projection or self.gate):
-            raise ValueError("without projection and gate nothing is dynamic")
+            raise ValueError("needs `projection: true` or `gate: true`")
         return self
 
     def places(self) -> tuple[str, ...]:
@@ -295,7 +295,9 @@ class DifferentialConfig(Normaliser):
 
     def check_heads(self, heads: int) -> None:
         if heads % 2:
-            raise ValueError(f"normaliser: differential attention pairs heads, and {heads} is odd")
+            raise ValueError(
+                f"normaliser: differential attention needs an even number of heads, not {heads}"
+            )
 
 
 class Residual(Part, Kind):

@@ -206,7 +206,7 @@ def _check(options: argparse.Namespace) -> None:
         if name not in names:
             raise ConfigError(f"--presets: '{name}' is not a preset{suggest(name, names)}")
         if name.endswith(HALF_HEADS) and options.heads % 2:
-            raise ConfigError(f"--presets: '{name}': {options.heads} heads have no half")
+            raise ConfigError(f"--presets: '{name}': {options.heads} heads cannot be halved")
         similarity = PRESETS[name.removesuffix(HALF_HEADS).removesuffix(WINDOWS)].similarity
         if name.endswith(WINDOWS) and isinstance(similarity, LinearConfig):
             raise ConfigError(f"--presets: '{name}': linear keys have no windows")

@@ -51,7 +51,7 @@ class Materialised(Attention):
     ) -> Tensor:
         """(B, n, d) -> (B, n, d); ValueError for a mask or a cache, which no benchmark gives."""
         if attn_mask is not None or cache is not None:
-            raise ValueError("the materialised form is for benchmarks: no mask and no cache")
+            raise ValueError("the materialised form supports no mask and no cache")
         q, keys, v = self.project(x, rotary)
         n = x.shape[1]
         future = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1) if is_causal else None

@@ -52,5 +52,5 @@ class Diagnostics(Config):
         if len(set(self.kinds)) < len(self.kinds):
             raise ValueError("kinds: a kind is written twice")
         if not OF_SAMPLES & set(self.kinds) and self.samples != SAMPLES:
-            raise ValueError(f"samples: {' and '.join(self.kinds)} read weights and no samples")
+            raise ValueError(f"samples: {' and '.join(self.kinds)} use weights only, not samples")
         return self

@@ -90,8 +90,8 @@ class Experiment(Config):
         if (needed := sum(ramps.values())) > training.epochs:
             names = " + ".join(f"schedule.{name}" for name in ramps)
             raise ValueError(
-                f"epochs: {training.epochs}, and {names} takes {needed:g}; the fewest that will do "
-                f"are {math.ceil(needed)} (training.max_steps stops a trial before its last epoch)"
+                f"epochs: {training.epochs}, but {names} needs {needed:g}; choose at least "
+                f"{math.ceil(needed)} (training.max_steps stops a trial before its last epoch)"
             )
         return training
 

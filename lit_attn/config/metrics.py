@@ -65,11 +65,11 @@ class MetricChoice(Config):
         split, _, name = self.name.partition("/")
         is_evaluated = split in splits
         if is_evaluated and name.startswith("ema-") and experiment.training.ema is None:
-            raise ValueError(f"'{self.name}' is of averaged weights; set training.ema")
+            raise ValueError(f"'{self.name}' measures averaged weights; set training.ema")
         if info is None:
             raise ValueError(f"'{self.name}' is not measured{_hint(self.name, metrics)}")
         if self.selection == "best-validation" and not is_evaluated:
-            raise ValueError(f"'{self.name}' has no best validation: give it `selection: last`")
+            raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
         return Metric(

@@ -207,8 +207,8 @@ class Trapezoid(Schedule):
         down = round(self.warmdown * steps_per_epoch)
         if up + down > total:
             raise ConfigError(
-                f"schedule: {self.warmup} epochs of warm-up and {self.warmdown} of warm-down, "
-                f"training has {epochs}"
+                f"schedule: {self.warmup} epochs of warm-up and {self.warmdown} of warm-down "
+                f"exceed the {epochs} epochs of training"
             )
 
         def rate(step: int) -> float:
@@ -224,7 +224,9 @@ class Trapezoid(Schedule):
 def _steps(warmup: float, steps_per_epoch: int, epochs: int) -> tuple[int, int]:
     """Return the steps of the warm-up and of the training; ConfigError if the former are more."""
     if round(warmup * steps_per_epoch) > epochs * steps_per_epoch:
-        raise ConfigError(f"schedule.warmup: {warmup} epochs, training has {epochs}")
+        raise ConfigError(
+            f"schedule.warmup: {warmup} epochs exceed the {epochs} epochs of training"
+        )
     return round(warmup * steps_per_epoch), epochs * steps_per_epoch
 
 

@@ -225,7 +225,7 @@ def find_split_folders(path: Path) -> dict[str, Path]:
     ConfigError if train is missing, or both test and val.
     """
     if not (path / "train").is_dir():
-        raise ConfigError(f"data.path: {path / 'train'} is not a folder; it has to hold CLASS/*")
+        raise ConfigError(f"data.path: {path / 'train'} is not a folder; it must contain CLASS/*")
     names = [name for name in ("test", "val") if (path / name).is_dir()]
     if not names:
         raise ConfigError(

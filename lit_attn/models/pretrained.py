@@ -77,7 +77,7 @@ def load_gpt2(network: GPT, state: dict[str, Tensor], source: str = "weights") -
     expected = network.state_dict()
     for name, value in converted.items():
         if name not in expected:
-            raise ConfigError(f"{source}: has {name}, for which this model has no place")
+            raise ConfigError(f"{source}: has {name}, which this model lacks")
         if value.shape != expected[name].shape:
             raise ConfigError(
                 f"{source}: {name} has the shape {tuple(value.shape)}, this model needs "

@@ -65,13 +65,17 @@ def _require_metric(metric: Metric, task: TaskModule) -> None:
     split, _, name = metric.name.partition("/")
     splits = task.splits
     if split not in ("train", "evaluation", *splits):
-        raise ConfigError(f"metric: '{metric.name}': this data has {', '.join(splits)} to measure")
+        raise ConfigError(
+            f"metric: '{metric.name}': this data has these splits: {', '.join(splits)}"
+        )
     if metric.selection == "best-validation" and "val" not in splits:
-        raise ConfigError(f"metric: best-validation needs 'val/{name}', this data has no val")
+        raise ConfigError(
+            f"metric: best-validation needs 'val/{name}', but this data has no split val"
+        )
     if split not in splits:
         return
     if metric.averaged and task.average is None:
-        raise ConfigError(f"metric: '{metric.name}' is of averaged weights; set training.ema")
+        raise ConfigError(f"metric: '{metric.name}' measures averaged weights; set training.ema")
     bare, names = name.removeprefix("ema-"), task.metric_names(split)
     if bare not in names:
         raise ConfigError(

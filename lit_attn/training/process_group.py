@@ -64,12 +64,12 @@ def choose_device(accelerator: str, ranks: RankInfo) -> torch.device:
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("training.accelerator: cuda was asked for and there is no CUDA device")
+        raise ConfigError("training.accelerator: torch finds no CUDA device")
     if ranks.world_size == 1 or accelerator == "cpu":
         return torch.device(accelerator)
     if (visible := torch.cuda.device_count()) < ranks.ranks_per_node:
         raise ConfigError(
-            f"training.devices: {ranks.ranks_per_node} on this machine, and CUDA sees {visible}"
+            f"training.devices: {ranks.ranks_per_node} exceeds the {visible} visible CUDA devices"
         )
     torch.cuda.set_device(ranks.local_rank)
     return torch.device(accelerator, ranks.local_rank)

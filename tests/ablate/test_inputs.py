@@ -105,12 +105,12 @@ def test_images_of_an_npz_file_are_not_read(
 @pytest.mark.parametrize(
     ("kind", "second", "more", "absent"),
     [
-        ("folder", "test", GIVEN, "data.path: {} is not a folder; it has to hold CLASS/*"),
+        ("folder", "test", GIVEN, "data.path: {} is not a folder; it must contain CLASS/*"),
         (
             "image-folder",
             "val",
             "name: mine, size: 8, classes: 3",
-            "data.path: {} is not a folder; it has to hold CLASS/*",
+            "data.path: {} is not a folder; it must contain CLASS/*",
         ),
     ],
 )

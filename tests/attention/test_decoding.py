@@ -219,7 +219,7 @@ def test_a_cache_is_for_causal_inference() -> None:
         {"is_causal": True, "attn_mask": torch.ones(3, 3, dtype=torch.bool)},
     ]
     for arguments in cases:
-        with pytest.raises(ValueError, match="a cache is for causal attention without a mask"):
+        with pytest.raises(ValueError, match="a cache needs causal attention without a mask"):
             layer(tokens(3), cache=layer.new_cache(), **arguments)
     layer.train()
     with pytest.raises(ValueError, match=r"after eval\(\)"):

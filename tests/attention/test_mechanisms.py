@@ -169,12 +169,15 @@ def test_more_tokens_than_weights_per_position_are_refused() -> None:
         ({"similarity": "linear", "zz": "with"}, "zz: linear keys never form"),
         ({"similarity": "linear", "window": 4}, "window: linear keys never form"),
         ({"similarity": {"kind": "linear", "prior": "m-step"}}, "responsibilities need the logits"),
-        ({"similarity": {"kind": "mixture", "variance": [1]}}, "1 given for 2 keys"),
+        ({"similarity": {"kind": "mixture", "variance": [1]}}, "variance: has 1 values for 2 keys"),
         (
             {"similarity": {"kind": "mixture", "kernel": "dot", "variance": [1, 2]}},
-            "the dot kernel has none",
+            "variance: has no effect with `kernel: dot`",
         ),
-        ({"compose": {"kind": "query", "projection": False, "gate": False}}, "nothing is dynamic"),
+        (
+            {"compose": {"kind": "query", "projection": False, "gate": False}},
+            "needs `projection: true` or `gate: true`",
+        ),
         ({"compose": "queries"}, "did you mean 'query'"),
     ],
 )

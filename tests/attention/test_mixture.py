@@ -231,12 +231,18 @@ def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        ({"assignment": "hard", "prior": "m-step"}, "prior: the largest of the keys' logits"),
-        ({"assignment": "hard", "prior_scope": "layer"}, "prior_scope: the largest of the keys'"),
+        ({"assignment": "hard", "prior": "m-step"}, "prior: has no effect with `assignment: hard`"),
+        (
+            {"assignment": "hard", "prior_scope": "layer"},
+            "prior_scope: has no effect with `assignment: hard`",
+        ),
         ({"shift_init": "released"}, "shift_init: projected keys have no offsets"),
-        ({"responsibilities": "all"}, "responsibilities: only `prior: m-step`"),
-        ({"prior": "fixed", "prior_scope": "position"}, "prior_scope: a fixed prior"),
-        ({"positions": 512}, "positions: only `prior_scope: position`"),
+        ({"responsibilities": "all"}, "responsibilities: has no effect without"),
+        (
+            {"prior": "fixed", "prior_scope": "position"},
+            "prior_scope: has no effect with `prior: fixed`",
+        ),
+        ({"positions": 512}, "positions: has no effect without"),
     ],
 )
 def test_a_choice_without_effect_is_refused(choices: dict[str, object], reason: str) -> None:

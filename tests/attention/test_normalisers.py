@@ -74,7 +74,7 @@ def test_the_vectors_of_lambda_start_near_zero() -> None:
 
 
 def test_impossible_combinations_are_refused_with_a_reason() -> None:
-    with pytest.raises(ValueError, match="pairs heads, and 3 is odd"):
+    with pytest.raises(ValueError, match="needs an even number of heads, not 3"):
         attn_layer({"normaliser": "differential"})(DIM, 3)
     with pytest.raises(ValueError, match="normaliser: linear keys never form the logits"):
         AttentionSpec(similarity=LinearConfig(), normaliser=SigmoidConfig())

@@ -172,7 +172,7 @@ def test_every_length_has_a_table_with_its_conditions(
         ("attention --presets beleif", "did you mean 'belief'?"),
         (
             "attention --presets mgk/half-heads --heads 3",
-            "'mgk/half-heads': 3 heads have no half",
+            "'mgk/half-heads': 3 heads cannot be halved",
         ),
         ("attention --modes egaer", "did you mean 'eager'?"),
         ("attention --rounds 1", "an interquartile range needs at least 2"),

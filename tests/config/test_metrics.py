@@ -131,14 +131,17 @@ def test_a_cell_completes_its_metric() -> None:
         ("name: tset/accuracy", "'tset/accuracy' is not measured; did you mean 'test/accuracy'?"),
         ("name: accuracy", "'accuracy' is not measured; did you mean 'val/accuracy'?"),
         ("name: test/lss", "'test/lss' is not measured; did you mean 'test/loss'?"),
-        ("name: test/ema-accuracy", "'test/ema-accuracy' is of averaged weights; set training.ema"),
+        (
+            "name: test/ema-accuracy",
+            "'test/ema-accuracy' measures averaged weights; set training.ema",
+        ),
         (
             "name: train/tokens_per_second",
             "'train/tokens_per_second' is not measured; did you mean 'train/loss'?",
         ),
         (
             "{name: evaluation/seconds, selection: best-validation}",
-            "'evaluation/seconds' has no best validation: give it `selection: last`",
+            "'evaluation/seconds' is not evaluated on a split; set `selection: last`",
         ),
     ],
 )

@@ -74,7 +74,9 @@ def test_a_trapezoid_longer_than_training_is_refused() -> None:
 
 
 def test_warmup_beyond_training_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.warmup: 3\.0 epochs, training has 2"):
+    with pytest.raises(
+        ConfigError, match=r"schedule\.warmup: 3\.0 epochs exceed the 2 epochs of training"
+    ):
         Cosine(warmup=3).rate(1e-3, 10, 2)
 
 
@@ -135,7 +137,9 @@ def test_transformer_xls_rate_is_set_after_each_step() -> None:
 
 
 def test_a_warm_up_longer_than_training_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"schedule.warmup: 3.0 epochs, training has 2"):
+    with pytest.raises(
+        ConfigError, match=r"schedule.warmup: 3.0 epochs exceed the 2 epochs of training"
+    ):
         OneCycle(warmup=3).rate(1e-4, 10, 2)
 
 

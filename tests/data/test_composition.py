@@ -148,7 +148,7 @@ def test_the_grid_counts_every_task_by_itself() -> None:
     [
         ({"entities": 15}, "entities: 15 is odd, and opposites are pairs"),
         ({"entities": 18}, "entities: 18 cannot be divided into 4 classes of the same"),
-        ({"entities": 4, "classes": 2}, "entities: a question needs 6 different"),
+        ({"entities": 4, "classes": 2}, "entities: a question needs at least 6"),
         ({"accumulate": 5}, "accumulate: 5 does not divide the batch of 64"),
     ],
 )

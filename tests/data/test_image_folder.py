@@ -290,7 +290,7 @@ def test_uneven_shares_are_refused(folders: Path) -> None:
         ({"batch_size": 15, "augment": AUGMENT}, "15 images cannot be mixed in pairs"),
         ({"augment": {"policy": "autoaugment"}}, "should match pattern"),
         ({"augment": {"policy": "rand-m9", "jitter": 0.4}}, "drop one of them"),
-        ({"augment": {"area": [1.0, 0.5]}}, "area: from 1.0 to 0.5 is nothing"),
+        ({"augment": {"area": [1.0, 0.5]}}, "area: the range from 1.0 to 0.5 is empty"),
         ({"augment": {"mixpu": 0.5}}, "did you mean 'mixup'"),
     ],
 )

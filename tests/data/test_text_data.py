@@ -254,7 +254,7 @@ def test_text_shorter_than_a_sequence_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eval_stride": 9}, "eval_stride: 9 would leave tokens out; at most 8"),
+        ({"eval_stride": 9}, "eval_stride: 9 would skip tokens; choose at most 8"),
         ({"accumulate": 3}, "accumulate: 3 does not divide the batch of 4"),
     ],
 )

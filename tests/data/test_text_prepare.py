@@ -99,7 +99,7 @@ def test_a_complete_folder_and_another_recipe_are_refused(tmp_path: Path) -> Non
     (tmp_path / "begun").mkdir()
     progress = {"recipe": {"source": "other"}, "documents": 1, "splits": {}}
     (tmp_path / "begun" / "progress.json").write_text(json.dumps(progress))
-    with pytest.raises(ConfigError, match=r"was begun with \{'source': 'other'\}"):
+    with pytest.raises(ConfigError, match=r"was started with \{'source': 'other'\}"):
         ShardWriter(tmp_path / "begun", ByteEncoder(), RECIPE)
 
 

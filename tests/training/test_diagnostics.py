@@ -175,7 +175,7 @@ def test_linear_keys_have_no_attention_matrix(tmp_path: Path) -> None:
         ),
         (
             {"kinds": ["heads", "mixture"], "samples": 4},
-            "diagnostics: samples: heads and mixture read weights and no samples",
+            "diagnostics: samples: heads and mixture use weights only, not samples",
         ),
         ({"kinds": ["rank"], "samples": 0}, "diagnostics.samples: input should be greater than 0"),
         ([], "diagnostics.kinds: "),

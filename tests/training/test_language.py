@@ -304,8 +304,8 @@ def test_impossible_data_is_one_line(
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ({"name": "test/loss"}, "metric: 'test/loss': this data has val to measure"),
-        ({"name": "accuracy"}, "metric: 'accuracy': this data has val to measure"),
+        ({"name": "test/loss"}, "metric: 'test/loss': this data has these splits: val"),
+        ({"name": "accuracy"}, "metric: 'accuracy': this data has these splits: val"),
     ],
 )
 def test_a_metric_without_a_split_is_reported_before_training(

@@ -309,10 +309,10 @@ def test_mistakes_are_one_line(changes: dict[str, Any], message: str, root: Path
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("val/mIoU", "this data has test to measure"),
+        ("val/mIoU", "this data has these splits: test"),
         ("test/miou", "'miou' is not measured; did you mean 'mIoU'"),
         ("test/IoU:digit 10", "did you mean 'IoU:digit 1'"),
-        ("test/ema-mIoU", "is of averaged weights; set training.ema"),
+        ("test/ema-mIoU", "measures averaged weights; set training.ema"),
     ],
 )
 def test_an_unknown_metric_is_reported_before_training(name: str, message: str, root: Path) -> None:

@@ -55,7 +55,7 @@ class TimmAugmentation(Config):
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"{name}: from {low} to {high} is nothing")
+                raise ValueError(f"{name}: the range from {low} to {high} is empty")
         return self
 
     @property

@@ -86,5 +86,5 @@ class HeadCompositionConfig(TokenData):
                 "same size, 2 or more"
             )
         if self.entities < 2 * FACTS:
-            raise ValueError(f"entities: a question needs {2 * FACTS} different ones")
+            raise ValueError(f"entities: a question needs at least {2 * FACTS} entities")
         return self

@@ -116,7 +116,7 @@ class Tokens(TokenData):
     def _scores_all_tokens(self) -> Self:
         if self.eval_stride is not None and self.eval_stride > self.context:
             raise ValueError(
-                f"eval_stride: {self.eval_stride} would leave tokens out; at most {self.context}"
+                f"eval_stride: {self.eval_stride} would skip tokens; choose at most {self.context}"
             )
         return self
 

@@ -112,7 +112,7 @@ class TokenTransformer(Model):
             require_division("heads", "heads", self.heads, self.dim, of)
         require_heads(self.attention, self.heads)
         if any(self.windows) and self.attention.similarity.kind == "linear":
-            raise ValueError("windows: linear attention has none")
+            raise ValueError("windows: not supported by linear keys")
         if self.positions == "rotary" and self.width_of_heads % 2:
             raise ValueError(
                 f"positions: rotary needs heads of an even width, not {self.width_of_heads}"
@@ -153,7 +153,7 @@ class GPTConfig(TokenTransformer):
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             raise ValueError("cutoffs: must increase")
         if self.head == "adaptive" and self.vocabulary_multiple > 1:
-            raise ValueError("vocabulary_multiple: has no meaning for `head: adaptive`")
+            raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
         return self
 
     def check(self, signature: TokenSignature) -> None:

@@ -48,7 +48,7 @@ def evaluate(ids: list[int]) -> int:
         else:
             raise ValueError(f"{number} is not a token of an expression")
     if operations or len(stack[0]) != 1:
-        raise ValueError("not one whole expression")
+        raise ValueError("not one complete expression")
     return stack[0][0]
 
 

@@ -120,7 +120,7 @@ class ShardWriter:
             self.progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
             if self.progress["recipe"] != recipe:
                 raise ConfigError(
-                    f"{folder}: was begun with {self.progress['recipe']}, not {recipe}; choose "
+                    f"{folder}: was started with {self.progress['recipe']}, not {recipe}; choose "
                     "another --out, or delete it"
                 )
         self._truncate_uncounted()

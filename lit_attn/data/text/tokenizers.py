@@ -124,7 +124,7 @@ class WordEncoder:
         words = list(_words(text))
         if unknown := [word for word in words if word not in self.ids]:
             remedy = f"; write {UNKNOWN} for it" if UNKNOWN in self.ids else ""
-            raise ConfigError(f"'{unknown[0]}' is none of the {self.vocabulary:,} words{remedy}")
+            raise ConfigError(f"'{unknown[0]}' is not one of the {self.vocabulary:,} words{remedy}")
         return [self.ids[word] for word in (words if text.endswith("\n") else words[:-1])]
 
     def decode(self, ids: Iterable[int]) -> str:
