@@ -160,7 +160,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
         load_gpt2(model(), state)
 
     state = random_state() | {"transformer.h.2.ln_1.weight": torch.ones(DIM)}
-    with pytest.raises(ConfigError, match=r"has trunk.blocks.2.norm1.weight, for which"):
+    with pytest.raises(
+        ConfigError, match=r"has trunk.blocks.2.norm1.weight, which this model lacks"
+    ):
         load_gpt2(model(), state)
 
     with pytest.raises(ConfigError, match=r"'encoder.weight' is not a name of GPT-2's layout"):

@@ -49,7 +49,7 @@ def test_angles_equal_a_computation_by_hand() -> None:
 
 
 def test_odd_head_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="head width of 5 is odd"):
+    with pytest.raises(ValueError, match="an even head width, not 5"):
         rotary(torch.arange(3), 5)
 
 
