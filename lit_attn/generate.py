@@ -66,11 +66,10 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
             "language-modelling."
         )
 
-    from lit_attn.data.text.corpus import text_encoder
     from lit_attn.models.gpt import Sampling, continuation
 
     network = load_network(options.run, cell)
-    encoder = text_encoder(data)
+    encoder: Encoder = data.encoder()
     try:
         prompt = encoder.prompt(options.prompt)
     except ConfigError as error:

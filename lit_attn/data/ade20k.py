@@ -16,12 +16,9 @@ from torch.utils.data import Dataset
 
 from lit_attn.config.data.segmentation import (
     IGNORED,
-    SCENE_CLASSES,
     Scenery,
-    Scenes,
     require_scenery,
 )
-from lit_attn.data import scenes
 from lit_attn.data.loading import loader
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import SPLIT_SEED
@@ -52,7 +49,7 @@ class SceneryData(DataModule):
         super().__init__(data, seed, device)
         require_mmseg("data.kind")
         self.data = data
-        self.root = scenes.prepare(data) if isinstance(data, Scenes) else data.root
+        self.root = data.prepare()
         require_scenery(self.root)
         names = {folder: _names(self.root, folder) for folder in ("training", "validation")}
         held, kept = _hold_out(len(names["training"]), data.validation)
@@ -191,9 +188,9 @@ def _dataset(
         # Packing the paths into one array saves little memory and costs a second.
         "serialize_data": False,
     }
-    if not isinstance(data, Scenes):
+    if not data.class_names:
         return ADE20KDataset(**arguments)
-    metainfo = {"classes": SCENE_CLASSES, "palette": scenes.PALETTE}
+    metainfo = {"classes": data.class_names, "palette": data.palette}
     return BaseSegDataset(**arguments, metainfo=metainfo, reduce_zero_label=True)
 
 

@@ -46,7 +46,7 @@ def prepare(options: argparse.Namespace) -> None:
 
     from lit_attn.data.text.shards import ShardWriter
     from lit_attn.data.text.sources import SOURCES, Files, Source
-    from lit_attn.data.text.tokenizers import Encoder, WordEncoder, encoder
+    from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 
     if options.source == "text":
         if options.train is None or options.val is None:
@@ -67,7 +67,7 @@ def prepare(options: argparse.Namespace) -> None:
         encode = WordEncoder.of(training, None)
     else:
         chosen = config.Gpt2(folder=options.gpt2_folder) if name == "gpt2" else config.Bytes()
-        encode = encoder(chosen, ())
+        encode = chosen.encoder(())
     writer = ShardWriter(options.out, encode, {"source": options.source, "tokenizer": name})
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data.images import Cifar, Digits, Folder, Images, Npz, OwnImages
+from lit_attn.config.data.images import Cifar, Folder, Images, Npz, OwnImages
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -37,17 +37,9 @@ def load(data: Images) -> dict[str, Split]:
 
     Raises ConfigError naming the file or folder that is missing or malformed.
     """
-    if isinstance(data, Digits):
-        splits = _digits()
-    elif isinstance(data, Cifar):
-        splits = _cifar(data)
-    elif isinstance(data, Npz):
-        splits = _npz(data)
-    else:
-        assert isinstance(data, Folder)
-        splits = _folder(data)
+    splits: dict[str, Split] = data.read_splits()
     for name, split in splits.items():
-        _check(name, split, data)
+        check_split(name, split, data)
     if data.validation:
         if "val" in splits:
             raise ConfigError(HAS_VALIDATION)
@@ -58,16 +50,8 @@ def load(data: Images) -> dict[str, Split]:
     return splits
 
 
-def check_files(data: OwnImages) -> None:
-    """Raise the ConfigErrors of `load` that headers, labels and file names can reveal."""
-    if isinstance(data, Npz):
-        splits = _npz(data, headers=True)
-        for name, split in splits.items():
-            _check(name, split, data)
-        samples = len(splits["train"].labels)
-    else:
-        assert isinstance(data, Folder)
-        samples = len(_list_images(data)["train"])
+def check_epoch(data: OwnImages, samples: int) -> None:
+    """Raise ConfigError if an epoch of `samples` training images has no complete batch."""
     if data.drop_last and data.batch_size > data.epoch_length * (samples - data.validation):
         raise ConfigError(
             f"data.batch_size: {data.batch_size} is more than the "
@@ -102,7 +86,7 @@ def fingerprint(splits: dict[str, Split]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _digits() -> dict[str, Split]:
+def read_digits() -> dict[str, Split]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -115,7 +99,7 @@ def _digits() -> dict[str, Split]:
     return {name: Split(images[index], labels[index]) for name, index in parts.items()}
 
 
-def _cifar(data: Cifar) -> dict[str, Split]:
+def read_cifar(data: Cifar) -> dict[str, Split]:
     import torchvision
 
     kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
@@ -135,7 +119,7 @@ def _cifar(data: Cifar) -> dict[str, Split]:
     return splits
 
 
-def _npz(data: Npz, headers: bool = False) -> dict[str, Split]:
+def read_npz(data: Npz, headers: bool = False) -> dict[str, Split]:
     """Read the splits; with `headers` the images are placeholders without memory."""
     try:
         with data.path.open("rb") as file:
@@ -185,16 +169,16 @@ def _placeholder(archive: Any, name: str) -> NDArray[Any]:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _folder(data: Folder) -> dict[str, Split]:
+def read_folder(data: Folder) -> dict[str, Split]:
     splits = {}
-    for name, files in _list_images(data).items():
+    for name, files in list_images(data).items():
         images = [_read_image(path, data.size, data.channels) for path, _ in files]
         labels = np.asarray([label for _, label in files], dtype=np.int64)
         splits[name] = Split(np.stack(images), labels)
     return splits
 
 
-def _list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
+def list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
     """Return the images of every split, each with its label."""
     folders = find_split_folders(data.path)
     classes = _subfolders(data.path / "train")
@@ -253,7 +237,7 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
     return np.asarray(resized).reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def _check(name: str, split: Split, data: Images) -> None:
+def check_split(name: str, split: Split, data: Images) -> None:
     images, labels = split
     source = data.path if isinstance(data, OwnImages) else data.kind
     if len(images) != len(labels):

@@ -211,12 +211,12 @@ def test_headers_of_shards_are_read(folder: Path) -> None:
         path = folder / f"fineweb_train_{number:06d}.bin"
         path.write_bytes(header.tobytes() + np.full(30, number, dtype=np.uint16).tobytes())
     (folder / "train.bin").unlink()
-    train = corpus.load(shards(folder))["train"]
+    train = shards(folder).streams()["train"]
     assert train.read(0, len(train)).tolist() == [1] * 30 + [2] * 30
     header[2] = 31
     path.write_bytes(header.tobytes() + np.full(30, 2, dtype=np.uint16).tobytes())
     with pytest.raises(ConfigError, match="its header counts 31 tokens, its size 30"):
-        corpus.load(shards(folder))
+        shards(folder).streams()
 
 
 def test_shards_of_another_vocabulary_are_refused(folder: Path) -> None:
@@ -273,14 +273,14 @@ def test_paths_do_not_change_an_identity(folder: Path) -> None:
 def test_text_files_are_split_and_encoded(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("a line\n" * 20)
-    streams = corpus.load(TextFiles(name="lines", train=path, holdout=0.25))
+    streams = TextFiles(name="lines", train=path, holdout=0.25).streams()
     # Cut after a whole line, and each part's end is a token too.
     assert (len(streams["train"]), len(streams["val"])) == (15 * 7 + 1, 5 * 7 + 1)
     assert streams["val"].text_bytes == 35
     assert streams["val"].words == 15
     words = TextFiles(name="lines", train=path, val=path, tokenizer=Words(size=3))
-    assert len(corpus.load(words)["val"]) == 60
-    encoder = corpus.text_encoder(words)
+    assert len(words.streams()["val"]) == 60
+    encoder = words.encoder()
     assert encoder.decode(encoder.encode(["a line"])[0]) == "a line \n"
 
 
@@ -311,13 +311,13 @@ def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
 def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     with pytest.raises(ConfigError, match=r"text.txt: cannot be read: No such file"):
-        corpus.load(TextFiles(name="none", train=path))
+        TextFiles(name="none", train=path).streams()
     path.write_text("")
     with pytest.raises(ConfigError, match=r"text.txt: is empty"):
-        corpus.load(TextFiles(name="none", train=path))
+        TextFiles(name="none", train=path).streams()
     path.write_bytes(b"abc\xff")
     with pytest.raises(ConfigError, match=r"text.txt: not UTF-8 text \(byte 3\)"):
-        corpus.load(TextFiles(name="none", train=path))
+        TextFiles(name="none", train=path).streams()
 
 
 def test_pythons_text_is_the_same_for_all_seeds() -> None:

@@ -148,8 +148,8 @@ def test_micro_batches_make_up_the_batch() -> None:
 def test_written_files_contain_the_generated_samples(tmp_path: Path) -> None:
     chosen = ListOps(**SMALL, batch_size=8)
     labelled.write_listops(tmp_path, chosen)
-    read = labelled.load(chosen.model_copy(update={"folder": tmp_path}))
-    for split, samples in labelled.load(chosen).items():
+    read = chosen.model_copy(update={"folder": tmp_path}).read_samples()
+    for split, samples in chosen.read_samples().items():
         assert [s.label for s in samples] == [s.label for s in read[split]]
         assert [s.documents[0].tolist() for s in samples] == [
             s.documents[0].tolist() for s in read[split]
@@ -162,10 +162,10 @@ def test_a_wrong_label_in_a_file(tmp_path: Path) -> None:
             "Source\tTarget\n[MAX 1 2 ]\t2\n[MIN 1 2 ]\t2\n"
         )
     with pytest.raises(ConfigError, match=r"basic_train.tsv:3: the value is 1, not 2"):
-        labelled.load(ListOps(folder=tmp_path))
+        ListOps(folder=tmp_path).read_samples()
     (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
     with pytest.raises(ConfigError, match=r"basic_train.tsv: has no samples"):
-        labelled.load(ListOps(folder=tmp_path))
+        ListOps(folder=tmp_path).read_samples()
 
 
 def test_prepare_listops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from lit_attn.config.data.text import Bytes, Shards, Words
 from lit_attn.data import prepare
-from lit_attn.data.text import corpus, shards, sources
+from lit_attn.data.text import shards, sources
 from lit_attn.data.text.shards import ShardWriter
 from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
 from lit_attn.schema.errors import ConfigError
@@ -45,7 +45,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_written_shards_are_read_again(tmp_path: Path) -> None:
     write_all(tmp_path)
-    streams = corpus.load(Shards(name="x", folder=tmp_path, tokenizer=Bytes()))
+    streams = Shards(name="x", folder=tmp_path, tokenizer=Bytes()).streams()
     val = streams["val"]
     text = bytes(val.read(0, len(val)).tolist()).decode()
     assert text == "".join(f"document {n}\0" for n in range(0, 20, 4))
@@ -117,8 +117,8 @@ def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
     )
     assert np.fromfile(tmp_path / "train.bin", dtype=np.uint32).tolist() == [69_999, 1, 70_000]
     chosen = Shards(name="x", folder=tmp_path, tokenizer=Words(size=70_001))
-    assert corpus.load(chosen)["val"].read(0, 2).tolist() == [2, 70_000]
-    assert corpus.text_encoder(chosen).decode([69_999]) == "69999"
+    assert chosen.streams()["val"].read(0, 2).tolist() == [2, 70_000]
+    assert chosen.encoder().decode([69_999]) == "69999"
 
 
 def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,13 @@ class Images(Data):
     def build(self, seed: int, device: "torch.device") -> Any:
         return load("lit_attn.data.images:ImageData")(self, seed, device)
 
+    @abstractmethod
+    def read_splits(self) -> Any:
+        """Return the `lit_attn.data.sets.Split` of "train", "test" and, if it exists, "val".
+
+        Raises ConfigError naming the file or folder that is missing or malformed.
+        """
+
     @property
     def splits(self) -> tuple[str, ...]:
         return ("test", "val") if self.validation else ("test",)
@@ -92,6 +99,9 @@ class Digits(Images):
     def num_classes(self) -> int:
         return 10
 
+    def read_splits(self) -> Any:
+        return load("lit_attn.data.sets:read_digits")()
+
 
 class Cifar(Images):
     """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
@@ -110,6 +120,9 @@ class Cifar(Images):
     @property
     def num_classes(self) -> int:
         return int(self.kind.removeprefix("cifar"))
+
+    def read_splits(self) -> Any:
+        return load("lit_attn.data.sets:read_cifar")(self)
 
 
 class Cifar10(Cifar):
@@ -134,9 +147,16 @@ class OwnImages(Images):
     channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
     classes: PositiveInt = Field(description="number of classes")
 
+    @abstractmethod
+    def count_training_images(self) -> int:
+        """Check headers, labels and names of the files; return the number of training images.
+
+        Raises the ConfigErrors of `read_splits` that can be found without reading the images.
+        """
+
     def check_files(self) -> None:
         try:
-            load("lit_attn.data.sets:check_files")(self)
+            load("lit_attn.data.sets:check_epoch")(self, self.count_training_images())
         except ConfigError as error:
             if str(error).startswith("data."):
                 raise
@@ -163,8 +183,23 @@ class Folder(OwnImages):
 
     kind: Literal["folder"] = "folder"
 
+    def read_splits(self) -> Any:
+        return load("lit_attn.data.sets:read_folder")(self)
+
+    def count_training_images(self) -> int:
+        return len(load("lit_attn.data.sets:list_images")(self)["train"])
+
 
 class Npz(OwnImages):
     """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
 
     kind: Literal["npz"] = "npz"
+
+    def read_splits(self) -> Any:
+        return load("lit_attn.data.sets:read_npz")(self)
+
+    def count_training_images(self) -> int:
+        splits = load("lit_attn.data.sets:read_npz")(self, headers=True)
+        for name, split in splits.items():
+            load("lit_attn.data.sets:check_split")(name, split, self)
+        return len(splits["train"].labels)

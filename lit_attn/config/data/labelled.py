@@ -37,6 +37,13 @@ class Labelled(TokenData):
     def build(self, seed: int, device: "torch.device") -> Any:
         return load("lit_attn.data.text.labelled:LabelledData")(self, seed, device)
 
+    @abstractmethod
+    def read_samples(self) -> Any:
+        """Return the `lit_attn.data.text.labelled.Sample` list of "train", "val" and "test".
+
+        Raises ConfigError naming the file and line that is missing or malformed.
+        """
+
     @property
     @abstractmethod
     def num_classes(self) -> int:
@@ -80,6 +87,9 @@ class ListOps(Labelled):
         if self.folder is not None:
             names = [f"basic_{split}.tsv" for split in ("train", "val", "test")]
             require_files("data.folder", [self.folder / name for name in names])
+
+    def read_samples(self) -> Any:
+        return load("lit_attn.data.text.labelled:read_listops")(self)
 
     @property
     def num_classes(self) -> int:
@@ -125,6 +135,9 @@ class LabelledText(Labelled):
     def check_files(self) -> None:
         splits = ("train", "val", "test")
         require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
+
+    def read_samples(self) -> Any:
+        return load("lit_attn.data.text.labelled:read_labelled_text")(self)
 
     @property
     def num_classes(self) -> int:

@@ -78,8 +78,17 @@ class Scenery(Data):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; empty if they are known only to mmsegmentation."""
+        """Names of the classes; empty if they are ADE20K's, which mmsegmentation knows."""
         return ()
+
+    @property
+    def palette(self) -> tuple[tuple[int, int, int], ...]:
+        """Colours (red, green, blue; 0 to 255) of the classes that `class_names` lists."""
+        return ()
+
+    def prepare(self) -> Path:
+        """Return the folder of the images, which are written there first if they are generated."""
+        return self.root
 
 
 class Ade20k(Scenery):
@@ -142,6 +151,15 @@ class Scenes(Scenery):
     @property
     def class_names(self) -> tuple[str, ...]:
         return SCENE_CLASSES
+
+    @property
+    def palette(self) -> tuple[tuple[int, int, int], ...]:
+        palette: tuple[tuple[int, int, int], ...] = load("lit_attn.data.scenes:PALETTE")
+        return palette
+
+    def prepare(self) -> Path:
+        folder: Path = load("lit_attn.data.scenes:prepare")(self)
+        return folder
 
 
 def require_scenery(root: Path) -> None:

@@ -1,8 +1,9 @@
 """Data for language modelling: texts, tokenizers, and how batches are cut from the tokens."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -21,10 +22,24 @@ IGNORED = -100
 class Tokenizer(Kind):
     """Family of the tokenizers: how text becomes token ids."""
 
+    is_byte_level: ClassVar[bool] = False
+    """True if every token, except the end of a document, is one byte."""
+
+    is_word_level: ClassVar[bool] = False
+    """True if every token is a word, so that the vocabulary comes from the training text."""
+
     @property
     @abstractmethod
     def vocabulary(self) -> int:
         """Number of token ids (exclusive upper bound)."""
+
+    @abstractmethod
+    def encoder(self, training: Iterable[str]) -> Any:
+        """Return the `lit_attn.data.text.tokenizers.Encoder`; it may learn from the texts."""
+
+    def encoder_of_shards(self, folder: Path) -> Any:
+        """Return the encoder of shards in `folder`, which may contain a vocabulary."""
+        return self.encoder(())
 
     def check_files(self) -> None:
         """Raise ConfigError if a file is missing."""
@@ -34,10 +49,14 @@ class Bytes(Tokenizer):
     """UTF-8 bytes; a document ends with byte 0."""
 
     kind: Literal["bytes"] = "bytes"
+    is_byte_level = True
 
     @property
     def vocabulary(self) -> int:
         return 256
+
+    def encoder(self, training: Iterable[str]) -> Any:
+        return load("lit_attn.data.text.tokenizers:ByteEncoder")()
 
 
 class Gpt2(Tokenizer):
@@ -60,6 +79,9 @@ class Gpt2(Tokenizer):
     def vocabulary(self) -> int:
         return 50_257
 
+    def encoder(self, training: Iterable[str]) -> Any:
+        return load("lit_attn.data.text.tokenizers:Gpt2Encoder")(self.folder)
+
 
 class Words(Tokenizer):
     """Words between white space, as in WikiText and the Penn Treebank; a line ends with <eos>.
@@ -69,11 +91,18 @@ class Words(Tokenizer):
     """
 
     kind: Literal["words"] = "words"
+    is_word_level = True
     size: PositiveInt = Field(description="words in the vocabulary, <eos> included")
 
     @property
     def vocabulary(self) -> int:
         return self.size
+
+    def encoder(self, training: Iterable[str]) -> Any:
+        return load("lit_attn.data.text.tokenizers:WordEncoder").of(training, self.size)
+
+    def encoder_of_shards(self, folder: Path) -> Any:
+        return load("lit_attn.data.text.corpus:read_vocabulary")(folder)
 
 
 class Tokens(TokenData):
@@ -109,6 +138,22 @@ class Tokens(TokenData):
     def build(self, seed: int, device: "torch.device") -> Any:
         return load("lit_attn.data.text.batches:TextData")(self, seed, device)
 
+    def texts(self) -> dict[str, list[tuple[str, str]]]:
+        """Return (name, text) of every document of every split; raise ConfigError as `streams`."""
+        raise ConfigError(f"data.kind: '{self.kind}' has tokens and no text")
+
+    def streams(self) -> Any:
+        """Return the `lit_attn.data.text.stream.Stream` of "train", "val" and perhaps "test".
+
+        Raises ConfigError naming the file that is missing, empty or malformed.
+        """
+        return load("lit_attn.data.text.corpus:encode_texts")(self, self.texts())
+
+    def encoder(self) -> Any:
+        """Return the encoder between text and token ids."""
+        training = self.texts()["train"] if self.tokenizer.is_word_level else []
+        return self.tokenizer.encoder(text for _, text in training)
+
     def check_files(self) -> None:
         self.tokenizer.check_files()
 
@@ -143,6 +188,11 @@ class PythonText(Tokens):
             raise ValueError("tokenizer: this text is read as bytes")
         return self
 
+    def texts(self) -> dict[str, list[tuple[str, str]]]:
+        texts: dict[str, list[tuple[str, str]]]
+        texts = load("lit_attn.data.text.corpus:read_python_text")(self)
+        return texts
+
 
 class NamedTokens(Tokens):
     """Text of the user; `name` stands for it in identities and tables."""
@@ -175,6 +225,11 @@ class TextFiles(NamedTokens):
     def splits(self) -> tuple[str, ...]:
         return ("val",) if self.test is None else ("test", "val")
 
+    def texts(self) -> dict[str, list[tuple[str, str]]]:
+        texts: dict[str, list[tuple[str, str]]]
+        texts = load("lit_attn.data.text.corpus:read_text_files")(self)
+        return texts
+
 
 class Shards(NamedTokens):
     """Files of token ids in `folder`: train*.bin, val*.bin and, optionally, test*.bin.
@@ -190,6 +245,12 @@ class Shards(NamedTokens):
     def check_files(self) -> None:
         super().check_files()
         try:
-            load("lit_attn.data.text.shards:streams")(self.folder, self.tokenizer.vocabulary)
+            self.streams()
         except ConfigError as error:
             raise ConfigError(f"data.folder: {error}") from error
+
+    def streams(self) -> Any:
+        return load("lit_attn.data.text.shards:streams")(self.folder, self.tokenizer.vocabulary)
+
+    def encoder(self) -> Any:
+        return self.tokenizer.encoder_of_shards(self.folder)

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, Bytes, Tokens, Words
+from lit_attn.config.data.text import IGNORED, Tokens
 from lit_attn.data.module import EvaluationLoader, TextMeasure, TokenDataModule, numpy_generator
-from lit_attn.data.text import corpus
 from lit_attn.data.text.stream import Stream
 from lit_attn.schema.errors import ConfigError
 
@@ -30,7 +29,7 @@ class TextData(TokenDataModule):
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.streams = corpus.load(data)
+        self.streams: dict[str, Stream] = data.streams()
         self.splits = [name for name in ("val", "test") if name in self.streams]
         for name, stream in self.streams.items():
             needed = data.context + 1 if name == "train" else 2
@@ -90,10 +89,10 @@ class TextData(TokenDataModule):
         """Return how much text the evaluated tokens of `split` stand for."""
         stream = self.evaluated(split)
         tokens, text_bytes = len(stream) - 1, stream.text_bytes
-        if text_bytes is None and isinstance(self.data.tokenizer, Bytes):
+        if text_bytes is None and self.data.tokenizer.is_byte_level:
             # `eval_tokens` cut the split: every token but an end of a document is a byte.
             text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
-        words = None if isinstance(self.data.tokenizer, Words) else stream.words
+        words = None if self.data.tokenizer.is_word_level else stream.words
         return TextMeasure(
             None if text_bytes is None else text_bytes / tokens,
             None if words is None else words / tokens,

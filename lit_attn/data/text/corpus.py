@@ -6,10 +6,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_attn.config.data.text import PythonText, Shards, TextFiles, Tokens, Words
+from lit_attn.config.data.text import PythonText, TextFiles, Tokens
 from lit_attn.data.text import shards
 from lit_attn.data.text.stream import Source, Stream
-from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words, encoder
+from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.schema.errors import ConfigError
 
 # Parts of the standard library's folder that are not its source, and files of one build of Python.
@@ -17,27 +17,16 @@ LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-
 BUILD_SPECIFIC = "_sysconfigdata"
 
 
-def load(data: Tokens) -> dict[str, Stream]:
-    """Return the splits of `data`: "train", "val" and, if there is one, "test".
-
-    Raises ConfigError naming the file that is missing, empty or malformed.
-    """
-    if isinstance(data, Shards):
-        return shards.streams(data.folder, data.tokenizer.vocabulary)
-    texts = _texts(data)
-    encode = text_encoder(data, texts)
+def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[str, Stream]:
+    """Return the token streams of `texts`, the (name, text) of every document of every split."""
+    training = texts["train"] if data.tokenizer.is_word_level else []
+    encode: Encoder = data.tokenizer.encoder(text for _, text in training)
     return {split: _stream(documents, encode) for split, documents in texts.items()}
 
 
-def text_encoder(data: Tokens, texts: dict[str, list[tuple[str, str]]] | None = None) -> Encoder:
-    """Return the encoder between text and the ids of `data`; `texts` saves reading them again."""
-    if isinstance(data, Shards):
-        if isinstance(data.tokenizer, Words):
-            path = data.folder / shards.VOCABULARY
-            return WordEncoder(read_text(path).splitlines())
-        return encoder(data.tokenizer, ())
-    training = (texts or _texts(data))["train"] if isinstance(data.tokenizer, Words) else []
-    return encoder(data.tokenizer, (text for _, text in training))
+def read_vocabulary(folder: Path) -> WordEncoder:
+    """Return the encoder of the words that `lit_attn.data.prepare` wrote beside the shards."""
+    return WordEncoder(read_text(folder / shards.VOCABULARY).splitlines())
 
 
 def read_text(path: Path) -> str:
@@ -53,14 +42,16 @@ def read_text(path: Path) -> str:
     return text
 
 
-def _texts(data: Tokens) -> dict[str, list[tuple[str, str]]]:
-    """Return (name, text) of every document of every split."""
-    if isinstance(data, PythonText):
-        texts: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
-        for name, text in python_documents(data.parts):
-            texts[split_of(name)].append((name, text))
-        return texts
-    assert isinstance(data, TextFiles)
+def read_python_text(data: PythonText) -> dict[str, list[tuple[str, str]]]:
+    """Return (name, text) of Python's own documents in every split."""
+    texts: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
+    for name, text in python_documents(data.parts):
+        texts[split_of(name)].append((name, text))
+    return texts
+
+
+def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
+    """Return (path, text) of every split; without `val`, the end of the training text is it."""
     paths = {"train": data.train, "val": data.val, "test": data.test}
     texts = {
         split: [(str(path), read_text(path))] for split, path in paths.items() if path is not None

@@ -47,7 +47,7 @@ class LabelledData(TokenDataModule):
     def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.samples = load(data)
+        self.samples: dict[str, list[Sample]] = data.read_samples()
         self.splits = ["val", "test"]
         self.per_pass = len(self.samples["train"]) // data.batch_size
         if not self.per_pass:
@@ -117,14 +117,16 @@ def write_listops(folder: Path, data: ListOps) -> None:
         write_atomic(folder / f"basic_{split}.tsv", "Source\tTarget\n" + "".join(lines))
 
 
-def load(data: Labelled) -> dict[str, list[Sample]]:
+def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     """Return every split's samples; raise ConfigError naming a malformed file and line."""
-    if isinstance(data, ListOps):
-        if data.folder is None:
-            return _generated(data)
-        folder = data.folder
-        return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
-    assert isinstance(data, LabelledText)
+    if data.folder is None:
+        return _generated(data)
+    folder = data.folder
+    return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
+
+
+def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
+    """Return every split's samples; raise ConfigError naming a malformed file and line."""
     return {split: _labelled_text(data.folder / f"{split}.tsv", data) for split in SPLITS}
 
 

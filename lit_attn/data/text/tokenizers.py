@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config.data import text as config
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,16 +138,6 @@ class WordEncoder:
         if number is None:
             raise ConfigError(f"'{word}' is not in the vocabulary, which has no {UNKNOWN} either")
         return number
-
-
-def encoder(chosen: config.Tokenizer, training: Iterable[str]) -> Encoder:
-    """Return the encoder that `chosen` describes; a word encoder reads the texts of `training`."""
-    if isinstance(chosen, config.Words):
-        return WordEncoder.of(training, chosen.size)
-    if isinstance(chosen, config.Gpt2):
-        return Gpt2Encoder(chosen.folder)
-    assert isinstance(chosen, config.Bytes)
-    return ByteEncoder()
 
 
 def count_words(text: str) -> int:
