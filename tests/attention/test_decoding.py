@@ -222,7 +222,7 @@ def test_a_cache_is_for_causal_inference() -> None:
         with pytest.raises(ValueError, match="a cache needs causal attention without a mask"):
             layer(tokens(3), cache=layer.new_cache(), **arguments)
     layer.train()
-    with pytest.raises(ValueError, match=r"after eval\(\)"):
+    with pytest.raises(ValueError, match="in evaluation mode"):
         layer(tokens(3), is_causal=True, cache=layer.new_cache())
 
 
