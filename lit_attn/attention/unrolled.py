@@ -1,9 +1,10 @@
 """Dynamic composition across heads written out head by head, for compiled code on a CPU.
 
 Compiled, it is one pass over the tensor: all sums over heads and ranks of one position are fused.
-At 12 heads, 65 tokens and batch 128 a whole block takes 1.87 instead of 2.04 times timm's time, and
-1.80 instead of 2.68 times its memory. A gradient written out in the same way took as long there
-and 2.07 times the memory. Uncompiled it is slower than the products of lit_attn.attention.compose.
+At 12 heads, 65 tokens and batch 128 a block takes 1.76 times timm's time and 1.80 times its memory
+(reports/evidence/bench/attention-cpu-65-compiled.md); the products of lit_attn.attention.compose
+take 2.0 and 2.68 times. A gradient written out in the same way is no faster and needs 2.07 times
+the memory. Uncompiled, this form is slower than the products.
 
 Shapes: B batch, c queries, m keys, H heads, R rank, n the tokens of one side (c or m).
 """
