@@ -256,6 +256,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 .caption strong { color: var(--ink); }
 th, td { padding: .34rem .5rem; text-align: right; white-space: nowrap; font-weight: 400; }
 th:first-child, table.settings *, table.index * { text-align: left; }
+table.index td:nth-child(2) { white-space: normal; min-width: 16rem; }
 thead th { border-top: 2px solid var(--ink); border-bottom: 1px solid var(--ink);
   font-weight: 600; white-space: normal; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
