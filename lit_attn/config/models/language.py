@@ -108,8 +108,8 @@ class TokenTransformer(Model):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.head_dim is None:
-            of = f"dim {self.dim}, and there is no head_dim"
-            require_division("heads", "heads", self.heads, self.dim, of)
+            width = f"dim {self.dim}, and there is no head_dim"
+            require_division("heads", "heads", self.heads, self.dim, width)
         require_heads(self.attention, self.heads)
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: not supported by linear keys")
