@@ -5,8 +5,7 @@ float64 on a CPU, for a smaller model; the loop around them is the recorder's. I
 labels are random numbers. Three values that the DCMHA paper changes keep those of big_vision here:
 beta2 is 0.999, the rate ends at 0, and no tanh layer precedes the head on either side. PyTorch adds
 1e-6 to the norm when it clips gradients, so gradients differ by that part.
-Record it with `PYTHONPATH=tests python -m released.big_vision CLONE`, where jax, flax, optax and
-ml_collections must be installed.
+Recording needs jax, flax, optax and ml_collections.
 """
 
 import math
@@ -20,9 +19,11 @@ import torch
 from helpers import digit_folders
 
 from released import vision
-from released.recording import Arrays, Clone, Tensors, generator, initial_values, sample, save
+from released.record import Clone
+from released.recording import Arrays, Tensors, generator, initial_values, rename, sample
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
 TOLERANCES = {"loss": 1e-7, "gradient": 1e-5, "change": 1e-5, "sample": 1e-6, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2
@@ -62,12 +63,13 @@ def shapes() -> dict[str, tuple[int, ...]]:
     }
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
     import flax.training.checkpoints
     import jax
     import optax
 
+    seed = int(run)
     jax.config.update("jax_enable_x64", True)
     for name in ("tensorflow", "tensorflow.io", "tensorflow.io.gfile"):
         sys.modules[name] = ModuleType(name)
@@ -175,7 +177,7 @@ def replay(run: str, folder: Path) -> Replay:
 def released_names(ours: Tensors) -> Tensors:
     """Rename and transpose this project's parameters, and cut q, k and v and the heads apart."""
     renamed = {}
-    for name, tensor in vision.rename(
+    for name, tensor in rename(
         ours,
         [
             ("patch_embed.proj.", "embedding."),
@@ -204,8 +206,3 @@ def released_names(ours: Tensors) -> Tensors:
             heads = path.endswith("/out/kernel")
             renamed[path] = tensor.unflatten(0, (HEADS, -1)) if heads else tensor
     return renamed
-
-
-if __name__ == "__main__":
-    source = Clone(Path(sys.argv[1]), "google-research/big_vision", "0127fb6")
-    save("big_vision", source, {str(seed): record(source, seed) for seed in (0, 1)})

@@ -3,12 +3,10 @@
 The script is main.py itself with the released options but the growing images, in float64 on a CPU,
 with stochastic depth, MixUp and CutMix, for a smaller model. Augmented images are random numbers.
 Growing images are not covered: they change the released positions (docs/setups.md, section 5).
-Record it with `PYTHONPATH=tests python -m released.local_vit CLONE`.
 """
 
 import sys
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +18,20 @@ from helpers import digit_folders
 from timm.data import Mixup
 
 from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.record import Clone
+from released.recording import (
+    Arrays,
+    Recorder,
+    Tensors,
+    cut,
+    fill,
+    generator,
+    rename,
+    shared_draws,
+)
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-8, "sample": 1e-8}
 EPOCHS, EPOCH_STEPS, BATCH, SIDE, WIDTH, DEPTH, HEADS = 3, 7, 4, 48, 24, 3, 3
@@ -55,8 +64,9 @@ def seed_mixing(seed: int, step: int) -> None:
     np.random.seed(int(generator("mix", seed, step).integers(2**32)))
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     for name in ("datasets", "samplers"):
         sys.modules[name] = ModuleType(name)
@@ -157,26 +167,6 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters, and cut q, k and v apart."""
-    renamed = vision.rename(ours, [(".mlp.fc", ".conv.fc"), (".mlp.conv.", ".conv.conv.0.")])
-    for name in [name for name in renamed if name.endswith(".attn.qkv.weight")]:
-        for letter, part in zip("qkv", renamed.pop(name).chunk(3), strict=True):
-            renamed[name.replace(".qkv.", f".to{letter}.")] = part
+    renamed = rename(ours, [(".mlp.fc", ".conv.fc"), (".mlp.conv.", ".conv.conv.0.")])
+    cut(renamed, ".attn.qkv.", [".attn.toq.", ".attn.tok.", ".attn.tov."])
     return renamed
-
-
-def record_apart(arguments: tuple[str, int]) -> tuple[str, Arrays]:
-    """Record a run in a process of its own, since the released modules keep state."""
-    folder, seed = arguments
-    return str(seed), record(Clone(Path(folder), REPOSITORY, COMMIT), seed)
-
-
-REPOSITORY, COMMIT = "BorealisAI/efficient-vit-training", "86e7ca7"
-
-if __name__ == "__main__":
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        jobs = [(sys.argv[1], seed) for seed in (0, 1)]
-        save(
-            "local_vit",
-            Clone(Path(sys.argv[1]), REPOSITORY, COMMIT),
-            dict(pool.map(record_apart, jobs, 1)),
-        )

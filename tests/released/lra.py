@@ -1,14 +1,12 @@
 """The Long Range Arena code of transformer-mgk, and the lra_* experiments.
 
 The script is run_tasks.py itself, in float64 on a CPU, with dropout, short padded sequences and a
-short schedule. Record it with `PYTHONPATH=tests python -m released.lra CLONE`, in which gpytorch
-(the released distance function) must be installed.
+short schedule. Recording needs gpytorch (the released distance function).
 """
 
 import sys
 import tempfile
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +14,11 @@ from unittest.mock import patch
 
 import torch
 
-from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, cut, generator, rename, shared_draws
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
 EXPERIMENT = "experiments/lra_listops.yaml, experiments/lra_retrieval.yaml"
 TOLERANCES = {"loss": 1e-10, "gradient": 1e-8, "change": 1e-7, "sample": 1e-7}
 STEPS, WARMUP, BATCH, CONTEXT, HEADS = 24, 8, 4, 20, 2
@@ -94,11 +93,6 @@ def record(clone: Clone, run: str) -> Arrays:
     options += ["--eval_frequency", str(STEPS), "--num_eval_steps", "1"]
     recorder = Recorder()
 
-    def prepare(model: torch.nn.Module) -> torch.nn.Module:
-        fill(model, seed)
-        recorder.attach(model)
-        return model
-
     def same(tensor: Any, *_: Any, **__: Any) -> Any:
         return tensor
 
@@ -121,7 +115,7 @@ def record(clone: Clone, run: str) -> Arrays:
             },
             {
                 "LRADataset": lambda *_: Examples(seed, 2 if task == "retrieval" else 1),
-                "PREPARE": prepare,
+                "PREPARE": recorder.start_from(seed),
             },
         )
     return recorder.arrays()
@@ -167,7 +161,7 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters, and cut q, k and v apart."""
-    renamed = vision.rename(
+    renamed = rename(
         ours,
         [
             ("trunk.tokens.", "model.embeddings.word_embeddings."),
@@ -183,10 +177,7 @@ def released_names(ours: Tensors) -> Tensors:
             ("classifier.", "seq_classifer.mlpblock."),
         ],
     )
-    for name in [name for name in renamed if ".attn.qkv." in name]:
-        parts = renamed.pop(name).chunk(3)
-        for letter, part in zip("qkv", parts, strict=True):
-            renamed[name.replace(".attn.qkv.", f".mha.W_{letter}.")] = part
+    cut(renamed, ".attn.qkv.", [".mha.W_q.", ".mha.W_k.", ".mha.W_v."])
     for name in renamed:
         if name.endswith(".mha.attn.pi"):
             renamed[name] = renamed[name].flatten()
@@ -194,21 +185,3 @@ def released_names(ours: Tensors) -> Tensors:
             # Subtracted from the key there, added to it here.
             renamed[name] = -renamed[name]
     return renamed
-
-
-def record_apart(arguments: tuple[str, str]) -> tuple[str, Arrays]:
-    """Record a run in a process of its own, since the released modules keep state."""
-    folder, run = arguments
-    return run, record(Clone(Path(folder), REPOSITORY, COMMIT), run)
-
-
-REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
-
-if __name__ == "__main__":
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        jobs = [(sys.argv[1], run) for run in RUNS]
-        save(
-            "lra",
-            Clone(Path(sys.argv[1]), REPOSITORY, COMMIT),
-            dict(pool.map(record_apart, jobs, 1)),
-        )

@@ -5,14 +5,12 @@ narrower model, a smaller vocabulary and a shorter schedule. Positions stay in f
 fills whole segments, since only the released script trains on a shorter last one. The released
 layer ignores --update_mode and always trains smgk-hard; for the case mgk, one more replacement
 passes the option on to its attention.
-Record it with `PYTHONPATH=tests python -m released.mgk_language_model CLONE`.
 """
 
 import contextlib
 import json
 import pdb
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,10 +19,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, generator, rename, shared_draws
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
 EXPERIMENT = "experiments/wikitext103_mgk.yaml"
 TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
 STEPS, WARMUP, BATCH, CONTEXT, VOCABULARY, CUTOFFS = 24, 6, 3, 10, 100, [30, 50, 80]
@@ -107,11 +106,6 @@ def record(clone: Clone, run: str) -> Arrays:
     )
     recorder = Recorder()
 
-    def prepare(model: torch.nn.Module) -> torch.nn.Module:
-        fill(model, seed)
-        recorder.attach(model)
-        return model
-
     def iterator(_: str, batch: int, context: int, **options: Any) -> Any:
         text = torch.from_numpy(tokens(seed))
         return reader.LMOrderedIterator(text, batch, context, **options)
@@ -145,7 +139,7 @@ def record(clone: Clone, run: str) -> Arrays:
                 "get_lm_corpus": lambda *_: SimpleNamespace(
                     vocab=range(VOCABULARY), get_iterator=iterator
                 ),
-                "PREPARE": prepare,
+                "PREPARE": recorder.start_from(seed),
             },
         )
     return recorder.arrays()
@@ -187,7 +181,7 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters; columns of rarer words stand in reversed order there."""
-    renamed = vision.rename(
+    renamed = rename(
         ours,
         [
             ("trunk.tokens.", "word_emb.emb_layers.0."),
@@ -218,21 +212,3 @@ def released_names(ours: Tensors) -> Tensors:
         for number, prior in enumerate(renamed.pop(name)):
             renamed[f"{layer}.dec_attn.pi{number}"] = prior[:, None, None]
     return renamed
-
-
-def record_apart(arguments: tuple[str, str]) -> tuple[str, Arrays]:
-    """Record a run in a process of its own, since the released modules keep state."""
-    folder, run = arguments
-    return run, record(Clone(Path(folder), REPOSITORY, COMMIT), run)
-
-
-REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
-
-if __name__ == "__main__":
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        jobs = [(sys.argv[1], run) for run in RUNS]
-        save(
-            "mgk_language_model",
-            Clone(Path(sys.argv[1]), REPOSITORY, COMMIT),
-            dict(pool.map(record_apart, jobs, 1)),
-        )

@@ -2,7 +2,6 @@
 
 The script is train_gpt2.py itself as one process, in float64 on a CPU, with a smaller model and its
 own reader of token shards.
-Record it with `PYTHONPATH=tests python -m released.modded_nanogpt CLONE`.
 """
 
 import os
@@ -15,10 +14,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
-from released.vision import rename
 
+REPOSITORY, COMMIT, RUNS = "KellerJordan/modded-nanogpt", "632bbe4f", ["0", "2"]
 EXPERIMENT = "experiments/fineweb_gpt2.yaml"
 # Seed 1 is left out. In its fifth step a scaled weight lies very near a tie of e5m2: rounding it in
 # float64, as the released code does here, and through float32, as torch does, differ.
@@ -36,15 +36,11 @@ def write_shards(folder: Path, seed: int) -> None:
         (folder / f"{split}.bin").write_bytes(data)
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     recorder = Recorder()
-
-    def prepare(model: torch.nn.Module) -> torch.nn.Module:
-        fill(model, seed)
-        recorder.attach(model)
-        return model
 
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         write_shards(Path(folder), seed)
@@ -80,7 +76,7 @@ def record(clone: Clone, seed: int) -> Arrays:
                     "DDP(model, device_ids=[ddp_local_rank])": "DDP(model)",
                     "torch.cuda.synchronize()": "",
                 },
-                {"PREPARE": prepare},
+                {"PREPARE": recorder.start_from(seed)},
             )
     return recorder.arrays()
 
@@ -130,8 +126,3 @@ def released_names(ours: Tensors) -> Tensors:
         q, k, v = renamed[name].unflatten(0, (3, HEADS, 2, WIDTH // HEADS // 2)).unbind()
         renamed[name] = torch.stack([q.flip(1), k.flip(1), v]).flatten(0, 3)
     return renamed
-
-
-if __name__ == "__main__":
-    source = Clone(Path(sys.argv[1]), "KellerJordan/modded-nanogpt", "632bbe4f")
-    save("modded_nanogpt", source, {str(seed): record(source, seed) for seed in (0, 2)})

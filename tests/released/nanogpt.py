@@ -1,18 +1,18 @@
 """nanoGPT's training loop, and experiments/openwebtext_gpt2.yaml.
 
 The loop is train.py itself, in float64 on a CPU, with a smaller model and a shorter schedule.
-Record it with `PYTHONPATH=tests python -m released.nanogpt CLONE`.
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT, RUNS = "karpathy/nanoGPT", "3adf61e", ["0", "1"]
 EXPERIMENT = "experiments/openwebtext_gpt2.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 """Largest allowed relative difference of each quantity."""
@@ -38,8 +38,9 @@ def batch(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     recorder = Recorder(ACCUMULATE)
     count = 0
@@ -48,11 +49,6 @@ def record(clone: Clone, seed: int) -> Arrays:
         nonlocal count
         count += 1
         return batch(seed, count - 1)
-
-    def prepare(model: torch.nn.Module) -> torch.nn.Module:
-        fill(model, seed)
-        recorder.attach(model)
-        return model
 
     with recorder:
         clone.run(
@@ -65,7 +61,7 @@ def record(clone: Clone, seed: int) -> Arrays:
                 "def get_batch(split):\n": "def unused(split):\n",
                 "losses = estimate_loss()": "losses = {'train': 0.0, 'val': 0.0}",
             },
-            {"SETTINGS": SETTINGS, "PREPARE": prepare, "get_batch": next_batch},
+            {"SETTINGS": SETTINGS, "PREPARE": recorder.start_from(seed), "get_batch": next_batch},
         )
     return recorder.arrays()
 
@@ -108,9 +104,9 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters."""
-    renamed = {}
-    for name, tensor in ours.items():
-        for old, new in (
+    return rename(
+        ours,
+        [
             ("trunk.tokens.", "transformer.wte."),
             ("trunk.positions.", "transformer.wpe."),
             ("trunk.norm.", "transformer.ln_f."),
@@ -121,12 +117,5 @@ def released_names(ours: Tensors) -> Tensors:
             (".attn.proj.", ".attn.c_proj."),
             (".ffn.up.", ".mlp.c_fc."),
             (".ffn.down.", ".mlp.c_proj."),
-        ):
-            name = name.replace(old, new)
-        renamed[name] = tensor
-    return renamed
-
-
-if __name__ == "__main__":
-    source = Clone(Path(sys.argv[1]), "karpathy/nanoGPT", "3adf61e")
-    save("nanogpt", source, {str(seed): record(source, seed) for seed in (0, 1)})
+        ],
+    )

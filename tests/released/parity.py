@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from helpers.paths import ROOT
 
-from released import recording, replaying
+from released import record, recording, replaying
 
 PAGE = ROOT / "docs" / "parity.md"
 NAMES = (
@@ -62,7 +62,7 @@ TAIL = """
 ## Record again
 
     git clone REPOSITORY CLONE && git -C CLONE checkout COMMIT
-    PYTHONPATH=tests:. python -m released.SETUP CLONE
+    PYTHONPATH=tests:. python -m released.record SETUP CLONE
     PYTHONPATH=tests:. python -m released.parity
 
 A recorder refuses any other commit. It changes the released text only for device, precision, size
@@ -83,7 +83,7 @@ class Agreement(NamedTuple):
 def records(setup: str) -> dict[str, recording.Arrays]:
     """Return the recorded arrays of each run of a set-up."""
     runs: dict[str, recording.Arrays] = {}
-    with np.load(recording.FOLDER / f"{setup}.npz") as archive:
+    with np.load(record.FOLDER / f"{setup}.npz") as archive:
         for key in archive:
             run, _, quantity = key.rpartition("/")
             if run:
@@ -93,7 +93,7 @@ def records(setup: str) -> dict[str, recording.Arrays]:
 
 def origin(setup: str) -> dict[str, str]:
     """Return the repository, commit, date and versions of a set-up's records."""
-    with np.load(recording.FOLDER / f"{setup}.npz") as archive:
+    with np.load(record.FOLDER / f"{setup}.npz") as archive:
         return {key: str(archive[key]) for key in archive if "/" not in key}
 
 
@@ -114,12 +114,12 @@ def page() -> str:
     rows, notes = "", ""
     for setup, module in SETUPS.items():
         source, runs = origin(setup), records(setup)
-        steps = max(len(record["loss"]) for record in runs.values())
+        steps = max(len(arrays["loss"]) for arrays in runs.values())
         numbers = " | ".join(f"{value:.0e}" for value in agreement(setup))
         link = f"[{source['repository']}](https://github.com/{source['repository']})"
         rows += f"| {link} | {source['commit']} | {module.EXPERIMENT} | {len(runs)} | {steps} "
         rows += f"| {numbers} |\n"
-        summary = " ".join(module.__doc__.split("Record it with")[0].split())
+        summary = " ".join(module.__doc__.split())
         notes += f"**{setup}.** {summary} Recorded on {source['date']} with {source['versions']}. "
         notes += f"Runs: {', '.join(runs)}.\n\n"
     return HEAD + rows + TAIL.format(notes=notes)

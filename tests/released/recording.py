@@ -13,12 +13,7 @@ its values. Parameters are named as in the released code.
 import contextlib
 import hashlib
 import math
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from datetime import date
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-FOLDER = Path(__file__).parent / "records"
 SAMPLES = 8
 """Values of each parameter that a record keeps."""
 
@@ -120,6 +114,33 @@ def shared_draws(seed: int, time_first: bool = False) -> Iterator[None]:
         yield
 
 
+def rename(tensors: Tensors, pairs: Sequence[tuple[str, str]]) -> Tensors:
+    """Replace, in every name, the first part of each pair by its second, in their order.
+
+    A first part that begins with ^ only matches the beginning of a name.
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in pairs:
+            if not old.startswith("^"):
+                name = name.replace(old, new)
+            elif name.startswith(old[1:]):
+                name = new + name[len(old) - 1 :]
+        renamed[name] = tensor
+    return renamed
+
+
+def cut(tensors: Tensors, part: str, parts: Sequence[str]) -> None:
+    """Cut every tensor whose name contains `part` along its first axis, in place.
+
+    The pieces have equal sizes, and their names contain one of `parts` each.
+    """
+    for name in [name for name in tensors if part in name]:
+        pieces = tensors.pop(name).chunk(len(parts))
+        for new, piece in zip(parts, pieces, strict=True):
+            tensors[name.replace(part, new)] = piece
+
+
 def trained(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are not frozen, by their names."""
     return {name: p for name, p in network.named_parameters() if p.requires_grad}
@@ -147,6 +168,16 @@ class Recorder:
         """Name the network whose parameters are recorded, and how they are renamed."""
         self.network, self.view = network, view
         self.start = {name: tensor.clone() for name, tensor in self._parameters().items()}
+
+    def start_from(self, seed: int) -> Callable[[nn.Module], nn.Module]:
+        """Return a function that fills a network of released code, attaches it and returns it."""
+
+        def prepare(network: nn.Module) -> nn.Module:
+            fill(network, seed)
+            self.attach(network)
+            return network
+
+        return prepare
 
     def _parameters(self) -> Tensors:
         assert self.network is not None
@@ -216,62 +247,3 @@ def sample(name: str, tensor: Tensor) -> NDArray[np.float64]:
     """Return SAMPLES values of a parameter at places that its name decides."""
     flat = tensor.detach().double().flatten().numpy()
     return flat[generator("places", name).integers(flat.size, size=SAMPLES)]
-
-
-class Clone:
-    """Checkout of a released repository at one commit."""
-
-    def __init__(self, folder: Path, repository: str, commit: str) -> None:
-        """Raise SystemExit if `folder` is not a clean checkout of `commit`."""
-        self.folder, self.repository, self.commit = folder.resolve(), repository, commit
-        head = self._git("rev-parse", "HEAD")
-        if not head.startswith(commit):
-            raise SystemExit(f"{folder}: is at {head[:8]}; check out {commit} of {repository}")
-
-    def _git(self, *arguments: str) -> str:
-        command = ["git", "-C", str(self.folder), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    def source(self, path: str, replacements: Mapping[str, str]) -> str:
-        """Return the text of a file after `replacements`, each of which must match exactly once.
-
-        The text comes from the commit itself, so local edits of the checkout have no effect.
-        """
-        text = self._git("show", f"{self.commit}:{path}")
-        for old, new in replacements.items():
-            if (count := text.count(old)) != 1:
-                raise SystemExit(f"{path}: {old!r} occurs {count} times, not once")
-            text = text.replace(old, new)
-        return text
-
-    def run(self, path: str, replacements: Mapping[str, str], names: dict[str, Any]) -> None:
-        """Execute a file of the checkout as a script, with `names` as additional globals."""
-        self._execute(path, replacements, {"__name__": "__main__", **names})
-
-    def load(self, name: str, path: str, replacements: Mapping[str, str]) -> ModuleType:
-        """Import a file of the checkout as the module `name`; later imports of it get this one."""
-        module = ModuleType(name)
-        module.__package__ = name.rpartition(".")[0]
-        sys.modules[name] = module
-        self._execute(path, replacements, module.__dict__)
-        return module
-
-    def _execute(self, path: str, replacements: Mapping[str, str], names: dict[str, Any]) -> None:
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))
-        names["__file__"] = str(self.folder / path)
-        exec(compile(self.source(path, replacements), names["__file__"], "exec"), names)
-
-
-def save(record: str, clone: Clone, records: Mapping[str, Arrays]) -> None:
-    """Write the records of several runs, and where they come from, as one npz file."""
-    origin = {
-        "repository": clone.repository,
-        "commit": clone.commit,
-        "date": date.today().isoformat(),
-        "versions": f"Python {sys.version.split()[0]}, torch {torch.__version__}",
-    }
-    arrays = {f"{run}/{key}": value for run, item in records.items() for key, value in item.items()}
-    FOLDER.mkdir(exist_ok=True)
-    np.savez_compressed(FOLDER / f"{record}.npz", **origin, **arrays)  # type: ignore
-    print(f"{record}: {', '.join(records)}")

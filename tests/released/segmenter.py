@@ -5,14 +5,12 @@ ones, in float64 on a CPU, with dropout, stochastic depth and pixels without a l
 model with random weights. Images are random numbers. After training, the probabilities of an image
 of another size, from overlapping windows, are compared as well. Losses differ by a factor of
 1 - 1.2e-7 / n for n labelled pixels, since mmsegmentation adds float32's epsilon to n.
-Record it with `PYTHONPATH=tests python -m released.segmenter CLONE`.
 """
 
 import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +20,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, fill, generator, rename, shared_draws
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT, RUNS = "rstrudel/segmenter", "20d1bfa", ["0", "1"]
 EXPERIMENT = "experiments/ade20k_segmenter.yaml"
 TOLERANCES = {"loss": 1e-10, "gradient": 1e-9, "change": 1e-8, "sample": 1e-8, "output": 1e-9}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WINDOW, STRIDE, PATCH = 2, 8, 2, 150, 32, 24, 8
@@ -65,8 +64,9 @@ class Loader:
             yield {"im": (pixels / 255 - 0.5) / 0.5, "segmentation": labels(self.seed, step)}
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     # Of these two, which import mmsegmentation, the training needs the label of no class alone.
     sys.modules["segm.metrics"] = metrics = ModuleType("segm.metrics")
@@ -205,7 +205,7 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters; two projections are multiplied from the right there."""
-    renamed = vision.rename(
+    renamed = rename(
         ours,
         [
             ("backbone.vit.", "encoder."),
@@ -219,21 +219,3 @@ def released_names(ours: Tensors) -> Tensors:
     for name in ("decoder.proj_patch", "decoder.proj_classes"):
         renamed[name] = renamed[name].T
     return renamed
-
-
-def record_apart(arguments: tuple[str, int]) -> tuple[str, Arrays]:
-    """Record a run in a process of its own, since the released modules keep state."""
-    folder, seed = arguments
-    return str(seed), record(Clone(Path(folder), REPOSITORY, COMMIT), seed)
-
-
-REPOSITORY, COMMIT = "rstrudel/segmenter", "20d1bfa"
-
-if __name__ == "__main__":
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        jobs = [(sys.argv[1], seed) for seed in (0, 1)]
-        save(
-            "segmenter",
-            Clone(Path(sys.argv[1]), REPOSITORY, COMMIT),
-            dict(pool.map(record_apart, jobs, 1)),
-        )

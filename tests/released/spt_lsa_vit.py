@@ -2,7 +2,6 @@
 
 The model, the loss, the schedule and the loop over batches with CutMix and MixUp are the released
 ones, in float64 on a CPU, for a smaller model. Augmented images are random numbers.
-Record it with `PYTHONPATH=tests python -m released.spt_lsa_vit CLONE`.
 """
 
 import contextlib
@@ -17,9 +16,11 @@ import torch
 from lit_attn.config.augment import MixConfig
 from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, generator, save, shared_draws
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, fill, generator, shared_draws
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT, RUNS = "aanna0701/SPT_LSA_ViT", "54bd796", ["0", "1"]
 EXPERIMENT = "experiments/cifar100_vit.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH, DEPTH, HEADS = 3, 8, 4, 100, 24, 2, 3
@@ -66,8 +67,9 @@ def released_draws(seed: int, steps: list[int]) -> "contextlib.Iterator[None]":
         yield
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     for name in ("colorama", "torchsummary", "utils.print_progress", "utils.dataloader"):
         stub = types.ModuleType(name)
@@ -162,28 +164,7 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters; a patch is a row of pixels with their channels."""
-    renamed = vision.rename(
-        ours,
-        [
-            ("patch_embed.proj.", "to_patch_embedding.1."),
-            ("pos_embed", "pos_embedding"),
-            ("blocks.", "transformer.layers."),
-            (".norm1.", ".0.norm."),
-            (".norm2.", ".1.norm."),
-            (".attn.qkv.", ".0.fn.to_qkv."),
-            (".attn.proj.", ".0.fn.to_out.0."),
-            (".mlp.fc1.", ".1.fn.net.0."),
-            (".mlp.fc2.", ".1.fn.net.3."),
-        ],
-    )
-    for old, new in (("norm.", "mlp_head.0."), ("head.", "mlp_head.1.")):
-        for part in ("weight", "bias"):
-            renamed[new + part] = renamed.pop(old + part)
+    renamed = vision.small_vit_names(ours, [("patch_embed.proj.", "to_patch_embedding.1.")])
     kernel = renamed["to_patch_embedding.1.weight"]
     renamed["to_patch_embedding.1.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
     return renamed
-
-
-if __name__ == "__main__":
-    source = Clone(Path(sys.argv[1]), "aanna0701/SPT_LSA_ViT", "54bd796")
-    save("spt_lsa_vit", source, {str(seed): record(source, seed) for seed in (0, 1)})

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from released.recording import Tensors, generator
+from released.recording import Tensors, generator, rename
 
 
 def images(seed: int, number: int, count: int, side: int) -> torch.Tensor:
@@ -29,11 +29,22 @@ def write_images(folder: Path, count: int, side: int, classes: int) -> Path:
     return path
 
 
-def rename(ours: Tensors, pairs: list[tuple[str, str]]) -> Tensors:
-    """Replace, in every name, the first part of each pair by its second, in their order."""
-    renamed = {}
-    for name, tensor in ours.items():
-        for old, new in pairs:
-            name = name.replace(old, new)
-        renamed[name] = tensor
-    return renamed
+def small_vit_names(ours: Tensors, pairs: list[tuple[str, str]]) -> Tensors:
+    """Rename the parameters of a small ViT as the repositories that derive from vit-pytorch do."""
+    return rename(
+        ours,
+        [
+            *pairs,
+            ("^norm.", "mlp_head.0."),
+            ("^head.", "mlp_head.1."),
+            ("^pos_embed", "pos_embedding"),
+            ("^blocks.", "transformer.layers."),
+            (".norm1.", ".0.norm."),
+            (".norm2.", ".1.norm."),
+            (".attn.qkv.", ".0.fn.to_qkv."),
+            (".attn.proj.", ".0.fn.to_out.0."),
+            (".attn.temperature", ".0.fn.temperature"),
+            (".mlp.fc1.", ".1.fn.net.0."),
+            (".mlp.fc2.", ".1.fn.net.3."),
+        ],
+    )

@@ -3,7 +3,6 @@
 The script is train_cifar10.py itself (`--net vit_small --opt adam --noamp`), in float64 on a CPU,
 with dropout and a narrower model. The papers put SET-Adam in Adam's place, so this replay trains
 with Adam. Augmented images are random numbers.
-Record it with `PYTHONPATH=tests python -m released.vit_small CLONE`.
 """
 
 import sys
@@ -17,16 +16,20 @@ import torch
 import torchvision
 
 from released import vision
-from released.recording import Arrays, Clone, Recorder, Tensors, fill, save, shared_draws
+from released.record import Clone
+from released.recording import Arrays, Recorder, Tensors, shared_draws
 from released.replaying import Replay, shipped_cell
 
+REPOSITORY, COMMIT = "kentaroy47/vision-transformers-cifar10", "5bb83d3"
+RUNS = ["0", "1"]
 EXPERIMENT = "experiments/cifar10_vit_small.yaml"
 TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
 
 
-def record(clone: Clone, seed: int) -> Arrays:
-    """Train from the initial values of `seed` and return the record."""
+def record(clone: Clone, run: str) -> Arrays:
+    """Train from the initial values of seed `run` and return the record."""
+    seed = int(run)
     torch.set_default_dtype(torch.float64)
     sys.modules["wandb"] = stub = ModuleType("wandb")
     for name in ("init", "watch", "log", "save"):
@@ -52,10 +55,6 @@ def record(clone: Clone, seed: int) -> Arrays:
             for step in range(first, first + EPOCH_STEPS):
                 yield batch(seed, step)
 
-    def prepare(model: torch.nn.Module) -> None:
-        fill(model, seed)
-        recorder.attach(model)
-
     arguments = ["", "--net", "vit_small", "--noamp", "--noaug", "--n_epochs", str(EPOCHS)]
     arguments += ["--dimhead", str(WIDTH)]
     with (
@@ -76,7 +75,7 @@ def record(clone: Clone, seed: int) -> Arrays:
                 "# Loss is CE\n": "PREPARE(net)\n",
                 "net.cuda()\n": "",
             },
-            {"TRAIN": Epoch(), "TEST": [batch(seed, -1)], "PREPARE": prepare},
+            {"TRAIN": Epoch(), "TEST": [batch(seed, -1)], "PREPARE": recorder.start_from(seed)},
         )
     return recorder.arrays()
 
@@ -112,33 +111,13 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters; shifted images stand in another order there."""
-    renamed = vision.rename(
-        ours,
-        [
-            ("patch_embed.norm.", "to_patch_embedding.to_patch_tokens.1."),
-            ("patch_embed.proj.", "to_patch_embedding.to_patch_tokens.2."),
-            ("pos_embed", "pos_embedding"),
-            ("blocks.", "transformer.layers."),
-            (".norm1.", ".0.norm."),
-            (".norm2.", ".1.norm."),
-            (".attn.qkv.", ".0.fn.to_qkv."),
-            (".attn.proj.", ".0.fn.to_out.0."),
-            (".attn.temperature", ".0.fn.temperature"),
-            (".mlp.fc1.", ".1.fn.net.0."),
-            (".mlp.fc2.", ".1.fn.net.3."),
-        ],
+    tokens = "to_patch_embedding.to_patch_tokens"
+    renamed = vision.small_vit_names(
+        ours, [("patch_embed.norm.", f"{tokens}.1."), ("patch_embed.proj.", f"{tokens}.2.")]
     )
-    for old, new in (("norm.", "mlp_head.0."), ("head.", "mlp_head.1.")):
-        for part in ("weight", "bias"):
-            renamed[new + part] = renamed.pop(old + part)
     for name in ("1.weight", "1.bias", "2.weight"):
         key = f"to_patch_embedding.to_patch_tokens.{name}"
         # Ours: image, left, right, up, down; theirs: image, right, left, down, up.
         pixels = renamed[key].unflatten(-1, (5, 3, 4, 4))[..., [0, 2, 1, 4, 3], :, :, :]
         renamed[key] = pixels.flatten(-4, -3).movedim(-3, -1).flatten(-3)
     return renamed
-
-
-if __name__ == "__main__":
-    source = Clone(Path(sys.argv[1]), "kentaroy47/vision-transformers-cifar10", "5bb83d3")
-    save("vit_small", source, {str(seed): record(source, seed) for seed in (0, 1)})
