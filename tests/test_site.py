@@ -1,0 +1,54 @@
+"""Tests of the documentation site: it builds without a warning and needs no network."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.mark.slow
+def test_formulas_are_mathml(site: Path) -> None:
+    page = (site / "mechanisms.html").read_text()
+    assert page.count("<math") > 40
+    assert "arithmatex" not in page
+
+
+@pytest.mark.slow
+def test_every_linked_file_of_the_repository_has_a_page(site: Path) -> None:
+    broken: list[str] = []
+    for page in site.glob("*.html"):
+        if page.name == "404.html":  # Its links begin at the root of a web server.
+            continue
+        targets = re.findall(r'(?:href|src)="([^"#?:]+)[#"?]', page.read_text())
+        broken += [f"{page.name}: {name}" for name in targets if not (page.parent / name).exists()]
+    assert not broken
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_a_network(site: Path) -> None:
+    loaded = [
+        (page.name, address)
+        for page in site.rglob("*.html")
+        for address in re.findall(
+            r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]*)"',
+            page.read_text(),
+        )
+    ]
+    assert not loaded
