@@ -21,7 +21,7 @@ from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
-    from lit_attn.models.gpt import GPT
+    from lit_attn.models.language import GPT
 
 TOKENS = 200
 """Number of tokens to generate by default."""
@@ -66,7 +66,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
             "language-modelling."
         )
 
-    from lit_attn.models.gpt import Sampling, continuation
+    from lit_attn.models.language import Sampling, continuation
 
     network = load_network(options.run, cell)
     encoder: Encoder = data.encoder()
@@ -93,12 +93,12 @@ def load_network(run: Path, cell: Cell) -> "GPT":
 
     import torch
 
-    from lit_attn.models import budget, factory
-    from lit_attn.models.gpt import GPT
+    from lit_attn.models import factory
+    from lit_attn.models.language import GPT
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     experiment = cell.experiment
-    model = budget.resolve(experiment.model, cell.match_to, experiment.data)
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data, device)
     assert isinstance(network, GPT)
     try:

@@ -152,15 +152,15 @@ def _print_warnings(matrix: Matrix, stream: TextIO) -> None:
 
 
 def _print_costs(matrix: Matrix, stream: TextIO) -> None:
-    from lit_attn.models import budget
+    from lit_attn.models import factory
 
     width = max(len(variant.name) for variant in matrix.variants)
     print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width", file=stream)
     for variant in matrix.variants:
         data = variant.experiment.data
         try:
-            model = budget.resolve(variant.experiment.model, variant.match_to, data)
-            cost = budget.describe(model, data)
+            model = factory.resolve(variant.experiment.model, variant.match_to, data)
+            cost = factory.describe(model, data)
         except ConfigError as error:
             context = f"{variant.where}: {matrix.source.name}: variant '{variant.name}'"
             raise ConfigError(f"{context}: {error}") from error

@@ -21,9 +21,9 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import count_parameters
 from lit_attn.bench.measure import Spread, measure_seconds, summarize, summarize_ratios
 from lit_attn.bench.report import format_mebibytes
-from lit_attn.config.models import language
 from lit_attn.config.models.base import FFN
-from lit_attn.models import gpt
+from lit_attn.config.models.language import GPTConfig
+from lit_attn.models.language import GPT, build_gpt
 
 WINDOWS = "/windows"
 BASELINE = "standard"
@@ -55,10 +55,10 @@ class Shape(NamedTuple):
     windows: tuple[int | None, ...]
 
 
-def configure(name: str, shape: Shape) -> language.GPTConfig:
+def configure(name: str, shape: Shape) -> GPTConfig:
     """Return the model called `name`, with LLaMA's FFN width: 8 d / 3, rounded up to 256."""
     base = name.removesuffix(WINDOWS)
-    return language.GPTConfig(
+    return GPTConfig(
         dim=shape.dim,
         depth=shape.depth,
         heads=shape.heads,
@@ -103,9 +103,9 @@ class Decoder:
         return self.network.logits(hidden[:, -1:]).argmax(-1)
 
 
-def build_network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> gpt.GPT:
+def build_network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> GPT:
     """Return the model called `name` for up to `n` tokens."""
-    network = gpt.build(configure(name, shape), shape.vocabulary, n, device)
+    network = build_gpt(configure(name, shape), shape.vocabulary, n, device)
     return network.to(dtype).eval()
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from lit_attn.config.data import class_folders, composition, images, labelled, segmentation, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.losses import CrossEntropyLoss, Loss
-from lit_attn.config.models import imagenet, language, segmenter, vit
+from lit_attn.config.models import language, segmenter, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
@@ -19,7 +19,7 @@ from lit_attn.schema.base import Config
 
 MEMBERS = (
     *(class_folders, composition, images, labelled, segmentation, text),
-    *(imagenet, language, segmenter, vit),
+    *(vision, language, segmenter),
 )
 """Modules with the data sets and models of this package."""
 

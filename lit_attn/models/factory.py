@@ -1,14 +1,32 @@
-"""Model factory: builds the network that a model configuration describes."""
+"""Model factory: builds a network from its configuration, and counts parameters and FLOPs.
+
+It also finds the FFN width that matches one model's parameter count to another's. All counts are
+taken on the meta device, which allocates and computes nothing.
+"""
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.schema.errors import ConfigError
+
+
+class Budget(NamedTuple):
+    """Cost of a model; `flops` are of the forward pass of one sample, multiply-add = 2.
+
+    FLOPs are those of convolutions and matrix products, attention included, as PyTorch counts them.
+    Softmax, norms and other element-wise operations are left out.
+    """
+
+    parameters: int
+    flops: int
+    ffn_width: int | None
 
 
 def build(model: Model, data: Data, device: str | torch.device | None = None) -> nn.Module:
@@ -25,6 +43,11 @@ def build(model: Model, data: Data, device: str | torch.device | None = None) ->
             f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which is not "
             "a torch.nn.Module"
         )
+    if type(network).forward is nn.Module.forward:
+        raise ConfigError(
+            f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which has no "
+            "method `forward`"
+        )
     return network
 
 
@@ -37,3 +60,46 @@ def model_errors() -> Iterator[None]:
         raise
     except ValueError as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def describe(model: Model, data: Data) -> Budget:
+    """Count the parameters and FLOPs of `model` on one sample of `data`.
+
+    Raises ConfigError if the parts of the model do not go together.
+    """
+    network = build(model, data, "meta").eval()
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter, model_errors():
+        network(*model.sample(data.signature()))
+    width = None if model.ffn is None else model.ffn.width
+    return Budget(count(network), counter.get_total_flops(), width)
+
+
+def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
+    """Return `model` with the FFN width whose parameter count is nearest to that of `match_to`.
+
+    The count is an affine function of the width, so two builds determine the width. Raises
+    ConfigError if there is no FFN, or if the count is too large even with a width of 1.
+    """
+    if match_to is None:
+        return model
+    if model.ffn is None:
+        raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
+    target = count(build(match_to, data, "meta"))
+    at_one, at_two = (count(build(model.with_width(width), data, "meta")) for width in (1, 2))
+    if at_two == at_one:
+        raise ConfigError(
+            f"match: parameters: the parameter count of '{model.kind}' does not depend on ffn.width"
+        )
+    width = 1 + round((target - at_one) / (at_two - at_one))
+    if width < 1:
+        raise ConfigError(
+            f"match: parameters: {at_one:,} parameters with the narrowest FFN already exceed the "
+            f"{target:,} to match"
+        )
+    return model.with_width(width)
+
+
+def count(network: nn.Module) -> int:
+    """Return the number of trainable scalars."""
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)

@@ -1,31 +1,29 @@
 """Vision transformers for ImageNet: timm's VisionTransformer with our attention, any image size.
 
-Sources of the two shapes that the experiments use:
+Sources of the three shapes that the experiments use:
 - DeiT-S/16 (Touvron et al. 2021, arXiv:2012.12877): github.com/facebookresearch/deit
 - ViT-S/16 (Beyer et al. 2022, arXiv:2205.01580): github.com/google-research/big_vision
+- LocalViT "hs" (Li et al. 2021, arXiv:2104.05707), for BeliefFormer's ImageNet study:
+  github.com/BorealisAI/efficient-vit-training
 
-Shapes: images (B, C, H, W) -> logits (B, classes); d width.
+Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches, w FFN width.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from timm.layers import GELUTanh, Mlp, lecun_normal_
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
+from lit_attn.attention.layer import attn_layer
+from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, Transformer
 from lit_attn.models.layers import Device
-from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vit import (
-    AttentionBlock,
-    Shape,
-    initialise,
-    require_tiles,
-    separate_matrices,
-)
+from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.vit import AttentionBlock, Shape, initialise, separate_matrices
 
 FeedForward = Callable[[int, int, Device], nn.Module]
 
@@ -33,10 +31,7 @@ FeedForward = Callable[[int, int, Device], nn.Module]
 def build(
     model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
-    """Build the network that `model` describes; initialise it except on the meta device.
-
-    Raises ConfigError if the patches do not tile the image.
-    """
+    """Build the network that `model` describes; initialise it except on the meta device."""
     vit = assemble(
         model,
         image_shape,
@@ -46,14 +41,43 @@ def build(
         class_token=model.pool == "token",
         device=device,
     )
-    if not vit.get_parameter("pos_embed").is_meta:
-        with by_name(vit):
-            if model.init == "flax":
-                initialise_as_flax(vit)
-            else:
-                initialise(vit, model.init)
+    fill = initialise_as_flax if model.init == "flax" else partial(initialise, scheme=model.init)
+    draw_parameters(vit, lambda: fill(vit))
     if model.positions == "sincos":
         fix_positions(vit)
+    return vit
+
+
+class LocalFFN(nn.Module):
+    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, without biases.
+
+    (B, 1 + n, d) -> the same shape. The output for the class token is zero: it skips the FFN.
+    """
+
+    def __init__(self, dim: int, width: int, device: Device = None) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, width, bias=False, device=device)
+        self.conv = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False, device=device)
+        self.fc2 = nn.Linear(width, dim, bias=False, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x[:, 1:]
+        side = math.isqrt(patches.shape[1])
+        if side * side != patches.shape[1]:
+            raise ValueError(f"{patches.shape[1]} patches are not a square grid; use square images")
+        hidden = F.hardswish(self.fc1(patches)).transpose(1, 2).unflatten(-1, (side, side))
+        hidden = F.hardswish(self.conv(hidden)).flatten(2).transpose(1, 2)
+        return F.pad(self.fc2(hidden), (0, 0, 1, 0))
+
+
+def build_local(
+    model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
+) -> VisionTransformer:
+    """Build the LocalViT that `model` describes; initialise it except on the meta device."""
+    vit = assemble(model, image_shape, num_classes, LocalFFN, qkv_bias=False, device=device)
+    draw_parameters(vit, lambda: initialise_local(vit))
+    if model.positions == "fixed":
+        vit.get_parameter("pos_embed").requires_grad_(False)
     return vit
 
 
@@ -72,14 +96,12 @@ def assemble(
 
     For images of another size the positions are resampled at each call, so that they stay trained.
     `feed_forward(d, width, device)` builds a block's FFN. Without a class token the mean over
-    patches is classified. Raises ConfigError if the patches do not tile the image.
+    patches is classified.
     """
-    channels, height, width = image_shape
-    require_tiles(model.patch, height, width)
     vit = VisionTransformer(
-        img_size=(height, width),
+        img_size=image_shape[1:],
         patch_size=model.patch,
-        in_chans=channels,
+        in_chans=image_shape[0],
         num_classes=num_classes,
         global_pool="token" if class_token else "avg",
         class_token=class_token,
@@ -135,9 +157,21 @@ def initialise_as_flax(vit: VisionTransformer) -> None:
             nn.init.xavier_uniform_(matrix)
         if module.bias is not None:
             nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
-    for module in vit.modules():
-        if isinstance(module, Attention):
-            module.copy_projection()
+
+
+def initialise_local(vit: VisionTransformer) -> None:
+    """Draw every matrix (q, k and v apart), the class token and the positions Xavier-normal.
+
+    Biases, convolutions and norms keep PyTorch's defaults.
+    """
+    for name in ("cls_token", "pos_embed"):
+        nn.init.xavier_normal_(vit.get_parameter(name))
+    for name, module in vit.named_modules():
+        is_composer = "composers" in name.split(".")
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm) and not is_composer:
+            module.reset_parameters()
+    for _, _, matrix in separate_matrices(vit):
+        nn.init.xavier_normal_(matrix)
 
 
 def fix_positions(vit: VisionTransformer) -> None:

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
-from lit_attn.config.models.imagenet import JiTConfig
+from lit_attn.config.models.vision import JiTConfig
 from lit_attn.models.layers import Device, HeadNorm
-from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.vit import Shape, require_tiles
-from lit_attn.schema.errors import ConfigError
+from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.vit import Shape
 
 EPS = 1e-6
 
@@ -71,10 +70,8 @@ class JiTClassifier(nn.Module):
     def __init__(
         self, model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
     ) -> None:
-        """Raise ConfigError if the patches do not tile the image."""
         super().__init__()
         channels, height, width = image_shape
-        require_tiles(model.patch, height, width)
         rows, columns = height // model.patch, width // model.patch
         self.patches = nn.Conv2d(
             channels, model.bottleneck, model.patch, model.patch, bias=False, device=device
@@ -104,13 +101,8 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
     """Return rotary angles: half of a head turns by the patch's row, the other half by its column.
 
     The published code pairs neighbouring coordinates, this one pairs the halves. Both compute the
-    same functions; the rows of the weights come in another order. Raises ConfigError if the width
-    of a head is not a multiple of 4.
+    same functions; the rows of the weights come in another order.
     """
-    if head_dim % 4:
-        raise ConfigError(
-            f"model.heads: the width of a head is {head_dim}; axial positions need a multiple of 4"
-        )
     by_row = rotary(torch.arange(rows, device=device), head_dim // 2)
     by_column = rotary(torch.arange(columns, device=device), head_dim // 2)
     cos, sin = (
@@ -125,9 +117,7 @@ def build(
 ) -> JiTClassifier:
     """Build the network that `model` describes; initialise it except on the meta device."""
     network = JiTClassifier(model, image_shape, num_classes, device)
-    if not network.head.weight.is_meta:
-        with by_name(network):
-            initialise(network)
+    draw_parameters(network, lambda: initialise(network))
     return network
 
 
@@ -141,5 +131,4 @@ def initialise(network: JiTClassifier) -> None:
     for block in network.blocks:
         assert isinstance(block, Block)
         nn.init.zeros_(block.modulation.weight)
-        block.attn.copy_projection()
     nn.init.zeros_(network.head.weight)

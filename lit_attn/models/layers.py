@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.schema.errors import ConfigError
-
 Device = torch.device | str | None
 
 
@@ -79,13 +77,7 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(
         self, vocabulary: int, dim: int, cutoffs: tuple[int, ...], device: Device = None
     ) -> None:
-        """Raise ConfigError for a cutoff that is not an id."""
         super().__init__()
-        if cutoffs[-1] >= vocabulary:
-            raise ConfigError(
-                f"model.cutoffs: {cutoffs[-1]} is beyond the vocabulary of {vocabulary}; "
-                f"the largest cutoff is {vocabulary - 1}"
-            )
         self.edges = (*cutoffs, vocabulary)
         self.classes = nn.Linear(dim, len(cutoffs), device=device)
         self.bias = nn.Parameter(torch.zeros(vocabulary, device=device))

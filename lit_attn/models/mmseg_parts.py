@@ -22,12 +22,13 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention.choose import attention_spec
-from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViTConfig
+from lit_attn.config.models.vision import ImageViTConfig
 from lit_attn.models import imagenet_vit
 from lit_attn.models.pretrained import load_timm
+from lit_attn.models.seeded_draws import copy_projections
 from lit_attn.models.vit import AttentionBlock, initialise
 
 # Values of `attention:` in a YAML; mmengine's ConfigDict is a dict.
@@ -76,6 +77,7 @@ class AttentionViT(BaseModule):
         """Draw initial values, or load the pretrained weights; ConfigError if they are missing."""
         if self.pretrained is None:
             initialise(self.vit, "timm")
+            copy_projections(self.vit)
         else:
             load_timm(self.vit, self.pretrained, self.checkpoint)
 
@@ -139,6 +141,4 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
         super().init_weights()
         for projection in (self.patch_proj, self.classes_proj):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.copy_projection()
+        copy_projections(self)

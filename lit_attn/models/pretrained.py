@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from lit_attn.models.gpt import GPT
+from lit_attn.models.language import GPT
 from lit_attn.schema.errors import ConfigError, suggest
 
 UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)

@@ -8,13 +8,30 @@ difference between the variants.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lit_attn.attention.layer import Attention
+
+
+def draw_parameters(network: nn.Module, fill: Callable[[], None]) -> None:
+    """Draw the parameters of a new `network` with `fill`, by name; nothing on the meta device."""
+    if not next(network.parameters()).is_meta:
+        with by_name(network):
+            fill()
+        copy_projections(network)
+
+
+def copy_projections(network: nn.Module) -> None:
+    """Set the projections that start as copies of W in all attention layers of `network`."""
+    for module in network.modules():
+        if isinstance(module, Attention):
+            module.copy_projection()
 
 
 @contextmanager

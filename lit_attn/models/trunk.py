@@ -221,8 +221,6 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
         if isinstance(module, Block) and init.depth_scaled:
             for projection in _residual_projections(module):
                 projection.weight.mul_((2 * model.depth) ** -0.5)
-        if isinstance(module, Attention):
-            module.copy_projection()
 
 
 def _residual_projections(block: Block) -> list[nn.Linear]:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.models.vit import ViTConfig
+from lit_attn.config.models.vision import ViTConfig
 from lit_attn.models.layers import Device
-from lit_attn.models.seeded_draws import by_name
-from lit_attn.schema.errors import ConfigError
+from lit_attn.models.seeded_draws import draw_parameters
 
 Shape = tuple[int, int, int]
 
@@ -46,8 +45,7 @@ class ShiftedPatchEmbed(nn.Module):
 
     The image and its four copies shifted left, right, up and down by one pixel are stacked to 5 C
     channels and cut into patches; LayerNorm(5 C P^2) and a Linear follow (eq. 1-3). The arguments
-    are those
-    with which timm builds its `embed_layer`.
+    are those with which timm builds its `embed_layer`.
     """
 
     def __init__(
@@ -83,16 +81,11 @@ class ShiftedPatchEmbed(nn.Module):
 def build(
     model: ViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
-    """Build the network that `model` describes; initialise it except on the meta device.
-
-    Raises ConfigError if the patches do not tile the image.
-    """
-    channels, height, width = image_shape
-    require_tiles(model.patch, height, width)
+    """Build the network that `model` describes; initialise it except on the meta device."""
     vit = VisionTransformer(
-        img_size=(height, width),
+        img_size=image_shape[1:],
         patch_size=model.patch,
-        in_chans=channels,
+        in_chans=image_shape[0],
         num_classes=num_classes,
         embed_dim=model.dim,
         depth=model.depth,
@@ -107,18 +100,8 @@ def build(
         device=device,
     )
     vit.blocks = nn.Sequential(*(_fitted(block, model, device) for block in vit.blocks))
-    if not vit.head.weight.is_meta:
-        with by_name(vit):
-            initialise(vit, model.init)
+    draw_parameters(vit, lambda: initialise(vit, model.init))
     return vit
-
-
-def require_tiles(patch: int, height: int, width: int) -> None:
-    """Raise ConfigError if patches of `patch` pixels do not tile an image of `height` x `width`."""
-    if height % patch or width % patch:
-        raise ConfigError(
-            f"model.patch: patches of {patch} do not tile images of {height} x {width}"
-        )
 
 
 def initialise(vit: VisionTransformer, scheme: str) -> None:
@@ -143,9 +126,6 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
                 nn.init.xavier_normal_(module.weight.flatten(1))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-    for module in vit.modules():
-        if isinstance(module, Attention):
-            module.copy_projection()
 
 
 def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, Tensor]]:

@@ -9,7 +9,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.module import DataModule
-from lit_attn.models import budget, factory
+from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.tasks.base import TaskModule
 
@@ -19,14 +19,14 @@ class Parts(NamedTuple):
 
     data: DataModule
     task: TaskModule
-    costs: budget.Budget
+    costs: factory.Budget
 
 
 def build(cell: Cell, device: torch.device) -> Parts:
     """Return the parts of a cell. Raises ConfigError for a configuration that cannot run."""
     experiment = cell.experiment
-    model = budget.resolve(experiment.model, cell.match_to, experiment.data)
-    costs = budget.describe(model, experiment.data)
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+    costs = factory.describe(model, experiment.data)
     L.seed_everything(cell.seed, verbose=False)
     data = experiment.data.build(cell.seed, device)
     _require_type(data, DataModule, f"data: `build` of kind '{experiment.data.kind}'")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.data.images import Digits
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vit import ViTConfig
+from lit_attn.config.models.vision import ViTConfig
 from lit_attn.data.images import ImageData
 from lit_attn.models.vit import build
 

@@ -14,7 +14,7 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
-from lit_attn.models import budget, factory
+from lit_attn.models import factory
 from lit_attn.train import run_cell
 
 STUDIES = read_studies(ROOT / "ablations.yaml")
@@ -120,7 +120,7 @@ def test_every_cell_of_a_language_study_is_a_model(name: str) -> None:
     matrix = expand(STUDIES[name], Path("runs"))
     for variant in matrix.variants:
         data = variant.experiment.data
-        model = budget.resolve(variant.experiment.model, variant.match_to, data)
-        assert budget.count(factory.build(model, data, device="meta")) > 10_000
+        model = factory.resolve(variant.experiment.model, variant.match_to, data)
+        assert factory.count(factory.build(model, data, device="meta")) > 10_000
     described = matrix.variants[0].experiment.model
     assert described.attention == PRESETS["standard"], "the baseline comes first"

@@ -21,12 +21,12 @@ def matrices() -> dict[str, Matrix]:
 
 
 def parameters(study: str, variant: str) -> int:
-    from lit_attn.models import budget
+    from lit_attn.models import factory
 
     chosen = next(v for v in matrices()[study].variants if v.name == variant)
     data = chosen.experiment.data
-    model = budget.resolve(chosen.experiment.model, chosen.match_to, data)
-    return budget.describe(model, data).parameters
+    model = factory.resolve(chosen.experiment.model, chosen.match_to, data)
+    return factory.describe(model, data).parameters
 
 
 def test_the_default_studies_need_no_download() -> None:

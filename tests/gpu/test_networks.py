@@ -22,15 +22,14 @@ from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
 from lit_attn.config.models.language import SequenceClassifierConfig
-from lit_attn.config.models.vit import ViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig, ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.pipeline import Pipeline
 from lit_attn.data.module import torch_generator
-from lit_attn.models import gpt, imagenet_vit, jit, local_vit, sequence, vit
-from lit_attn.models.gpt import Sampling, continuation
+from lit_attn.models import imagenet_vit, jit, language, vit
+from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
@@ -48,12 +47,12 @@ def images(network: nn.Module) -> Tensor:
     return F.cross_entropy(network(x), y)
 
 
-def text(network: gpt.GPT) -> Tensor:
+def text(network: language.GPT) -> Tensor:
     tokens = torch.zeros(2, network.trunk.context, dtype=torch.long, device=GPU)
     return network.nll(tokens, tokens).mean()
 
 
-def padded(network: sequence.SequenceClassifier) -> Tensor:
+def padded(network: language.SequenceClassifier) -> Tensor:
     tokens = torch.zeros(2, 2, network.trunk.context, dtype=torch.long, device=GPU)
     return network(tokens, tokens > 0).sum()
 
@@ -131,13 +130,13 @@ def build_network(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module,
         blocks = network.blocks
     elif kind == "padded":
         model = SequenceClassifierConfig(classifier_width=8, **every)
-        network, loss = sequence.build(model, VOCABULARY, 12, 3, pairs=True), padded
+        network, loss = language.build_classifier(model, VOCABULARY, 12, 3, pairs=True), padded
         blocks = network.trunk.blocks
     else:
         # With windows, several chunks of queries.
         context = 160 if kind == "windows" else 16
         model = gpt_cases.config("transformer++", **every)
-        network, loss = gpt.build(model, VOCABULARY, context), text
+        network, loss = language.build_gpt(model, VOCABULARY, context), text
         blocks = network.trunk.blocks
     for block, spec in zip(blocks, specs, strict=True):
         block.attn = attn_layer(spec)(16, 2, qk_norm=kind == "causal", norm_layer=HeadNorm)
@@ -158,7 +157,7 @@ def test_every_preset_trains(kind: str, bf16: bool) -> None:
 
 def test_every_choice_decodes() -> None:
     network, _ = build_network(all_specs(), "causal")
-    assert isinstance(network, gpt.GPT)
+    assert isinstance(network, language.GPT)
     with rehearsal():
         network.to(GPU).eval()
         drawn = continuation(network, [1, 2, 3, 4, 5], 2, VOCABULARY, Sampling(top_k=5))
@@ -171,7 +170,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 
 def language_model(name: str) -> Callable[[], nn.Module]:
-    return lambda: gpt.build(gpt_cases.config(name, dropout=0.5), VOCABULARY, 16)
+    return lambda: language.build_gpt(gpt_cases.config(name, dropout=0.5), VOCABULARY, 16)
 
 
 def shifted() -> nn.Module:
@@ -181,7 +180,7 @@ def shifted() -> nn.Module:
 
 def local() -> nn.Module:
     ffn = FFN(width=16, activation="hard-swish")
-    return local_vit.build(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
+    return imagenet_vit.build_local(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
 
 
 def modulated() -> nn.Module:

@@ -6,7 +6,7 @@ import torch
 
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init
-from lit_attn.models import gpt
+from lit_attn.models import language
 
 VOCABULARY, CONTEXT = 50, 16
 
@@ -50,10 +50,10 @@ def config(name: str, **changes: Any) -> GPTConfig:
     )
 
 
-def network(name: str, seed: int = 0, **changes: Any) -> gpt.GPT:
+def network(name: str, seed: int = 0, **changes: Any) -> language.GPT:
     """Return a model in float64 and in evaluation mode."""
     torch.manual_seed(seed)
-    return gpt.build(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
+    return language.build_gpt(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
 
 
 def tokens(batch: int = 2, n: int = CONTEXT, seed: int = 1) -> torch.Tensor:

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.images import Cifar10, Cifar100
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vit import ViTConfig
-from lit_attn.models.budget import count, describe, resolve
+from lit_attn.config.models.vision import ViTConfig
+from lit_attn.config.signatures import ImageLabels
+from lit_attn.models.factory import count, describe, resolve
 from lit_attn.models.vit import ShiftedPatchEmbed, build
 from lit_attn.schema.errors import ConfigError
 
@@ -107,8 +108,8 @@ def test_belief2_pays_for_z_and_the_second_projection() -> None:
 
 def test_patches_must_tile_the_image() -> None:
     model = belief2_vit().model_copy(update={"patch": 5})
-    with pytest.raises(ConfigError, match=r"model\.patch: patches of 5 do not tile"):
-        build(model, CIFAR, 10)
+    with pytest.raises(ValueError, match=r"patch: patches of 5 do not tile"):
+        model.build(ImageLabels(CIFAR, 10))
 
 
 def test_shifted_patches_equal_a_plain_implementation() -> None:

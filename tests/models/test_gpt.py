@@ -13,11 +13,11 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
-from lit_attn.config.models.vit import ViTConfig
-from lit_attn.models import gpt, sequence
+from lit_attn.config.models.vision import ViTConfig
+from lit_attn.config.signatures import TokenStream
+from lit_attn.models import language
 from lit_attn.models.layers import E5M2Linear, e5m2
 from lit_attn.models.trunk import sinusoids
-from lit_attn.schema.errors import ConfigError
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 
@@ -59,7 +59,7 @@ def test_any_preset_learns_to_copy(preset: str) -> None:
     """The second half of a sequence repeats the first, which only attention can predict."""
     torch.manual_seed(0)
     model = gpt_cases.config("nanogpt", attention=PRESETS[preset], depth=2)
-    network = gpt.build(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
+    network = language.build_gpt(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
     tokens = gpt_cases.tokens(batch=4, n=8).repeat(1, 2)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
     losses = []
@@ -115,7 +115,7 @@ def test_nanogpt_initialisation() -> None:
     model = GPTConfig(
         dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"]
     )
-    block = gpt.build(model, 500, 64).trunk.blocks[0]
+    block = language.build_gpt(model, 500, 64).trunk.blocks[0]
     projection = 0.02 / 8**0.5
     for linear, std in (
         (block.attn.qkv, 0.02),
@@ -138,7 +138,7 @@ def test_torch_initialisation_of_a_tied_embedding() -> None:
 def test_norms_start_around_one() -> None:
     torch.manual_seed(0)
     model = gpt_cases.config("wikitext", dim=240, init=Init(norms=0.02))
-    weight = gpt.build(model, 50, 16).trunk.blocks[0].norm1.weight
+    weight = language.build_gpt(model, 50, 16).trunk.blocks[0].norm1.weight
     assert weight.mean().item() == pytest.approx(1, abs=0.01)
     assert weight.std().item() == pytest.approx(0.02, rel=0.3)
 
@@ -215,8 +215,8 @@ def test_bad_configurations_are_refused(changes: dict[str, object], message: str
 
 
 def test_a_cutoff_beyond_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.cutoffs: 25 is beyond the vocabulary of 20"):
-        gpt.build(gpt_cases.config("wikitext"), 20, 16)
+    with pytest.raises(ValueError, match=r"cutoffs: 25 is beyond the vocabulary of 20"):
+        gpt_cases.config("wikitext").build(TokenStream(20, 16))
 
 
 def test_a_vit_has_no_swiglu() -> None:
@@ -224,12 +224,12 @@ def test_a_vit_has_no_swiglu() -> None:
         ViTConfig(dim=24, depth=1, heads=3, patch=2, ffn=FFN(width=8, activation="swiglu"))
 
 
-def classifier(pool: str, pairs: bool = False) -> sequence.SequenceClassifier:
+def classifier(pool: str, pairs: bool = False) -> language.SequenceClassifier:
     torch.manual_seed(0)
     model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, head_dim=4, ffn=FFN(width=32), norm="layernorm", pool=pool
     )
-    return sequence.build(model, 50, 16, classes=10, pairs=pairs).double().eval()
+    return language.build_classifier(model, 50, 16, classes=10, pairs=pairs).double().eval()
 
 
 @pytest.mark.parametrize("pool", ["tokens", "zero-padded"])

@@ -14,8 +14,8 @@ from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init, SequenceClassifierConfig
-from lit_attn.models import sequence
-from lit_attn.models.gpt import GPT, Sampling, continuation, sample_token
+from lit_attn.models import language
+from lit_attn.models.language import GPT, Sampling, continuation, sample_token
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))
@@ -127,7 +127,7 @@ def test_reversed_positions_are_continued_without_a_cache() -> None:
 
 def test_a_bidirectional_model_is_refused() -> None:
     model = SequenceClassifierConfig(dim=8, depth=1, heads=2, ffn=FFN(width=8))
-    classifier = sequence.build(model, VOCABULARY, CONTEXT, classes=2)
+    classifier = language.build_classifier(model, VOCABULARY, CONTEXT, classes=2)
     with pytest.raises(ValueError, match="a model that is bidirectional cannot be decoded"):
         classifier.trunk.new_caches()
 

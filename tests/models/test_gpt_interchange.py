@@ -12,7 +12,7 @@ from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
-from lit_attn.models import gpt
+from lit_attn.models import language
 from lit_attn.models.pretrained import load_gpt2, read_state
 from lit_attn.schema.errors import ConfigError
 
@@ -21,7 +21,7 @@ VOCABULARY, CONTEXT, DIM, DEPTH, HEADS = 40, 12, 16, 2, 2
 COPYING = AttentionSpec(residual=SplitConfig(activation="identity", init="copy"))
 
 
-def model(attention: AttentionSpec = PRESETS["standard"]) -> gpt.GPT:
+def model(attention: AttentionSpec = PRESETS["standard"]) -> language.GPT:
     chosen = GPTConfig(
         dim=DIM,
         depth=DEPTH,
@@ -31,7 +31,7 @@ def model(attention: AttentionSpec = PRESETS["standard"]) -> gpt.GPT:
         bias="all",
         attention=attention,
     )
-    return gpt.build(chosen, VOCABULARY, CONTEXT).double().eval()
+    return language.build_gpt(chosen, VOCABULARY, CONTEXT).double().eval()
 
 
 def random_state(prefix: str = "transformer.") -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ from lit_attn.attention.parts import DotConfig, Similarity
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
-from lit_attn.models import gpt, sequence
-from lit_attn.models.budget import count
+from lit_attn.models import language
+from lit_attn.models.factory import count
 
 GPT2 = GPTConfig(dim=768, depth=12, heads=12, ffn=FFN(width=3072), vocabulary_multiple=64)
 CASTED = GPTConfig(
@@ -48,7 +48,7 @@ WIKITEXT = GPTConfig(
 
 
 def parameters(model: GPTConfig, vocabulary: int, context: int) -> int:
-    return count(gpt.build(model, vocabulary, context, device="meta"))
+    return count(language.build_gpt(model, vocabulary, context, device="meta"))
 
 
 def test_nanogpts_gpt2_has_its_published_count() -> None:
@@ -133,7 +133,7 @@ def retrieval(heads: int, similarity: Similarity) -> int:
         pool="zero-padded",
         attention=AttentionSpec(similarity=similarity),
     )
-    network = sequence.build(model, 512, 4096, classes=2, pairs=True, device="meta")
+    network = language.build_classifier(model, 512, 4096, classes=2, pairs=True, device="meta")
     return count(network)
 
 

@@ -9,12 +9,11 @@ from torch import nn
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.models.base import FFN, Model
-from lit_attn.config.models.imagenet import ImageViTConfig, JiTConfig, LocalViTConfig
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.config.models.segmenter import SegmenterConfig
-from lit_attn.config.models.vit import ViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig, ViTConfig
 from lit_attn.config.signatures import ImageLabels
-from lit_attn.models import gpt, sequence
+from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=16)}
@@ -28,7 +27,7 @@ def images(model: Model) -> nn.Module:
 
 
 def classifier(model: SequenceClassifierConfig) -> nn.Module:
-    return sequence.build(model, 11, 8, 3, pairs=False)
+    return language.build_classifier(model, 11, 8, 3, pairs=False)
 
 
 FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
@@ -38,10 +37,10 @@ FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
     "imagenet-vit": (ImageViTConfig(**SMALL, patch=4), images),
     "local-vit": (LocalViTConfig(**SWISH, patch=4), images),
     "jit": (JiTConfig(**SWIGLU, patch=4), images),
-    "gpt": (GPTConfig(**SMALL), lambda model: gpt.build(model, 11, 8)),
+    "gpt": (GPTConfig(**SMALL), lambda model: language.build_gpt(model, 11, 8)),
     "gpt-torch": (
         GPTConfig(**SMALL, init=TORCH, head="untied"),
-        lambda model: gpt.build(model, 11, 8),
+        lambda model: language.build_gpt(model, 11, 8),
     ),
     "sequence": (SequenceClassifierConfig(**SMALL), classifier),
 }

@@ -15,7 +15,7 @@ from lit_attn.config.models.base import FFN
 from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.extras import require_mmseg
 from lit_attn.models import segmenter
-from lit_attn.models.budget import count, describe
+from lit_attn.models.factory import count, describe
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")

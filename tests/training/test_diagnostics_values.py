@@ -19,8 +19,8 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
-from lit_attn.config.models.vit import ViTConfig
-from lit_attn.models import sequence, vit
+from lit_attn.config.models.vision import ViTConfig
+from lit_attn.models import language, vit
 from lit_attn.models.trunk import sinusoids
 from lit_attn.training import layer_inputs
 from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
@@ -258,7 +258,7 @@ def test_padding_does_not_count(name: str) -> None:
     model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name]
     )
-    network = sequence.build(model, 50, 16, classes=10, pairs=True).double()
+    network = language.build_classifier(model, 50, 16, classes=10, pairs=True).double()
     tokens = torch.randint(50, (3, 2, 9))
     present = torch.ones(3, 2, 9, dtype=torch.bool)
     present[..., 6:] = False

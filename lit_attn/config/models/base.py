@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.signatures import ImageSignature, Signature
-from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.base import Config, Kind, load
 from lit_attn.schema.errors import find_nearest_divisor, suggest
 
 if TYPE_CHECKING:
@@ -26,6 +26,15 @@ class FFN(Config):
     width: PositiveInt = Field(description="hidden units; `match: parameters` solves for them")
     activation: Literal["gelu", "gelu-tanh", "relu", "hard-swish", "swiglu"] = Field(
         "gelu", description="nonlinearity between the Linears"
+    )
+
+
+def ffn_field(width: int, activation: str = "gelu") -> Any:
+    """Return the field `ffn` with a default width."""
+    return Field(
+        FFN.model_validate({"width": width, "activation": activation}),
+        description="feed-forward network of every block; null (or `none`): no FFN and no norm "
+        "of it",
     )
 
 
@@ -89,6 +98,20 @@ class Model(Kind):
     @classmethod
     def _read_none(cls, value: Any) -> Any:
         return None if value == "none" else value
+
+
+class PackageModel(Model):
+    """Base of the models of this package, which a function in `lit_attn.models` builds."""
+
+    builder: ClassVar[tuple[str, ...]]
+    """The function as "module:name", and the fields of the signature that it takes."""
+
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        self.check(signature)
+        function, *fields = self.builder
+        values = (getattr(signature, field) for field in fields)
+        network: nn.Module = load(f"lit_attn.models.{function}")(self, *values, device)
+        return network
 
 
 def require_division(key: str, noun: str, number: int, total: int, of: str) -> None:

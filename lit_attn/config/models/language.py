@@ -1,17 +1,13 @@
 """Configurations of language models and sequence classifiers."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.config.models.base import Model, require_division, require_heads
+from lit_attn.config.models.base import PackageModel, require_division, require_heads
 from lit_attn.config.signatures import LabelledTokens, Questions, TokenSignature, TokenStream
-from lit_attn.schema.base import Config, load
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from lit_attn.schema.base import Config
 
 
 class Init(Config):
@@ -34,7 +30,7 @@ class Init(Config):
     )
 
 
-class TokenTransformer(Model):
+class TokenTransformer(PackageModel):
     """Transformer over tokens; the defaults are those of GPT-2 in nanoGPT.
 
     Vocabulary and sequence length come from the data.
@@ -130,6 +126,8 @@ class GPTConfig(TokenTransformer):
 
     takes = (TokenStream, Questions)
 
+    builder = ("language:build_gpt", "vocabulary", "context")
+
     kind: Literal["gpt"] = "gpt"
     head: Literal["tied", "untied", "adaptive"] = Field(
         "tied",
@@ -164,13 +162,6 @@ class GPTConfig(TokenTransformer):
                 f"{signature.vocabulary - 1} at most"
             )
 
-    def build(
-        self, signature: TokenSignature, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        build = load("lit_attn.models.gpt:build")
-        network: nn.Module = build(self, signature.vocabulary, signature.context, device)
-        return network
-
 
 class SequenceClassifierConfig(TokenTransformer):
     """Bidirectional encoder, mean pooling, and a classifier of Linear, ReLU and Linear.
@@ -180,6 +171,8 @@ class SequenceClassifierConfig(TokenTransformer):
 
     takes = (LabelledTokens,)
 
+    builder = ("language:build_classifier", "vocabulary", "context", "classes", "pairs")
+
     kind: Literal["sequence-classifier"] = "sequence-classifier"
     pool: Literal["tokens", "zero-padded"] = Field(
         "tokens",
@@ -187,16 +180,3 @@ class SequenceClassifierConfig(TokenTransformer):
         "context, so that padding counts as zero vectors",
     )
     classifier_width: PositiveInt = Field(128, description="hidden units of the classifier")
-
-    def build(
-        self, signature: LabelledTokens, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        network: nn.Module = load("lit_attn.models.sequence:build")(
-            self,
-            signature.vocabulary,
-            signature.context,
-            signature.classes,
-            signature.pairs,
-            device,
-        )
-        return network

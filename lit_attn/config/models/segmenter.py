@@ -1,19 +1,15 @@
 """The Segmenter (Strudel et al. 2021)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.models.base import FFN, require_tiling
-from lit_attn.config.models.imagenet import ImageViTConfig, Transformer
+from lit_attn.config.models.base import FFN, ffn_field, require_tiling
+from lit_attn.config.models.vision import Transformer
 from lit_attn.config.signatures import ImageMasks
-from lit_attn.schema.base import load, outside_identity
+from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 class SegmenterConfig(Transformer):
@@ -25,14 +21,12 @@ class SegmenterConfig(Transformer):
 
     takes = (ImageMasks,)
 
+    builder = ("segmenter:build", "shape", "classes")
+
     kind: Literal["segmenter"] = "segmenter"
     dim: PositiveInt = Field(192, description="width of the residual stream")
     heads: PositiveInt = Field(3, description="attention heads of a block")
-    ffn: FFN | None = Field(
-        FFN(width=768),
-        description="feed-forward network of encoder and decoder; null (or `none`): no FFN "
-        "and no norm of it",
-    )
+    ffn: FFN | None = ffn_field(768)
     drop_path: float = Field(
         0.1, ge=0, lt=1, description="drop-path rate of the encoder's last layer; linear from 0"
     )
@@ -69,24 +63,3 @@ class SegmenterConfig(Transformer):
     def check_files(self) -> None:
         if self.checkpoint is not None and not self.checkpoint.is_file():
             raise ConfigError(f"model.checkpoint: no file {self.checkpoint}")
-
-    def build(
-        self, signature: ImageMasks, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        build = load("lit_attn.models.segmenter:build")
-        network: nn.Module = build(self, signature.shape, signature.classes, device)
-        return network
-
-    @property
-    def encoder(self) -> ImageViTConfig:
-        """The encoder as an ImageViT; it is built without a classifier."""
-        return ImageViTConfig(
-            attention=self.attention,
-            ffn=self.ffn,
-            dim=self.dim,
-            depth=self.depth,
-            heads=self.heads,
-            patch=self.patch,
-            drop_path=self.drop_path,
-            norm_eps=1e-5,
-        )

@@ -1,37 +1,31 @@
-"""Models for images of ImageNet's size, after the published set-ups (docs/setups.md)."""
+"""Vision transformers, for images of ImageNet's size (docs/setups.md) and for small ones."""
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.config.models.base import (
     FFN,
-    Model,
+    PackageModel,
+    ffn_field,
     require_division,
     require_heads,
     require_one_size,
     require_tiling,
 )
-from lit_attn.config.signatures import ImageLabels
-from lit_attn.schema.base import load
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from lit_attn.config.signatures import ImageLabels, Signature
 
 
-class Transformer(Model):
+class Transformer(PackageModel):
     """Base of the models of images; the defaults are those of ViT-S/16."""
+
+    takes: ClassVar[tuple[type[Signature], ...]] = (ImageLabels,)
 
     dim: PositiveInt = Field(384, description="width of the residual stream")
     depth: PositiveInt = Field(12, description="number of blocks")
     heads: PositiveInt = Field(6, description="attention heads of a block")
     patch: PositiveInt = Field(16, description="side of a patch in pixels")
-    ffn: FFN | None = Field(
-        FFN(width=1536),
-        description="feed-forward network of every block; null (or `none`): no FFN and no "
-        "norm of it",
-    )
+    ffn: FFN | None = ffn_field(1536)
     drop_path: float = Field(
         0.0, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
     )
@@ -51,9 +45,9 @@ class ImageViTConfig(Transformer):
     ViT-S/16 of Beyer et al. 2022.
     """
 
-    takes = (ImageLabels,)
-
     activations = ("gelu", "gelu-tanh")
+
+    builder = ("imagenet_vit:build", "shape", "classes")
 
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
@@ -73,13 +67,6 @@ class ImageViTConfig(Transformer):
     def check(self, signature: ImageLabels) -> None:
         require_tiling(self.patch, image_sizes(signature))
 
-    def build(
-        self, signature: ImageLabels, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        build = load("lit_attn.models.imagenet_vit:build")
-        network: nn.Module = build(self, signature.shape, signature.classes, device)
-        return network
-
 
 class LocalViTConfig(Transformer):
     """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token skips.
@@ -90,9 +77,9 @@ class LocalViTConfig(Transformer):
     positions, which the optimiser, built earlier, does not train.
     """
 
-    takes = (ImageLabels,)
-
     activations = ("hard-swish",)
+
+    builder = ("imagenet_vit:build_local", "shape", "classes")
 
     kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "fixed"] = Field(
@@ -100,24 +87,13 @@ class LocalViTConfig(Transformer):
         description="learned; fixed: a change of the image size makes new positions that "
         "never train",
     )
-    ffn: FFN | None = Field(
-        FFN(width=1536, activation="hard-swish"),
-        description="feed-forward network of every block; null (or `none`): no FFN and no "
-        "norm of it",
-    )
+    ffn: FFN | None = ffn_field(1536, "hard-swish")
     drop_path: float = Field(
         0.1, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
     )
 
     def check(self, signature: ImageLabels) -> None:
         require_tiling(self.patch, image_sizes(signature))
-
-    def build(
-        self, signature: ImageLabels, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        build = load("lit_attn.models.local_vit:build")
-        network: nn.Module = build(self, signature.shape, signature.classes, device)
-        return network
 
 
 class JiTConfig(Transformer):
@@ -128,18 +104,14 @@ class JiTConfig(Transformer):
     `ffn.width` is the hidden width of SwiGLU.
     """
 
-    takes = (ImageLabels,)
-
     activations = ("swiglu",)
+
+    builder = ("jit:build", "shape", "classes")
 
     kind: Literal["jit"] = "jit"
     dim: PositiveInt = Field(768, description="width of the residual stream")
     heads: PositiveInt = Field(12, description="attention heads of a block")
-    ffn: FFN | None = Field(
-        FFN(width=2048, activation="swiglu"),
-        description="feed-forward network of every block; null (or `none`): no FFN and no "
-        "norm of it",
-    )
+    ffn: FFN | None = ffn_field(2048, "swiglu")
     bottleneck: PositiveInt = Field(
         128, description="width between the two maps of the patch embedding"
     )
@@ -161,12 +133,55 @@ class JiTConfig(Transformer):
         require_one_size(self.kind, signature)
         require_tiling(self.patch, [signature.shape[1:]])
 
-    def build(
-        self, signature: ImageLabels, device: "torch.device | str | None" = None
-    ) -> "nn.Module":
-        build = load("lit_attn.models.jit:build")
-        network: nn.Module = build(self, signature.shape, signature.classes, device)
-        return network
+
+class ViTConfig(PackageModel):
+    """Pre-norm vision transformer with a class token, for images of one size."""
+
+    takes = (ImageLabels,)
+
+    builder = ("vit:build", "shape", "classes")
+
+    kind: Literal["vit"] = "vit"
+    dim: PositiveInt = Field(description="width of the residual stream")
+    depth: PositiveInt = Field(description="number of blocks")
+    heads: PositiveInt = Field(description="attention heads of a block")
+    patch: PositiveInt = Field(description="side of a patch in pixels")
+    qkv_bias: bool = Field(False, description="biases of the projections to q, k and v")
+    patchify: Literal["plain", "shifted"] = Field(
+        "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
+    )
+    local_self_attention: bool = Field(
+        False, description="LSA: learned temperature per layer, no token attends to itself"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after W and inside the FFN")
+    embed_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the embeddings")
+    drop_path: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="drop-path rate of the last layer (linear) or of all layers (constant)",
+    )
+    drop_path_schedule: Literal["linear", "constant"] = Field(
+        "linear", description="drop-path rate over the layers: linear from 0, or constant"
+    )
+    init: Literal["xavier", "torch", "timm"] = Field(
+        "timm", description="initial values of the Linears; timm: normal, deviation 0.02"
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        require_heads(self.attention, self.heads)
+        if self.local_self_attention:
+            try:
+                self.attention.similarity.check_local_self_attention()
+            except ValueError as error:
+                raise ValueError(f"local_self_attention: {error}") from error
+        return self
+
+    def check(self, signature: ImageLabels) -> None:
+        require_one_size(self.kind, signature)
+        require_tiling(self.patch, [signature.shape[1:]])
 
 
 def image_sizes(signature: ImageLabels) -> list[tuple[int, int]]:

@@ -1,10 +1,12 @@
-"""Causal language models, from GPT-2 to Transformer++ and MGK's WikiText-103 models.
+"""Causal language models, from GPT-2 to Transformer++, and the classifier of token sequences.
 
 Sources of the shapes that the experiments use:
 - GPT-2: github.com/karpathy/nanoGPT, and the branch `casted` of
   github.com/KellerJordan/modded-nanogpt
 - Transformer++ for DCMHA (arXiv:2405.08553): github.com/Caiyun-AI/DCFormer
-- WikiText-103 for MGK (arXiv:2110.08678): github.com/minhtannguyen/transformer-mgk
+- WikiText-103 and the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) for MGK
+  (arXiv:2110.08678): github.com/minhtannguyen/transformer-mgk, whose arena code comes from
+  github.com/mlpen/Nystromformer
 
 Shapes: B batch, n tokens, d width, V vocabulary. tokens: (B, n) int64 -> logits: (B, n, V).
 """
@@ -19,9 +21,9 @@ from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models.language import GPTConfig
+from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
-from lit_attn.models.seeded_draws import by_name
+from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.trunk import Trunk, initialise
 
 
@@ -78,12 +80,69 @@ class GPT(nn.Module):
         return nll.masked_scatter(predicted, predicted_nll).unflatten(0, targets.shape)
 
 
-def build(model: GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
+def build_gpt(model: GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
     """Build the network that `model` describes; initialise it except on the meta device."""
     network = GPT(model, vocabulary, context, device)
-    if not network.trunk.tokens.weight.is_meta:
-        with by_name(network):
-            initialise(network, model, tied=model.head != "untied")
+    draw_parameters(network, lambda: initialise(network, model, tied=model.head != "untied"))
+    return network
+
+
+class SequenceClassifier(nn.Module):
+    """Bidirectional trunk, mean pooling, then Linear, ReLU, Linear.
+
+    tokens: (B, n), or (B, 2, n) for pairs of documents; `present` has the same shape and is False
+    where a token is padding. For pairs of documents the classifier sees [x0, x1, x0 x1, x0 - x1] of
+    their pooled vectors.
+    """
+
+    def __init__(
+        self,
+        model: SequenceClassifierConfig,
+        vocabulary: int,
+        context: int,
+        classes: int,
+        pairs: bool = False,
+        device: Device = None,
+    ) -> None:
+        super().__init__()
+        self.pool = model.pool
+        self.pairs = pairs
+        self.trunk = Trunk(model, vocabulary, context, is_causal=False, device=device)
+        features = 4 * model.dim if pairs else model.dim
+        self.classifier = nn.Sequential(
+            nn.Linear(features, model.classifier_width, device=device),
+            nn.ReLU(),
+            nn.Linear(model.classifier_width, classes, device=device),
+        )
+
+    def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
+        if self.pairs:
+            first, second = (self.document(tokens[:, i], present[:, i]) for i in (0, 1))
+            features = torch.cat([first, second, first * second, first - second], dim=-1)
+        else:
+            features = self.document(tokens, present)
+        logits: Tensor = self.classifier(features)
+        return logits
+
+    def document(self, tokens: Tensor, present: Tensor) -> Tensor:
+        """Return the pooled vector of each document, (B, d)."""
+        hidden = self.trunk(tokens, present)
+        weights = present.to(hidden.dtype)[..., None]
+        total = (hidden * weights).sum(1)
+        return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
+
+
+def build_classifier(
+    model: SequenceClassifierConfig,
+    vocabulary: int,
+    context: int,
+    classes: int,
+    pairs: bool = False,
+    device: Device = None,
+) -> SequenceClassifier:
+    """Build the network that `model` describes; initialise it except on the meta device."""
+    network = SequenceClassifier(model, vocabulary, context, classes, pairs, device)
+    draw_parameters(network, lambda: initialise(network, model, tied=False))
     return network
 
 
