@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric
+from lit_attn.report.formats import Cell
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -55,20 +55,6 @@ class Column:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Row:
-    """Printed cells of one variant: the name, the value, then the rest.
-
-    The value is bold for the best mean and starred if the variant passes the corrected test. A
-    dagger marks a name whose records do not compare with the baseline's.
-    """
-
-    cells: list[str]
-    is_bold: bool
-    is_starred: bool
-    is_daggered: bool
-
-
 def make_scale(summary: pd.DataFrame) -> Scale:
     """Choose the decimals and units of a table: the median spread keeps two significant digits."""
     spreads = summary["sd"][summary["sd"] > 0]
@@ -78,43 +64,27 @@ def make_scale(summary: pd.DataFrame) -> Scale:
     return Scale(digits, _choose_unit(summary["flops"]), _choose_unit(summary["peak_memory"]))
 
 
-def make_rows(summary: pd.DataFrame, columns: list[Column], scale: Scale) -> list[Row]:
-    """Print the rows of `summary`."""
-    records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
-    return [
-        Row(
-            [column.text(record, scale) for column in columns if column.text],
-            record["best"],
-            record["significant"],
-            record["mixed"],
-        )
-        for record in records
-    ]
-
-
-def used_columns(summary: pd.DataFrame) -> list[Column]:
-    """Return the printed columns that have a value in at least one row."""
-    scale = make_scale(summary)
-    printed = [column for column in COLUMNS if column.text]
-    cells = zip(*(row.cells for row in make_rows(summary, printed, scale)), strict=True)
-    always = ("variant", "value", "n")
-    return [
-        column
-        for column, texts in zip(printed, cells, strict=True)
-        if column.key in always or set(texts) != {NOTHING}
-    ]
+def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
+    """Print a column. The value has the mark of the best variant, the name that of mixed rows."""
+    assert column.text is not None
+    cells = [Cell(column.text(record, scale)) for record in records]
+    if column.key == "value":
+        return [
+            cell._replace(is_bold=record["best"], mark=STAR if record["significant"] else "")
+            for cell, record in zip(cells, records, strict=True)
+        ]
+    if column.key == "variant":
+        return [
+            cell._replace(mark=DAGGER if record["mixed"] else "")
+            for cell, record in zip(cells, records, strict=True)
+        ]
+    return cells
 
 
 def to_frame(records: list[Record]) -> pd.DataFrame:
     """Return the records as a frame with the CSV fields of all columns and their types."""
     types = {name: kind for column in COLUMNS for name, kind in column.fields.items()}
     return pd.DataFrame(records, columns=list(types)).astype(types)
-
-
-def headings(columns: list[Column], metric: Metric, scale: Scale) -> list[str]:
-    """Return the printed headings of `columns`."""
-    names = {"label": metric.label, "flops": scale.flops.prefix, "memory": scale.memory.prefix}
-    return [column.heading.format(**names) for column in columns]
 
 
 def _choose_unit(values: "pd.Series[Any]") -> Unit:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -45,9 +46,6 @@ SETTINGS: Any = {
     "ytick.major.width": 0.6,
     "legend.frameon": False,
 }
-
-Curve = dict[int, list[float]]
-"""Values of all seeds by training time (epoch or step)."""
 
 Key = dict[str, tuple[Any, str]]
 """Colour and line style by legend label."""
@@ -105,21 +103,22 @@ def sd(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def draw_band(axes: "Axes", curve: Curve, colour: Any, dash: str, alpha: float = 0.2) -> None:
+def draw_band(
+    axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, alpha: float = 0.2
+) -> None:
     """Draw the mean of a curve in a band of one standard deviation with opacity `alpha`.
 
-    A curve with a single time is drawn as a point, because a line of one point is invisible.
+    `curve` has the values of all seeds, indexed by time. A curve with a single time is drawn as a
+    point, because a line of one point is invisible.
     """
-    if not curve:
-        return
-    means = [statistics.fmean(values) for values in curve.values()]
-    spreads = [sd(values) for values in curve.values()]
-    if len(curve) == 1:
-        axes.errorbar(list(curve), means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
-        return
-    low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
-    axes.fill_between(list(curve), low, high, color=colour, alpha=alpha, linewidth=0)
-    axes.plot(list(curve), means, color=colour, linestyle=dash, linewidth=1.1)
+    groups = curve.groupby(level=0)
+    means, spreads = groups.mean(), groups.std().fillna(0)
+    if len(means) == 1:
+        axes.errorbar(means.index, means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
+    elif len(means):
+        ends = (means - spreads, means + spreads)
+        axes.fill_between(means.index, *ends, color=colour, alpha=alpha, linewidth=0)
+        axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
 
 
 def shorten(name: str, letters: int) -> str:

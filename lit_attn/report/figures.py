@@ -7,23 +7,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
+from lit_attn.report import drawing
 from lit_attn.report.columns import BUSY, STAR
 from lit_attn.report.comparison import Comparisons
-from lit_attn.report.drawing import (
-    COLOURS,
-    GREY,
-    MOST_PANELS,
-    MOST_ROWS,
-    Curve,
-    draw_band,
-    new_figure,
-    new_panels,
-    panel_title,
-    sd,
-    shorten,
-    use_integer_ticks,
-)
+from lit_attn.report.drawing import COLOURS, GREY, sd, shorten
 from lit_attn.report.read import StudyRecord
 
 if TYPE_CHECKING:
@@ -32,28 +21,12 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-CAPTIONS = {
-    "seeds": "Variants from best to worst below the baseline (first row). Left: the value of every "
-    "seed (dots) and the mean (bar). Right: the difference of every seed to the baseline (dots), "
-    "the mean difference (bar) and its 95 % paired t interval (line); * marks the variants with a "
-    "star in the table. Equal values stand above each other. A triangle at the edge with a number "
-    f"is a value outside the axis. At most {MOST_ROWS} variants are shown.",
-    "curves": "Learning curves: mean and one standard deviation over the seeds that finished. The "
-    "baseline is grey and dashed. The vertical axis covers the last three quarters of training. At "
-    f"most {MOST_PANELS} variants are shown.",
-    "cost": "Mean and standard deviation over seeds, plotted against the costs that differ between "
-    "variants: trainable parameters, FLOPs of the forward pass of one sample (matrix products and "
-    "convolutions only), and the median time of a training step where the seeds agree on it. Names "
-    "stand at the height of the mean; a number behind a name is a mean outside the axis. "
-    f"At most {MOST_ROWS} variants are shown.",
-}
-
 
 def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     """Draw a forest plot: the value of every seed, and its difference to the baseline."""
     metric, baseline = study.plan.metric, study.values(study.plan.baseline)
-    names = _order_variants(study, comparisons)[:MOST_ROWS]
-    figure = new_figure(0.26 * len(names) + 0.75)
+    names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
+    figure = drawing.new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     differences = {
         name: [v - baseline[seed] for seed, v in study.values(name).items() if seed in baseline]
@@ -146,61 +119,55 @@ def draw_curves(study: StudyRecord) -> "Figure | None":
     Curves of fewer than three evaluations show no learning and are not drawn.
     """
     unit, curves = _read_curves(study)
-    baseline = curves.pop(study.plan.baseline, {})
-    shown = {name: curve for name, curve in curves.items() if len(curve) > 2}
-    if not curves and len(baseline) > 2:
-        shown, baseline = {study.plan.baseline: baseline}, {}
-    shown = dict(itertools.islice(shown.items(), MOST_PANELS))
+    curves = {name: curve for name, curve in curves.items() if curve.index.nunique() > 2}
+    baseline = curves.get(study.plan.baseline)
+    shown = {name: curve for name, curve in curves.items() if name != study.plan.baseline}
+    shown = dict(list((shown or curves).items())[: drawing.MOST_PANELS])
     if not shown:
         return None
-    figure, panels = new_panels(len(shown))
+    figure, panels = drawing.new_panels(len(shown))
     for axes, (name, curve) in zip(panels, shown.items(), strict=True):
-        draw_band(axes, baseline, GREY, "--")
-        draw_band(axes, curve, COLOURS[0], "-")
-        axes.set_title(panel_title(name))
-    panels[0].set_ylim(_late_range([*shown.values(), baseline]))
-    use_integer_ticks(panels[0])
+        if baseline is not None and curve is not baseline:
+            drawing.draw_band(axes, baseline, GREY, "--")
+        drawing.draw_band(axes, curve, COLOURS[0], "-")
+        axes.set_title(drawing.panel_title(name))
+    panels[0].set_ylim(_late_range([*shown.values(), *([] if baseline is None else [baseline])]))
+    drawing.use_integer_ticks(panels[0])
     figure.supxlabel(unit, fontsize=8)
     figure.supylabel(study.plan.metric.label, fontsize=8)
     return figure
 
 
-def _read_curves(study: StudyRecord) -> tuple[str, dict[str, Curve]]:
-    """Return the unit of training time ("epoch" or "step") and each variant's finite values.
+def _read_curves(study: StudyRecord) -> "tuple[str, dict[str, pd.Series[float]]]":
+    """Return the unit of time ("epoch" or "step") and each variant's finite values by time.
 
     Only variants that can be drawn are read.
     """
     names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    names = list(dict.fromkeys([study.plan.baseline, *names]))[: MOST_PANELS + 1]
-    rows = {
-        name: [cell.curve(study.plan.metric) for cell in study.finished_cells(name)]
-        for name in names
-    }
-    # A language model can be evaluated many times in one epoch; then only steps are distinct.
-    is_once_per_epoch = all(
-        len({row.epoch for row in cell}) == len(cell) for cells in rows.values() for cell in cells
-    )
-    curves: dict[str, Curve] = {}
-    for name, cells in rows.items():
-        values = defaultdict(list)
-        for row in itertools.chain.from_iterable(cells):
-            if math.isfinite(row.value):
-                values[row.epoch + 1 if is_once_per_epoch else row.step].append(row.value)
-        curves[name] = dict(sorted(values.items()))
-    return "epoch" if is_once_per_epoch else "step", curves
-
-
-def _late_range(curves: list[Curve]) -> tuple[float, float]:
-    """Return the range of values after the first quarter of training, where curves differ."""
-    times = sorted({time for curve in curves for time in curve})
-    late = times[0] + (times[-1] - times[0]) / 4
-    ends = [
-        statistics.fmean(values) + sign * sd(values)
-        for curve in curves
-        for time, values in curve.items()
-        if time >= late
-        for sign in (-1, 1)
+    names = list(dict.fromkeys([study.plan.baseline, *names]))[: drawing.MOST_PANELS + 1]
+    cells = [cell for name in names for cell in study.finished_cells(name)]
+    rows = [
+        (cell.variant, cell.seed, row.epoch + 1, row.step, row.value)
+        for cell in cells
+        for row in cell.curve(study.plan.metric)
     ]
+    frame = pd.DataFrame(rows, columns=["variant", "seed", "epoch", "step", "value"])
+    frame = frame.astype({"value": float})
+    # A language model can be evaluated many times in one epoch; then only steps are distinct.
+    unit = "step" if frame.duplicated(["variant", "seed", "epoch"]).any() else "epoch"
+    frame = frame[np.isfinite(frame["value"])].set_index(unit)
+    return unit, {str(name): rows["value"] for name, rows in frame.groupby("variant", sort=False)}
+
+
+def _late_range(curves: "list[pd.Series[float]]") -> tuple[float, float]:
+    """Return the range of values after the first quarter of training, where curves differ."""
+    times = np.concatenate([curve.index for curve in curves])
+    late = times.min() + (times.max() - times.min()) / 4
+    ends = []
+    for curve in curves:
+        groups = curve[curve.index >= late].groupby(level=0)
+        spread = groups.std().fillna(0)
+        ends += [(groups.mean() - spread).min(), (groups.mean() + spread).max()]
     margin = 0.05 * (max(ends) - min(ends)) or 0.5
     return min(ends) - margin, max(ends) + margin
 
@@ -222,7 +189,7 @@ def draw_cost(study: StudyRecord) -> "Figure | None":
     from matplotlib.ticker import EngFormatter
 
     names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    names = names[:MOST_ROWS]
+    names = names[: drawing.MOST_ROWS]
     means = {name: statistics.fmean(study.values(name).values()) for name in names}
     costs = {label: _median_costs(study, names, cost) for cost, label in COSTS.items()}
     costs = {
@@ -232,7 +199,7 @@ def draw_cost(study: StudyRecord) -> "Figure | None":
     }
     if not costs:
         return None
-    figure = new_figure(max(2.5, 0.13 * len(names) + 0.7))
+    figure = drawing.new_figure(max(2.5, 0.13 * len(names) + 0.7))
     # The last column has the names.
     *panels, legend = figure.subplots(
         1, len(costs) + 1, sharey=True, width_ratios=[*[1] * len(costs), 0.45]

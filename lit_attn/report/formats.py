@@ -1,149 +1,93 @@
-"""A result table as Markdown, LaTeX (booktabs) and HTML, whatever characters its names have."""
+"""A table of strings as Markdown, LaTeX (booktabs), HTML and CSV, whatever characters it has."""
 
-import html
 import re
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
+import yaml
 
-from lit_attn.cells.records import Metric
-from lit_attn.report.caption import Caption
-from lit_attn.report.columns import (
-    DAGGER,
-    STAR,
-    Row,
-    headings,
-    make_rows,
-    make_scale,
-    used_columns,
-)
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
 
-COMMANDS = {
-    **{character: rf"\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "`": r"\textasciigrave{}",
-    "\N{EN DASH}": r"\textendash{}",
-    "\N{EM DASH}": r"\textemdash{}",
-    "…": r"\dots{}",
-    "†": r"\textdagger{}",
-    "°": r"\textdegree{}",
-    "\N{FIGURE SPACE}": r"\phantom{0}",
-}
-
-# Names of Unicode. LaTeX has no commands for Greek letters that look like Latin ones.
-SMALL_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau "
-    "upsilon phi chi psi omega"
-)
-CAPITAL_GREEK = "Gamma Delta Theta Lamda Xi Pi Sigma Upsilon Phi Psi Omega"
-
-MATHS = {
-    "\N{MINUS SIGN}": "-",
-    "±": r"\pm",
-    "\N{MULTIPLICATION SIGN}": r"\times",
-    "·": r"\cdot",
-    "≤": r"\le",
-    "≥": r"\ge",
-    "≠": r"\ne",
-    "≈": r"\approx",
-    "∞": r"\infty",
-    "→": r"\to",
-    "⊥": r"\perp",
-    "∥": r"\parallel",
-    "√": r"\surd",
-    **{
-        unicodedata.lookup(f"GREEK {size} LETTER {name}"): rf"\{name}".replace("amda", "ambda")
-        for size, names in (("SMALL", SMALL_GREEK), ("CAPITAL", CAPITAL_GREEK))
-        for name in names.split()
-    },
-}
+ASSETS = Path(__file__).parent / "assets"
+"""Templates, style sheet, script and captions of the report."""
 
 RAISED = {"<super>": "^", "<sub>": "_"}
 
 # Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
-
-LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
-"""Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
-
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 FIGURE_SPACE = "\N{FIGURE SPACE}"
 
 
+class Cell(NamedTuple):
+    """Text of one cell. `mark` is raised behind the text, `link` is its address in HTML."""
+
+    text: str
+    is_bold: bool = False
+    mark: str = ""
+    link: str = ""
+
+
 @dataclass(frozen=True)
 class Table:
-    """Keys and headings of the columns, rows and caption of a result table as plain text."""
+    """Headings and rows of a table, and the lines of its caption as plain text.
 
-    keys: list[str]
+    `kind` is the class of the table in HTML.
+    """
+
     headings: list[str]
-    rows: list[Row]
-    caption: Caption
-
-    @property
-    def sentences(self) -> list[str]:
-        """The sentences of the caption that concern these columns."""
-        notes = self.caption.columns
-        return [*(notes[key] for key in self.keys if key in notes), *self.caption.notes]
-
-    def select(self, keys: tuple[str, ...]) -> "Table":
-        """Return the table with the columns in `keys` only."""
-        places = [place for place, key in enumerate(self.keys) if key in keys]
-        rows = [replace(row, cells=[row.cells[place] for place in places]) for row in self.rows]
-        headings = [self.headings[place] for place in places]
-        return Table([self.keys[place] for place in places], headings, rows, self.caption)
-
-
-def make_table(summary: pd.DataFrame, metric: Metric, caption: Caption) -> Table:
-    """Print `summary` without the columns that would be empty in every row."""
-    columns, scale = used_columns(summary), make_scale(summary)
-    keys = [column.key for column in columns]
-    rows = make_rows(summary, columns, scale)
-    return Table(keys, headings(columns, metric, scale), rows, caption)
+    rows: list[list[Cell]]
+    title: str = ""
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    kind: str = "plain"
 
 
 def to_markdown(table: Table) -> str:
     """Return a pipe table with its caption below."""
     lines = [
-        "| " + " | ".join(markdown(heading) for heading in table.headings) + " |",
-        "|" + "|".join("---" if i == 0 else "---:" for i in range(len(table.headings))) + "|",
+        "| " + " | ".join(map(markdown, table.headings)) + " |",
+        "|---|" + "---:|" * (len(table.headings) - 1),
+        *("| " + " | ".join(map(_markdown_cell, row)) + " |" for row in table.rows),
+        "",
+        f"**{markdown(table.title)}**",
+        *(f"**Warning: {markdown(warning)}**" for warning in table.warnings),
+        *map(markdown, table.notes),
     ]
-    for row in table.rows:
-        name, value, *rest = map(markdown, row.cells)
-        name += f" {DAGGER}" if row.is_daggered else ""
-        value = f"**{value}**" if row.is_bold else value
-        value += f" {markdown(STAR)}" if row.is_starred else ""
-        lines.append("| " + " | ".join([name, value, *rest]) + " |")
-    caption = table.caption
-    lines += ["", f"**{markdown(caption.title)}**"]
-    lines += [f"**Warning: {markdown(warning)}**" for warning in caption.warnings]
-    lines += map(markdown, table.sentences)
     return "\n".join([*lines, ""])
 
 
-def to_latex(table: Table, label: str) -> str:
-    """Return a table named `tab:label` with LATEX_COLUMNS, aligned at the decimal points.
+def _markdown_cell(cell: Cell) -> str:
+    text = markdown(cell.text)
+    text = f"**{text}**" if cell.is_bold else text
+    return f"{text} {markdown(cell.mark)}" if cell.mark else text
 
-    The caption is short; the definitions of the columns follow the table as notes. The alignment
-    uses invisible digits, so that the table needs no package but booktabs.
+
+def to_latex(table: Table, label: str) -> str:
+    """Return a table named `tab:label` with a short caption and the notes below the table.
+
+    Numbers are aligned at the decimal points by invisible digits, so that the table needs no
+    package but booktabs.
     """
-    table = table.select(LATEX_COLUMNS)
-    caption = table.caption
-    columns = zip(*(row.cells for row in table.rows), strict=True)
-    aligned = zip(*(align_numbers(list(column)) for column in columns), strict=True)
-    rows = [replace(row, cells=list(cells)) for row, cells in zip(table.rows, aligned, strict=True)]
+    columns = [
+        align_numbers([cell.text for cell in column]) for column in zip(*table.rows, strict=True)
+    ]
+    rows = [
+        [cell._replace(text=text) for cell, text in zip(row, texts, strict=True)]
+        for row, texts in zip(table.rows, zip(*columns, strict=True), strict=True)
+    ]
     safe_label = "".join(c if c.isascii() and c.isalnum() else "-" for c in label)
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering\small",
-        rf"\caption{{{latex(caption.title)}}}",
+        rf"\caption{{{latex(table.title)}}}",
         rf"\label{{tab:{safe_label}}}",
         r"\begin{tabular}{@{}l" + "r" * (len(table.headings) - 1) + "@{}}",
         r"\toprule",
@@ -153,8 +97,8 @@ def to_latex(table: Table, label: str) -> str:
         r"\bottomrule",
         r"\end{tabular}\par\smallskip",
         r"\begin{minipage}{\linewidth}\footnotesize",
-        *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in caption.warnings),
-        *map(latex, table.sentences),
+        *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in table.warnings),
+        *map(latex, table.notes),
         r"\end{minipage}",
         r"\end{table}",
     ]
@@ -188,51 +132,53 @@ def align_numbers(cells: list[str]) -> list[str]:
     ]
 
 
-def _latex_row(row: Row) -> str:
-    name, value, *rest = map(latex, row.cells)
-    name += rf"\textsuperscript{{{latex(DAGGER)}}}" if row.is_daggered else ""
-    value = rf"\textbf{{{value}}}" if row.is_bold else value
-    # The star takes no width, which would shift the number.
-    value += rf"\rlap{{\textsuperscript{{{STAR}}}}}" if row.is_starred else ""
+def _latex_row(cells: list[Cell]) -> str:
+    row = " & ".join(map(_latex_cell, cells))
     # Without a guard the end of the previous row takes these characters for its own argument.
-    guard = "{}" if name.startswith(("[", "*")) else ""
-    return guard + " & ".join([name, value, *rest]) + r" \\"
+    return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = latex(cell.text)
+    text = rf"\textbf{{{text}}}" if cell.is_bold else text
+    # The mark takes no width, which would shift the number.
+    return text + (rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else "")
 
 
 def to_html(table: Table) -> str:
-    """Return the table as HTML, with its caption below."""
-    caption = table.caption
-    sentences = [
-        f"<strong>{html.escape(caption.title)}</strong>",
-        *(f'<span class="alert">Warning: {html.escape(w)}</span>' for w in caption.warnings),
-        *map(html.escape, table.sentences),
-    ]
-    return html_table(table.headings, list(map(_html_row, table.rows)), sentences, "results")
+    """Return the table as HTML that scrolls sideways, with its caption below."""
+    macros = templates().get_template("table.html").module
+    return str(macros.table(table))  # type: ignore[attr-defined]
 
 
-def html_table(
-    headings: list[str], rows: list[str], sentences: list[str], kind: str = "plain"
-) -> str:
-    """Return a table of class `kind` that scrolls sideways, and its caption below, which does not.
+@cache
+def templates() -> "Environment":
+    """Return the Jinja2 environment of the templates in ASSETS, which escapes all text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    `rows` are `<tr>` elements, `sentences` the HTML of the caption's lines.
-    """
-    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
-    body, caption = "\n".join(rows), "<br>\n".join(sentences)
-    return (
-        f'<div class="wide">\n<table class="{kind}">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
-        f'<p class="caption">{caption}</p>\n'
+    return Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
-def _html_row(row: Row) -> str:
-    name, value, *rest = map(html.escape, row.cells)
-    name += f"<sup>{DAGGER}</sup>" if row.is_daggered else ""
-    value = f"<strong>{value}</strong>" if row.is_bold else value
-    value += f"<sup>{STAR}</sup>" if row.is_starred else ""
-    cells = "".join(f"<td>{cell}</td>" for cell in (value, *rest))
-    return f'<tr><th scope="row">{name}</th>{cells}</tr>'
+def to_csv(frame: "pd.DataFrame") -> str:
+    """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula."""
+    frame = frame.rename(columns=_neutralise)
+    for name in frame.select_dtypes(include=["object", "string"]):
+        frame[name] = frame[name].map(_neutralise)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _neutralise(value: object) -> object:
+    """Put an apostrophe before a text that a spreadsheet would evaluate."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
 
 
 def markdown(text: str) -> str:
@@ -251,11 +197,16 @@ def latex(text: str) -> str:
     return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
 
 
+@cache
+def _latex_commands() -> dict[str, str]:
+    """Return the commands of special characters."""
+    commands = yaml.safe_load((ASSETS / "latex.yaml").read_text(encoding="utf-8"))
+    return {**commands, FIGURE_SPACE: r"\phantom{0}"}
+
+
 def _latex_character(c: str) -> str:
-    if c in COMMANDS:
-        return COMMANDS[c]
-    if c in MATHS:
-        return f"${MATHS[c]}$"
+    if c in _latex_commands():
+        return _latex_commands()[c]
     if c.isascii():
         return c if c.isprintable() else " "
     decomposed = unicodedata.normalize("NFD", c)

@@ -1,6 +1,5 @@
 """Results that only a study of segmentation has: the IoU of each class, and predicted pictures."""
 
-import html
 import statistics
 import textwrap
 from pathlib import Path
@@ -10,28 +9,15 @@ import pandas as pd
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Legend
-from lit_attn.report.drawing import (
-    GREY,
-    LETTER_WIDTH,
-    LINE_HEIGHT,
-    WIDTH,
-    legend_columns,
-    new_figure,
-    sd,
-)
-from lit_attn.report.formats import html_table
+from lit_attn.report import drawing
+from lit_attn.report.drawing import GREY, sd
+from lit_attn.report.formats import Cell, Table
 from lit_attn.report.read import LOG, StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
-
-CAPTIONS = {
-    "pictures": "Evaluation images, their labels (black: unlabelled) and the predictions after the "
-    "last training step with the first seed. The legend names the weights that predict and the "
-    "classes that occur.",
-}
 
 WEIGHTS = {
     "trained": "the weights after the last step",
@@ -62,30 +48,27 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["class", "variant", "mean", "sd", "n"])
 
 
-def make_class_table(classes: pd.DataFrame) -> str:
-    """Return the class frame as an HTML table: classes down, variants across, best means bold."""
+def make_class_table(classes: pd.DataFrame) -> Table:
+    """Return the class frame as a table: classes down, variants across, best means bold."""
     variants = list(dict.fromkeys(classes["variant"]))
     rows = []
-    for label in dict.fromkeys(classes["class"]):
-        values = classes[classes["class"] == label].set_index("variant")
+    for label, values in classes.set_index("variant").groupby("class", sort=False):
         # A mean over fewer seeds than another variant's is never the best one.
         best = values.loc[values["n"] == values["n"].max(), "mean"].max()
-        cells = ""
+        row = [Cell(str(label))]
         for variant in variants:
-            text = "\N{EM DASH}"
-            if variant in values.index:
-                value = values.loc[variant]
-                text = f"{value['mean']:.2f}"
-                text = f"<strong>{text}</strong>" if value["mean"] == best else text
-                text += "" if pd.isna(value["sd"]) else f" ± {value['sd']:.2f}"
-            cells += f"<td>{text}</td>"
-        rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
-    sentence = (
-        "<strong>IoU of each class (%).</strong> Mean ± standard deviation over the seeds that "
-        "finished; the best mean of each class over all seeds is bold. A class that is neither "
-        "labelled nor predicted has no IoU."
+            if variant not in values.index:
+                row.append(Cell("\N{EM DASH}"))
+                continue
+            mean, spread = values.loc[variant, ["mean", "sd"]]
+            text = f"{mean:.2f}" if pd.isna(spread) else f"{mean:.2f} ± {spread:.2f}"
+            row.append(Cell(text, is_bold=mean == best))
+        rows.append(row)
+    note = (
+        "Mean ± standard deviation over the seeds that finished; the best mean of each class over "
+        "all seeds is bold. A class that is neither labelled nor predicted has no IoU."
     )
-    return html_table(["class", *variants], rows, [sentence])
+    return Table(["class", *variants], rows, "IoU of each class (%).", notes=[note])
 
 
 def draw_pictures(study: StudyRecord) -> "Figure | None":
@@ -113,10 +96,10 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     rows = {"image": [panel[0] for panel in first], "labels": [panel[1] for panel in first]}
     rows |= {name: [panel[2] for panel in panels] for name, panels in shown.items()}
     colours = _class_colours(list(legends.values()))
-    columns = legend_columns(list(colours))
+    columns = drawing.legend_columns(list(colours))
     title = _legend_title(legends)
     lines = 1 + title.count("\n") + -(-len(colours) // columns) if legends else 0
-    figure = new_figure(1.05 * len(rows) + LINE_HEIGHT * lines)
+    figure = drawing.new_figure(1.05 * len(rows) + drawing.LINE_HEIGHT * lines)
     grid = figure.subplots(len(rows), len(first), squeeze=False)
     for line, (name, pictures) in zip(grid, rows.items(), strict=True):
         for axes, picture in zip(line, pictures, strict=False):
@@ -173,7 +156,7 @@ def _legend_title(legends: dict[str, Legend]) -> str:
     if len(variants) == 1:
         return f"Predictions of {next(iter(variants))}"
     lines = [f"Predictions of {weights}: {', '.join(names)}" for weights, names in variants.items()]
-    width = int(WIDTH / LETTER_WIDTH)
+    width = int(drawing.WIDTH / drawing.LETTER_WIDTH)
     return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
 
 

@@ -1,23 +1,24 @@
-"""Numbers of one study: a frame with a row for each cell, and one with a row for each variant.
+"""Frames of one study: a row for each cell, for each variant, or for each differing setting.
 
 Values are in printed units (an accuracy in percent), times in seconds, memory in bytes.
 """
 
 import itertools
+import json
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from lit_attn.cells.records import PlannedVariant
-from lit_attn.report.columns import Record, to_frame
+from lit_attn.report.columns import NOTHING, Record, to_frame
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import CellRecord, StudyRecord
 
 TIMES = ("step_time", "evaluation_time")
-
-
 INTEGERS = (
     *("selected_epoch", "steps", "epochs", "attempts"),
     *("parameters", "flops", "ffn_width", "peak_memory"),
@@ -100,3 +101,44 @@ def _is_mixed(study: StudyRecord, variant: str) -> bool:
     """Return True if the results of the variant and the baseline differ in code or data."""
     cells = study.finished_cells(variant) + study.finished_cells(study.plan.baseline)
     return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
+
+
+def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return one row for each setting in which a variant's experiment differs from the baseline's.
+
+    The settings are those of the `config.yaml` that the first cell of each variant recorded. A
+    variant without a recorded configuration has no rows.
+    """
+    baseline = _read_settings(study, study.plan.baseline)
+    rows = []
+    for variant in study.plan.variants if baseline else ():
+        settings = _read_settings(study, variant.name)
+        for key in dict.fromkeys([*baseline, *settings]) if settings else ():
+            pair = (baseline.get(key, NOTHING), settings.get(key, NOTHING))
+            if pair[0] != pair[1]:
+                rows.append((variant.name, key, *pair))
+    return pd.DataFrame(rows, columns=["variant", "setting", "baseline", "value"])
+
+
+def _read_settings(study: StudyRecord, variant: str) -> dict[str, str]:
+    """Return the experiment of a variant's first cell with a readable configuration, by key."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    folders = (cell.folder for cell in study.variant_cells(variant) if cell.folder)
+    for folder in folders:
+        try:
+            text = (folder / "config.yaml").read_text(encoding="utf-8")
+            config = yaml.load(text, loader)
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict) and isinstance(config.get("experiment"), dict):
+            return dict(_flatten(config["experiment"], ""))
+    return {}
+
+
+def _flatten(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and printed values of nested mappings."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _flatten(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value if isinstance(value, str) else json.dumps(value, default=str)

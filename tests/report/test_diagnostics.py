@@ -1,6 +1,5 @@
 """Figures and tables of attention diagnostics, from invented records."""
 
-import html
 import re
 import shutil
 import subprocess
@@ -11,11 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.fake_study import write_study
+from markupsafe import escape
 
 from lit_attn.cells.records import DiagnosticRow, csv_lines
 from lit_attn.report import write_reports
-from lit_attn.report.diagnostics import CAPTIONS
 from lit_attn.report.drawing import pick_evenly
+from lit_attn.report.write import FIGURES
+
+ATTENTION = [name for name, entry in FIGURES.items() if "section" in entry]
 
 STEPS = (100, 200, 300)
 QUANTITIES = ("norm-mh", "norm-delta", "cos-mh", "cos-delta", "captured-qk", "captured-ov")
@@ -71,10 +73,10 @@ def test_every_figure_has_its_numbers_in_a_table(drawn: Path) -> None:
     folder = drawn
     page = (folder / "table.html").read_text()
     assert page.count("<h2>Attention layers</h2>") == 1
-    for name in CAPTIONS:
+    for name in ATTENTION:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f'<img src="{name}.svg"' in page
-        assert html.escape(CAPTIONS[name]) in page
+        assert str(escape(FIGURES[name]["caption"].partition("{")[0])) in page
     values = pd.read_csv(folder / "diagnostics.csv")
     row = values.query("variant == 'belief' and step == 200 and layer == 2 and name == 'cos-mh'")
     of_seeds = [2.2, 2.3, 2.4]
@@ -103,13 +105,13 @@ def test_weights_that_all_heads_share_have_one_row(tmp_path: Path) -> None:
     page = (folder / "table.html").read_text()
     row = '<th scope="row">belief</th><td>all</td><td>0.100 / 0.200 / 0.300</td>'
     assert row in page
-    assert not any((folder / f"{name}.svg").exists() for name in CAPTIONS)
+    assert not any((folder / f"{name}.svg").exists() for name in ATTENTION)
 
 
 def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn.parents[1] / "runs", tmp_path / "runs")
     folder = report(tmp_path)
-    for name in [f"{name}.{kind}" for name in CAPTIONS for kind in ("svg", "png")]:
+    for name in [f"{name}.{kind}" for name in ATTENTION for kind in ("svg", "png")]:
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
     for name in ("diagnostics.csv", "ranks.csv", "table.html"):
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
@@ -120,7 +122,7 @@ def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> 
     shutil.copytree(drawn.parent, tmp_path / "reports")
     folder = report(tmp_path)
     remaining = {path.stem for path in folder.iterdir()}
-    assert not remaining & {*CAPTIONS, "diagnostics"}
+    assert not remaining & {*ATTENTION, "diagnostics"}
     assert "Attention layers" not in (folder / "table.html").read_text()
     assert (folder / "curves.svg").exists()
 
@@ -137,7 +139,7 @@ def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
     assert set(pd.read_csv(folder / "ranks.csv")["variant"]) == {"belief"}
     values = pd.read_csv(folder / "diagnostics.csv").groupby("variant")["n"].unique()
     assert {name: list(n) for name, n in values.items()} == {"standard": [3], "belief": [1]}
-    assert all((folder / f"{name}.svg").exists() for name in CAPTIONS)
+    assert all((folder / f"{name}.svg").exists() for name in ATTENTION)
 
 
 def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_many_layers_and_heads_are_drawn(tmp_path: Path) -> None:
     """Figures of a deep network with long sequences show a selection of layers and heads."""
     write_recorded_study(tmp_path, seeds=1, layers=24, heads=16, n=64)
     folder = report(tmp_path)
-    assert all((folder / f"{name}.png").exists() for name in CAPTIONS)
+    assert all((folder / f"{name}.png").exists() for name in ATTENTION)
     assert set(pd.read_csv(folder / "ranks.csv")["layer"]) == set(range(1, 25))
 
 

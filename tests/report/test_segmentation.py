@@ -1,6 +1,5 @@
 """Per-class tables and predictions of a study of segmentation, from its records."""
 
-import html
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.fake_study import result, write_study
+from markupsafe import escape
 from PIL import Image
 
 from lit_attn.cells.records import Legend, Metric, Plan
 from lit_attn.report import write_reports
 from lit_attn.report.drawing import SETTINGS
+from lit_attn.report.formats import to_html
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import draw_pictures, make_class_frame, make_class_table
 
@@ -70,11 +71,11 @@ def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
-    table = make_class_table(make_class_frame(write(tmp_path)))
+    table = to_html(make_class_table(make_class_frame(write(tmp_path))))
     assert "<b>" not in table
-    assert html.escape(NASTY) in table
-    assert "<td><strong>55.00</strong> ± 7.07</td><td>30.00</td>" in table
-    assert "<td><strong>25.00</strong> ± 0.00</td><td>\N{EM DASH}</td>" in table
+    assert str(escape(NASTY)) in table
+    assert "<td><strong>55.00 ± 7.07</strong></td><td>30.00</td>" in table
+    assert "<td><strong>25.00 ± 0.00</strong></td><td>\N{EM DASH}</td>" in table
 
 
 def test_every_variant_has_a_row_of_predictions(tmp_path: Path) -> None:

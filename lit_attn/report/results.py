@@ -1,43 +1,55 @@
-"""Caption of a study's table: title, warnings about incomparable rows, meaning of each column."""
-
-from dataclasses import dataclass
+"""Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
 import pandas as pd
 
 from lit_attn.report import stats
-from lit_attn.report.columns import BUSY, DAGGER, used_columns
+from lit_attn.report.columns import BUSY, COLUMNS, DAGGER, NOTHING, Record, make_cells, make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons
+from lit_attn.report.formats import Table
 from lit_attn.report.read import StudyRecord
 
+ALWAYS = ("variant", "value", "n")
+"""Columns that are printed also if they are empty."""
 
-@dataclass(frozen=True)
-class Caption:
-    """Title, reasons why rows are not comparable, and sentences that explain the table.
-
-    `columns` defines each column by its key, `notes` are further sentences.
-    """
-
-    title: str
-    warnings: list[str]
-    columns: dict[str, str]
-    notes: list[str]
+LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
+"""Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
 
 
-def make_caption(study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons) -> Caption:
-    """Return the caption of the table of `summary`."""
-    # A YAML title can span lines.
-    title = " ".join(study.plan.title.split()).rstrip(".") + "."
+def make_results_table(
+    study: StudyRecord,
+    summary: pd.DataFrame,
+    comparisons: Comparisons,
+    keys: tuple[str, ...] | None = None,
+) -> Table:
+    """Return the table of `summary` with the columns `keys`, or with all that have a value."""
+    plan, scale = study.plan, make_scale(summary)
+    records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
+    columns, cells = [], []
+    for column in COLUMNS:
+        if column.text and (keys is None or column.key in keys):
+            printed = make_cells(column, records, scale)
+            if column.key in ALWAYS or any(cell.text != NOTHING for cell in printed):
+                columns.append(column)
+                cells.append(printed)
     values = _template_values(study, summary, comparisons)
-    columns = {c.key: c.note.format(**values) for c in used_columns(summary) if c.note}
-    notes = []
+    names = {"label": plan.metric.label, "flops": scale.flops.prefix, "memory": scale.memory.prefix}
+    notes = [column.note.format(**values) for column in columns if column.note]
     if summary["missing"].astype(bool).any():
         notes.append("Seeds without a result are listed beside n and enter no mean.")
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
         notes.append(f"Both values are equal in {ties} of {_plural(pairs, 'pair')}.")
-    if not study.values(study.plan.baseline):
-        notes.append(f"The baseline {study.plan.baseline} has no result to compare with.")
-    return Caption(title, _warnings(study), columns, [*notes, *_provenance(study)])
+    if not study.values(plan.baseline):
+        notes.append(f"The baseline {plan.baseline} has no result to compare with.")
+    return Table(
+        [column.heading.format(**names) for column in columns],
+        [list(row) for row in zip(*cells, strict=True)],
+        # A YAML title can span lines.
+        title=" ".join(plan.title.split()).rstrip(".") + ".",
+        warnings=_warnings(study),
+        notes=[*notes, *_provenance(study)],
+        kind="results",
+    )
 
 
 def _template_values(
