@@ -1,4 +1,4 @@
-"""Columns of the result table, declared once for Markdown, LaTeX, HTML and CSV."""
+"""Columns of the result table (assets/columns.yaml) and the functions that print their cells."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pandas as pd
+import yaml
 
-from lit_attn.report.formats import Cell
+from lit_attn.report.formats import ASSETS, Cell
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -44,14 +45,12 @@ class Column:
     """One column of a study's table.
 
     `heading` and `note` (the sentences that define the column in the caption) are templates of
-    `str.format`. `text` prints the cell of one variant. `fields` are the CSV fields behind the
-    column with their pandas types. Without `text` the column is in the CSV file only.
+    `str.format`. `fields` are the CSV fields behind the column with their pandas types.
     """
 
     key: str
     heading: str = ""
     note: str = ""
-    text: Callable[[Record, Scale], str] | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,19 +64,14 @@ def make_scale(summary: pd.DataFrame) -> Scale:
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
-    """Print a column. The value has the mark of the best variant, the name that of mixed rows."""
-    assert column.text is not None
-    cells = [Cell(column.text(record, scale)) for record in records]
-    if column.key == "value":
-        return [
-            cell._replace(is_bold=record["best"], mark=STAR if record["significant"] else "")
-            for cell, record in zip(cells, records, strict=True)
-        ]
-    if column.key == "variant":
-        return [
-            cell._replace(mark=DAGGER if record["mixed"] else "")
-            for cell, record in zip(cells, records, strict=True)
-        ]
+    """Print a column. The best value is bold, the name of an incomparable variant has a dagger."""
+    cells = [Cell(PRINTERS[column.key](record, scale)) for record in records]
+    for row, record in enumerate(records):
+        if column.key == "value":
+            mark = STAR if record["significant"] else ""
+            cells[row] = cells[row]._replace(is_bold=record["best"], mark=mark)
+        elif column.key == "variant" and record["mixed"]:
+            cells[row] = cells[row]._replace(mark=DAGGER)
     return cells
 
 
@@ -91,10 +85,6 @@ def _choose_unit(values: "pd.Series[Any]") -> Unit:
     """Return the largest unit that the largest value reaches, or the smallest unit."""
     largest = 0 if values.isna().all() else values.max()
     return next((unit for unit in UNITS if largest >= unit.size), UNITS[-1])
-
-
-def _value(record: Record, scale: Scale) -> str:
-    return _plus_minus(record["mean"], record["sd"], scale.digits)
 
 
 def _count(record: Record, _: Scale) -> str:
@@ -166,145 +156,28 @@ def _number(value: Any, form: str, unit: float = 1) -> str:
     return text.replace("-", MINUS)
 
 
-COLUMNS = (
-    Column("variant", "variant", "", lambda r, _: str(r["variant"]), {"variant": "object"}),
-    Column(
-        "value",
-        "{label}",
-        "{label} is {metric} {epoch}: mean ± sample standard deviation over the n seeds that "
-        "finished. {direction} is better; the best mean of the variants with all planned seeds is "
-        "bold.",
-        _value,
-        {"mean": "Float64", "sd": "Float64", "best": "bool"},
-    ),
-    Column(
-        "n",
-        "n",
-        "n counts the seeds with a result (planned seeds: {seeds}).",
-        _count,
-        {"n": "Int64", "planned": "Int64", "missing": "object", "failed": "Int64"},
-    ),
-    Column(
-        "difference",
-        "difference [95 %]",
-        "The difference is the mean of the per-seed differences to {baseline}, with its 95 % "
-        "paired t interval{resolution}. The interval describes the variation between seeds, not "
-        "between test samples; it covers 95 to 98 % of true differences if the differences are "
-        "symmetric and 82 to 90 % if they are strongly skewed.",
-        _difference,
-        {
-            "pairs": "Int64",
-            "ties": "Int64",
-            "difference": "Float64",
-            "low": "Float64",
-            "high": "Float64",
-        },
-    ),
-    Column(
-        "p",
-        "p",
-        "{test} A star marks p ≤ {alpha}, better or worse{star}.",
-        lambda r, _: _p_value(r["p_adjusted"]),
-        {
-            "p": "Float64",
-            "p_adjusted": "Float64",
-            "p_ranked": "Float64",
-            "significant": "bool",
-        },
-    ),
-    Column(
-        "failure_p",
-        "p (failures)",
-        "p (failures) is Fisher's exact test of the number of failed seeds against the baseline's, "
-        "corrected by Holm's method.",
-        lambda r, _: _p_value(r["failure_p"]),
-        {"failure_p": "Float64"},
-    ),
-    Column(
-        "seeds_needed",
-        "seeds needed",
-        "Seeds needed is the number of seeds with which an uncorrected paired t test at 0.05 has "
-        "80 % power, for the largest and the smallest effect in the 95 % interval of the "
-        "standardised effect; it is given where the interval of the difference excludes 0.",
-        _needed,
-        {"seeds_low": "Int64", "seeds_high": "Int64"},
-    ),
-    Column(
-        "verdict",
-        "verdict",
-        "Verdicts follow from simultaneous 95 % intervals (Bonferroni): equivalent if the interval "
-        "lies within ± {margin} of the baseline, otherwise better or worse if it excludes 0, and "
-        "undecided if it does neither.",
-        lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
-        {"verdict": "object", "joint_low": "Float64", "joint_high": "Float64"},
-    ),
-    Column(
-        "margin",
-        "equivalent within",
-        "Equivalent within ± m: m is the smallest margin for which two one-sided tests would call "
-        "the variant equivalent to the baseline, from simultaneous 95 % intervals (Bonferroni).",
-        _margin,
-        {"margin": "Float64"},
-    ),
-    Column(
-        "published",
-        "published",
-        "Published values and their ± are copied from {source}.",
-        _published,
-        {"published": "Float64", "published_sd": "Float64"},
-    ),
-    Column(
-        "published_difference",
-        f"ours {MINUS} published",
-        "",
-        lambda r, s: _number(r["published_difference"], f"+.{s.digits}f"),
-        {"published_difference": "Float64"},
-    ),
-    Column(
-        "parameters",
-        "parameters",
-        "Parameters are all trainable scalars.",
-        lambda r, _: _number(r["parameters"], ",d"),
-        {"parameters": "Int64"},
-    ),
-    Column(
-        "ffn_width",
-        "FFN width",
-        "FFN width is the hidden width of the feed-forward network, after matching if parameters "
-        "are matched.",
-        lambda r, _: _number(r["ffn_width"], "d"),
-        {"ffn_width": "Int64"},
-    ),
-    Column(
-        "flops",
-        "{flops}FLOPs",
-        "FLOPs count the forward pass of one sample (a multiply-add is 2): matrix products, "
-        "including attention's, and convolutions; softmax, norms, epilogues and other element-wise "
-        "work are not counted.",
-        lambda r, s: _number(r["flops"], ",.2f", s.flops.size),
-        {"flops": "Int64"},
-    ),
-    Column(
-        "step_time",
-        "ms / step",
-        "Time per step is the median over the training steps of a run, then over seeds{busy}.",
-        lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
-        {"step_time": "Float64", "step_time_ratio": "Float64"},
-    ),
-    Column(
-        "evaluation_time",
-        "evaluation (s)",
-        "Evaluation is the median time of one evaluation of all splits, including reading "
-        "the data, then over seeds{busy}.",
-        lambda r, _: _time(r, "evaluation_time", ",.2f"),
-        {"evaluation_time": "Float64", "evaluation_time_ratio": "Float64"},
-    ),
-    Column(
-        "peak_memory",
-        "memory ({memory}B)",
-        "Memory is {peaks}, as the median over seeds.",
-        lambda r, s: _number(r["peak_memory"], s.memory.form, s.memory.size),
-        {"peak_memory": "Int64"},
-    ),
-    Column("mixed", fields={"mixed": "bool"}),
-)
+PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
+    "variant": lambda r, _: str(r["variant"]),
+    "value": lambda r, s: _plus_minus(r["mean"], r["sd"], s.digits),
+    "n": _count,
+    "difference": _difference,
+    "p": lambda r, _: _p_value(r["p_adjusted"]),
+    "failure_p": lambda r, _: _p_value(r["failure_p"]),
+    "seeds_needed": _needed,
+    "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
+    "margin": _margin,
+    "published": _published,
+    "published_difference": lambda r, s: _number(r["published_difference"], f"+.{s.digits}f"),
+    "parameters": lambda r, _: _number(r["parameters"], ",d"),
+    "ffn_width": lambda r, _: _number(r["ffn_width"], "d"),
+    "flops": lambda r, s: _number(r["flops"], ",.2f", s.flops.size),
+    "step_time": lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
+    "evaluation_time": lambda r, _: _time(r, "evaluation_time", ",.2f"),
+    "peak_memory": lambda r, s: _number(r["peak_memory"], s.memory.form, s.memory.size),
+}
+"""Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
+
+COLUMNS = [
+    Column(**entry)
+    for entry in yaml.safe_load((ASSETS / "columns.yaml").read_text(encoding="utf-8"))
+]

@@ -21,8 +21,11 @@ RAISED = {"<super>": "^", "<sub>": "_"}
 # Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-FIGURE_SPACE = "\N{FIGURE SPACE}"
+NUMBER = re.compile(
+    r"(?P<sign>[+-]|\N{MINUS SIGN}|)(?P<whole>\d+)(?P<decimals>\.\d+|)"
+    r"(?: ± (?P<spread>[\d.]+))?(?P<rest> .*|)"
+)
+"""A cell that starts with a number."""
 
 
 class Cell(NamedTuple):
@@ -72,30 +75,28 @@ def _markdown_cell(cell: Cell) -> str:
 def to_latex(table: Table, label: str) -> str:
     """Return a table named `tab:label` with a short caption and the notes below the table.
 
-    Numbers are aligned at the decimal points by invisible digits, so that the table needs no
-    package but booktabs.
+    Columns of numbers are aligned at the decimal points by siunitx.
     """
-    columns = [
-        align_numbers([cell.text for cell in column]) for column in zip(*table.rows, strict=True)
-    ]
-    rows = [
-        [cell._replace(text=text) for cell, text in zip(row, texts, strict=True)]
-        for row, texts in zip(table.rows, zip(*columns, strict=True), strict=True)
-    ]
+    first, *others = (list(column) for column in zip(*table.rows, strict=True))
+    columns = [("l", list(map(_latex_cell, first))), *map(_latex_column, others)]
     safe_label = "".join(c if c.isascii() and c.isalnum() else "-" for c in label)
     lines = [
-        r"% \usepackage{booktabs}",
+        r"% \usepackage{booktabs,graphicx,siunitx}",
         r"\begin{table}",
-        r"\centering\small",
+        r"\centering\small\setlength{\tabcolsep}{4pt}",
+        r"\sisetup{separate-uncertainty, group-separator={,}, group-minimum-digits=4}",
+        r"\sisetup{mode=match, reset-text-series=false, text-series-to-math, retain-explicit-plus}",
         rf"\caption{{{latex(table.title)}}}",
         rf"\label{{tab:{safe_label}}}",
-        r"\begin{tabular}{@{}l" + "r" * (len(table.headings) - 1) + "@{}}",
+        # A table that is wider than the text is scaled to its width.
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{@{{}}{''.join(kind for kind, _ in columns)}@{{}}}}",
         r"\toprule",
-        " & ".join(map(latex, table.headings)) + r" \\",
+        " & ".join(f"{{{latex(heading)}}}" for heading in table.headings) + r" \\",
         r"\midrule",
-        *map(_latex_row, rows),
+        *(" & ".join(row) + r" \\" for row in zip(*(cells for _, cells in columns), strict=True)),
         r"\bottomrule",
-        r"\end{tabular}\par\smallskip",
+        r"\end{tabular}}\par\smallskip",
         r"\begin{minipage}{\linewidth}\footnotesize",
         *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in table.warnings),
         *map(latex, table.notes),
@@ -105,44 +106,50 @@ def to_latex(table: Table, label: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def align_numbers(cells: list[str]) -> list[str]:
-    """Pad the integer parts of the numbers in a column with figure spaces to a common width.
-
-    Only cells with as many numbers as most of the column take part.
-    """
-    numbers = [NUMBER.findall(cell) for cell in cells]
-    count = max(map(len, numbers))
-    full = [row for row in numbers if len(row) == count]
-    widths = [max(len(row[i].partition(".")[0]) for row in full) for i in range(count)]
-
-    def pad(cell: str) -> str:
-        places = iter(widths)
-
-        def fill(match: re.Match[str]) -> str:
-            missing = next(places) - len(match[0].partition(".")[0])
-            return FIGURE_SPACE * missing + match[0]
-
-        return NUMBER.sub(fill, cell)
-
-    # A name is text, also one with numbers.
-    is_text = all(cell[:1].isalpha() for cell in cells)
-    return [
-        pad(cell) if len(row) == count and not is_text else cell
-        for cell, row in zip(cells, numbers, strict=True)
-    ]
-
-
-def _latex_row(cells: list[Cell]) -> str:
-    row = " & ".join(map(_latex_cell, cells))
-    # Without a guard the end of the previous row takes these characters for its own argument.
-    return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
+def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
+    """Return the type of a column and its cells; a column with numbers is of siunitx's type S."""
+    # siunitx groups digits itself.
+    matches = [NUMBER.fullmatch(re.sub(r"(?<=\d),(?=\d{3})", "", cell.text)) for cell in cells]
+    numbers = [match.groupdict("") for match in matches if match]
+    if not numbers:
+        return "r", list(map(_latex_cell, cells))
+    sign = "+" if any(number["sign"] for number in numbers) else ""
+    whole, decimals, spread = (
+        max(len(number[part].replace(".", "")) for number in numbers)
+        for part in ("whole", "decimals", "spread")
+    )
+    uncertainty = f"({spread})" if spread else ""
+    longest = max((number["rest"] for number in numbers), key=len)
+    room = f", table-space-text-post={{{_latex_rest(longest)}}}" if longest else ""
+    kind = f"table-format={sign}{whole}.{decimals}{uncertainty}{room}"
+    texts = []
+    for cell, match in zip(cells, matches, strict=True):
+        if match is None:
+            texts.append(_latex_cell(cell))
+            continue
+        number = match["sign"].replace("\N{MINUS SIGN}", "-") + match["whole"] + match["decimals"]
+        number += rf" \pm {match['spread']}" if spread and match["spread"] else ""
+        rest = _latex_rest(match["rest"]) + _latex_mark(cell)
+        bold = r"\bfseries " if cell.is_bold else ""
+        texts.append(f"{bold}{number}" + (f"{{{rest}}}" if rest else ""))
+    return f"S[{kind}]", texts
 
 
 def _latex_cell(cell: Cell) -> str:
     text = latex(cell.text)
     text = rf"\textbf{{{text}}}" if cell.is_bold else text
-    # The mark takes no width, which would shift the number.
-    return text + (rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else "")
+    # Without braces the end of the previous row takes a bracket or star for its own argument.
+    return f"{{{text}{_latex_mark(cell)}}}"
+
+
+def _latex_rest(text: str) -> str:
+    """Return the text behind a number, with a thin space before it."""
+    return rf"\,{latex(text.strip())}" if text else ""
+
+
+def _latex_mark(cell: Cell) -> str:
+    """Return the raised mark, which takes no width."""
+    return rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else ""
 
 
 def to_html(table: Table) -> str:
@@ -200,8 +207,8 @@ def latex(text: str) -> str:
 @cache
 def _latex_commands() -> dict[str, str]:
     """Return the commands of special characters."""
-    commands = yaml.safe_load((ASSETS / "latex.yaml").read_text(encoding="utf-8"))
-    return {**commands, FIGURE_SPACE: r"\phantom{0}"}
+    commands: dict[str, str] = yaml.safe_load((ASSETS / "latex.yaml").read_text(encoding="utf-8"))
+    return commands
 
 
 def _latex_character(c: str) -> str:

@@ -3,7 +3,16 @@
 import pandas as pd
 
 from lit_attn.report import stats
-from lit_attn.report.columns import BUSY, COLUMNS, DAGGER, NOTHING, Record, make_cells, make_scale
+from lit_attn.report.columns import (
+    BUSY,
+    COLUMNS,
+    DAGGER,
+    NOTHING,
+    PRINTERS,
+    Record,
+    make_cells,
+    make_scale,
+)
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.formats import Table
 from lit_attn.report.read import StudyRecord
@@ -26,7 +35,7 @@ def make_results_table(
     records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
     columns, cells = [], []
     for column in COLUMNS:
-        if column.text and (keys is None or column.key in keys):
+        if column.key in PRINTERS and (keys is None or column.key in keys):
             printed = make_cells(column, records, scale)
             if column.key in ALWAYS or any(cell.text != NOTHING for cell in printed):
                 columns.append(column)
