@@ -22,11 +22,9 @@ NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
 
 
 def has_siunitx() -> bool:
-    command = shutil.which("kpsewhich")
-    return (
-        command is not None
-        and subprocess.run([command, "siunitx.sty"], check=False).returncode == 0
-    )
+    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
+        return False
+    return subprocess.run(["kpsewhich", "siunitx.sty"], check=False).returncode == 0
 
 
 def report(root: Path, name: str = "fake") -> Path:
