@@ -9,6 +9,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/metrics.csv               step,epoch,name,value
     CELL/diagnostics.csv           step,layer,head,name,value
     CELL/attention.npz             arrays of the last recorded diagnostics
+    CELL/units.npz                 loss and correct predictions of each evaluated sample
     CELL/pictures/<k>.png          image | labels | prediction
     CELL/pictures/legend.json      Legend
 """

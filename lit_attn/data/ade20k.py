@@ -87,7 +87,9 @@ class SceneryData(DataModule):
         """Return a loader of each image of `split` once over all processes, one at a time."""
         dataset = self._evaluated[split]
         batches = [[index] for index in self.share(range(len(dataset)))]
-        return EvaluationLoader(batches, lambda batches: self.load(dataset, list(batches)))
+        return EvaluationLoader(
+            batches, lambda batches: self.load(dataset, list(batches)), batches, len(dataset)
+        )
 
     def sample_images(self, count: int) -> Iterator[Batch]:
         """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""

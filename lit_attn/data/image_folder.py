@@ -93,10 +93,13 @@ class ImageFolderData(DataModule):
         images = self.evaluated[split]
         count = math.ceil(len(images) / self.eval_batch_size)
         parts = np.array_split(self.share(np.arange(len(images))), count)
-        batches = [[(place, 0, self.data.size) for place in part.tolist()] for part in parts]
+        units = [part.tolist() for part in parts]
+        batches = [[(place, 0, self.data.size) for place in part] for part in units]
         return EvaluationLoader(
             batches,
             lambda batches: ((read.images, read.labels) for read in self.read(images, batches)),
+            units,
+            len(images),
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

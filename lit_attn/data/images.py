@@ -69,12 +69,18 @@ class ImageData(DataModule):
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return the normalised images and labels of `split` in their own order."""
+        count = len(self.tensors[split][0])
         images, labels = map(self.share, self.tensors[split])
         size = max(1, self.eval_batch_size // self.world)
         batches = list(zip(images.split(size), labels.split(size), strict=True))
+        places = self.share(range(count))
+        units = [places[start : start + size] for start in range(0, len(places), size)]
         normalize = self.pipeline.normalize
         return EvaluationLoader(
-            batches, lambda some: ((normalize.apply(images, ()), labels) for images, labels in some)
+            batches,
+            lambda some: ((normalize.apply(images, ()), labels) for images, labels in some),
+            units,
+            count,
         )
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

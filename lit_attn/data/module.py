@@ -101,7 +101,7 @@ class DataModule(L.LightningDataModule, ABC):
         rounds = math.ceil(count / (size * self.world))
         starts = [(number * self.world + self.rank) * size for number in range(rounds)]
         ranges = [range(start, start + size) for start in starts]
-        return EvaluationLoader(ranges, lambda ranges: map(load, ranges))
+        return EvaluationLoader(ranges, lambda ranges: map(load, ranges), ranges, count)
 
 
 class TextMeasure(NamedTuple):
@@ -141,11 +141,23 @@ class TrainLoader:
 
 
 class EvaluationLoader:
-    """Batches of one split for one process: `load(batches)`, and their number."""
+    """Batches of one split for one process: `load(batches)`, and their number.
 
-    def __init__(self, batches: Sequence[Any], load: Callable[[Sequence[Any]], Iterator[Any]]):
+    `units` has the places of each batch's rows among the `count` samples (images, sequences,
+    windows) of the split; places from `count` on are padding.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[Any],
+        load: Callable[[Sequence[Any]], Iterator[Any]],
+        units: Sequence[Sequence[int]],
+        count: int,
+    ) -> None:
         self.batches = batches
         self.load = load
+        self.units = units
+        self.count = count
 
     def __len__(self) -> int:
         return len(self.batches)

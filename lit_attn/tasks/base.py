@@ -71,6 +71,14 @@ class TaskModule(L.LightningModule, ABC):
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return the arguments of the metrics' `update` for one evaluation batch."""
 
+    def unit_values(self, *arguments: Tensor) -> Tensor | None:
+        """Return loss (nats, a sum), targets and correct predictions (NaN if not counted), (B, 3).
+
+        `arguments` are those of the metrics' `update`. Rows without a target have zeros. A task
+        that does not override this returns None: it records no values of single samples.
+        """
+        return None
+
     def metric_names(self, split: str) -> list[str]:
         """Return every name that the metrics of `split` may compute.
 
@@ -128,15 +136,24 @@ class TaskModule(L.LightningModule, ABC):
         self._record({"train/loss": self.train_loss.compute().item(), "train/lr": rate})
         self.train_loss.reset()
 
-    def validation_step(self, batch: Any, batch_index: int, dataloader_idx: int = 0) -> None:
-        """Update the metrics of split `splits[dataloader_idx]` with one batch."""
+    def validation_step(
+        self, batch: Any, batch_index: int, dataloader_idx: int = 0
+    ) -> dict[str, Tensor | None]:
+        """Update the metrics of split `splits[dataloader_idx]` with one batch.
+
+        Returns the values of `unit_values` by the prefix of the weights: "" or "ema-".
+        """
         full = torch.autocast(self.device.type, enabled=False)
         with contextlib.nullcontext() if self.evaluates_as_training else full:
-            self._metrics(dataloader_idx).update(*self.evaluate(batch))
+            evaluated = self.evaluate(batch)
+            self._metrics(dataloader_idx).update(*evaluated)
+            units = {"": self.unit_values(*evaluated)}
             if self.average is not None:
                 with self.with_average():
                     averaged = self.evaluate(batch)
                 self._metrics(len(self.splits) + dataloader_idx).update(*averaged)
+                units["ema-"] = self.unit_values(*averaged)
+        return units
 
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits; raise Diverged if a loss is not finite."""

@@ -59,6 +59,12 @@ class Classification(TaskModule):
         *inputs, targets = batch
         return self.network(*inputs).float(), targets
 
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        logits, targets = arguments
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        correct = (logits.argmax(1) == targets).float()
+        return torch.stack([losses, torch.ones_like(losses), correct], dim=1)
+
 
 class SequenceClassification(Classification):
     """Classification of sequences: batches are tokens, mask and labels; rows may have no label."""

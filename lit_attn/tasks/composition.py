@@ -46,6 +46,12 @@ class HeadComposition(TaskModule):
         tokens, answers, tasks = batch
         return self._logits(tokens), answers, tasks
 
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        logits, answers, _ = arguments
+        losses = F.cross_entropy(logits, answers, ignore_index=IGNORED, reduction="none")
+        correct = (logits.argmax(-1) == answers).float()
+        return torch.stack([losses, (answers != IGNORED).float(), correct], dim=1)
+
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.network(tokens)[:, -1].float()
         return logits

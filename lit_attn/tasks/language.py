@@ -56,6 +56,11 @@ class LanguageModelling(TaskModule):
         inputs, targets = batch
         return self.nll(inputs, targets), targets
 
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        nll, targets = arguments
+        losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
+        return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
+
     def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n) in float32, and 0 where a target is IGNORED.
 

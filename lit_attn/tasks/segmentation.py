@@ -89,6 +89,12 @@ class Segmentation(TaskModule):
         nll = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
         return sample.pred_sem_seg.data[0], labels[0], nll[0]
 
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        predicted, labels, nll = arguments
+        is_labelled = labels != IGNORED
+        correct = (predicted == labels)[is_labelled].sum()
+        return torch.stack([nll.sum(), is_labelled.sum(), correct]).float()[None]
+
     def predict(self, batch: Any) -> list[Any]:
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
         samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))

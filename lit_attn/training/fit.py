@@ -22,7 +22,7 @@ from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress, write_pictures
-from lit_attn.training.result import SPEED, make_result
+from lit_attn.training.result import SPEED, UnitRecorder, make_result
 
 NOISE = (
     # The data lies on the device in one piece, so nothing is loaded while training.
@@ -96,7 +96,8 @@ def fit(
     progress = Progress(cell_dir / "progress.json", steps, console)
     # The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
     # excludes the diagnostics after it.
-    callbacks: list[L.Callback] = [checkpoints, progress]
+    units = UnitRecorder(cell_dir / "units.npz", cell.metric, steps)
+    callbacks: list[L.Callback] = [checkpoints, progress, units]
     diagnostics = None
     if training.diagnostics is not None:
         every = training.evaluate_every * data.steps_per_epoch

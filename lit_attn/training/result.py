@@ -1,12 +1,21 @@
-"""The result of a trained cell: the metrics of the selected epoch and the facts about the run."""
+"""The result of a trained cell: metrics of the selected epoch, values of each sample, and costs."""
 
 import datetime
+import io
 import math
 from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
 
 from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
 from lit_attn.config.cell import Cell
+from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.base import TaskModule
 from lit_attn.training import measurement
 from lit_attn.training.build import Parts
 from lit_attn.training.process_group import ProcessGroup
@@ -105,3 +114,69 @@ def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
         sign = 1 if metric.goal == "max" else -1
         best = max(candidates, key=lambda row: sign * row.value)
     return [row for row in rows if row.epoch == best.epoch]
+
+
+class UnitRecorder(L.Callback):
+    """Callback that writes `units.npz`: loss and correct predictions of each evaluated sample.
+
+    For every split it has the arrays `<split>/loss` (nats, summed over the targets of a sample),
+    `<split>/targets` and `<split>/correct` (absent if the task counts none), and for averaged
+    weights `<split>/ema-loss` and so on, in the order of the data set. They belong to the
+    evaluation that `metric` selects.
+    """
+
+    def __init__(self, path: Path, metric: Metric, total: int) -> None:
+        """`total` is the number of training steps."""
+        self.path = path
+        self.metric = metric
+        self.total = total
+        self.values: dict[str, Tensor] = {}
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        assert isinstance(module, TaskModule)
+        is_selectable = self.metric.selection != "last" or trainer.global_step >= self.total
+        if not is_selectable or type(module).unit_values is TaskModule.unit_values:
+            return
+        # Every process has the same arrays and fills the places of its own samples.
+        loaders = zip(module.splits, trainer.val_dataloaders or (), strict=True)
+        self.values = {
+            f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device)
+            for split, loader in loaders
+            for prefix in ([""] if module.average is None else ["", "ema-"])
+        }
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        assert isinstance(module, TaskModule)
+        assert trainer.val_dataloaders is not None
+        loader = trainer.val_dataloaders[dataloader_idx]
+        # Padding has the last places, and a task may leave out its rows.
+        places = [place for place in loader.units[batch_idx] if place < loader.count]
+        for prefix, values in outputs.items():
+            name = f"{module.splits[dataloader_idx]}/{prefix}"
+            if name in self.values:
+                self.values[name][places] = values[: len(places)].float()
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        arrays: dict[str, Any] = {}
+        for name, values in self.values.items():
+            total = trainer.strategy.reduce(values, reduce_op="sum")
+            losses, targets, correct = total.T.cpu().numpy()
+            arrays |= {f"{name}loss": losses, f"{name}targets": targets.astype(np.int32)}
+            if not np.isnan(correct).any():
+                arrays[f"{name}correct"] = correct.astype(np.int32)
+        self.values = {}
+        if not arrays or not trainer.is_global_zero:
+            return
+        rows = read_metrics(self.path.with_name("metrics.csv"))
+        if select_epoch(rows, self.metric)[-1].step == trainer.global_step:
+            content = io.BytesIO()
+            np.savez_compressed(content, **arrays)
+            write_atomic(self.path, content.getvalue())

@@ -352,7 +352,7 @@ def test_siunitx_aligns_numbers_and_their_spread() -> None:
     text = to_latex(Table(["name", "value", "difference", "n"], rows), "x")
     assert r"S[table-format=4.1(3)]" in text
     assert r"S[table-format=+1.1, table-space-text-post={\,[+10.0, +2.0]}]" in text
-    first, second = text.splitlines()[11:13]
+    _, first, second = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()
     mark = r"{\rlap{\textsuperscript{*}}}"
     assert first == rf"{{a}} & \bfseries 9.1 \pm 0.5{mark} & +1.0{{\,[+10.0, +2.0]}} & 5 \\"
     assert second == r"{10} & 1010.2 \pm 12.0 & {\textemdash{}} & {4/5, 1 diverged} \\"

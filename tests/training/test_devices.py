@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import device_cells
@@ -76,6 +77,13 @@ def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) ->
     assert rows
     for row, row_of_two in zip(rows, rows_of_two, strict=True):
         assert row.value == pytest.approx(row_of_two.value, rel=1e-4, abs=1e-5), row
+    units, units_of_two = np.load(one / "units.npz"), np.load(two / "units.npz")
+    assert set(units) == set(units_of_two)
+    for array in units:
+        assert units[array] == pytest.approx(units_of_two[array], rel=1e-3, abs=1e-4)
+    for loss in (array for array in units if array.endswith("loss")):
+        mean = units[loss].sum(dtype=float) / units[loss.replace("loss", "targets")].sum()
+        assert mean == pytest.approx(alone.metrics[loss], rel=1e-5)
     theirs = weights(two)
     for key, weight in weights(one).items():
         torch.testing.assert_close(weight, theirs[key], rtol=1e-4, atol=1e-5)
@@ -91,7 +99,7 @@ def test_stopped_devices_resume_exactly(cells: Path) -> None:
     assert ended.message.endswith(f"saved at step {device_cells.STOPPED_AT}")
     assert folder.read_exit(second) is None
     assert result(stopped).attempts == 2
-    for record in ("diagnostics.csv", "attention.npz"):
+    for record in ("diagnostics.csv", "attention.npz", "units.npz"):
         assert (uninterrupted / record).read_bytes() == (stopped / record).read_bytes()
     ours, same = (read_metrics(path / "metrics.csv") for path in (stopped, uninterrupted))
     for row, expected in zip(ours, same, strict=True):
