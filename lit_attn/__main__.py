@@ -15,7 +15,6 @@ lit_attn trains the variants of an ablation study and writes their tables.
   python -m lit_attn.generate FOLDER          continue a prompt with a trained language model
   python -m lit_attn.bench attention          measure the time and memory of mechanisms
   python -m lit_attn.data.prepare             download and tokenise the text data sets
-  python -m lit_attn.config.keys              list every key of an experiment
 
 Every command explains its options with --help. The README contains an example.
 """

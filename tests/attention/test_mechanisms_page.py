@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
+import write_mechanisms
 import yaml
 from helpers.paths import ROOT
+from mechanism_entries import ENTRIES
 
-from lit_attn.attention import catalogue
 from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.dispatch import Path, choose_path
 from lit_attn.attention.spec import PRESETS
@@ -17,14 +18,14 @@ PAGE = (ROOT / "docs" / "mechanisms.md").read_text()
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert catalogue.write_page(ROOT) == PAGE, (
-        "run python -m lit_attn.attention.catalogue > docs/mechanisms.md"
+    assert write_mechanisms.write_page(ROOT) == PAGE, (
+        "run python docs/generators/write_mechanisms.py > docs/mechanisms.md"
     )
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_a_section_whose_example_is_a_new_choice(name: str) -> None:
-    entry = catalogue.ENTRIES[name]
+    entry = ENTRIES[name]
     chosen = attention_spec(yaml.safe_load(entry.cross), "page")
     assert chosen not in PRESETS.values()
     assert f"\n### {name}\n" in PAGE

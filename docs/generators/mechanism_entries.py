@@ -1,4 +1,4 @@
-"""Hand-written part of the catalogue: papers, formulas and differences of all presets."""
+"""Hand-written part of docs/mechanisms.md: papers, formulas and differences of all presets."""
 
 from typing import NamedTuple
 

@@ -1,16 +1,18 @@
-"""Catalogue of all presets: `python -m lit_attn.attention.catalogue > docs/mechanisms.md`.
+"""Generator of the page of all presets, run in the root of the repository:
 
-The formulas and sentences are in catalogue_entries.py. Parts, files, parameters and measured costs
+    python docs/generators/write_mechanisms.py > docs/mechanisms.md
+
+The formulas and sentences are in mechanism_entries.py. Parts, files, parameters and measured costs
 are read from the code and from reports/evidence/bench. A test fails if docs/mechanisms.md is out of
 date.
 """
 
 import csv
-import inspect
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.attention.catalogue_entries import ENTRIES, LINKS, NORMALISERS
+from mechanism_entries import ENTRIES, LINKS, NORMALISERS
+
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
@@ -23,7 +25,7 @@ HEAD = f"""\
 # Mechanisms
 
 Every preset of `attention:`, with its formula, its paper and its measured cost.
-`python -m lit_attn.attention.catalogue > docs/mechanisms.md` writes this page.
+`python docs/generators/write_mechanisms.py > docs/mechanisms.md` writes this page.
 
 Notation: token $i$ of $n$, heads $m$ of $H$, head width $D$; $q_i, k_i, v_i, z_i$ are a head's
 query, key, value and $z$; $h_i = \\sum_j a_{{ij}} v_j$ is a head's output, $\\mathrm{{MH}}_i$ and
@@ -154,4 +156,4 @@ def _link(target: str) -> str:
 
 
 if __name__ == "__main__":
-    print(write_page(Path(inspect.getfile(Attention)).parents[2]), end="")
+    print(write_page(Path(__file__).parents[2]), end="")
