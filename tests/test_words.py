@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
-PACKAGE = sorted((ROOT / "lit_attn").rglob("*.py"))
+GENERATORS = sorted((ROOT / "docs" / "generators").glob("*.py"))
+PACKAGE = sorted((ROOT / "lit_attn").rglob("*.py")) + GENERATORS
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # A docstring that begins with one of these has no subject.
 OPENINGS = {"Of", "That", "Those", "These", "What", "Whether", "Where", "Such", "So", "As", "How"}
