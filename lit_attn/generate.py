@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.text import Tokens
+from lit_attn.config.signatures import TokenStream
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,17 +59,21 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     _check(options)
     _confirm_code(options.run / "config.yaml", options.trust_code)
     cell = Cell.read(options.run / "config.yaml")
-    data = cell.experiment.data
-    if not isinstance(data, Tokens):
+    experiment = cell.experiment
+    signature = experiment.data.signature()
+    if not isinstance(signature, TokenStream):
         raise ConfigError(
-            f"{options.run}: its task is {cell.experiment.task.kind}. Choose a run of the task "
+            f"{options.run}: its task is {experiment.task.kind}. Choose a run of the task "
             "language-modelling."
         )
+    # Data outside the package can have token streams that are no text.
+    if (make_encoder := getattr(experiment.data, "encoder", None)) is None:
+        raise ConfigError(f"{options.run}: its data '{experiment.data.kind}' has no tokenizer.")
 
     from lit_attn.models.language import Sampling, continuation
 
     network = load_network(options.run, cell)
-    encoder: Encoder = data.encoder()
+    encoder: Encoder = make_encoder()
     try:
         prompt = encoder.prompt(options.prompt)
     except ConfigError as error:
@@ -78,7 +82,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
         raise ConfigError("--prompt: is empty. The model needs at least one token.")
     count = _count_tokens(len(prompt), options.tokens, network.trunk.longest)
     sampling = Sampling(options.temperature, options.top_k, options.seed)
-    ids = continuation(network, prompt, count, data.tokenizer.vocabulary, sampling)
+    ids = continuation(network, prompt, count, signature.vocabulary, sampling)
     yield from decode_pieces(encoder, prompt, ids)
 
 
@@ -146,12 +150,11 @@ def _confirm_code(path: Path, is_trusted: bool) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.tokens is not None and options.tokens < 1:
-        raise ConfigError(f"--tokens: {options.tokens} is less than 1")
-    if not 0 <= options.temperature < float("inf"):
-        raise ConfigError(f"--temperature: {options.temperature} is not 0 or a positive number")
-    if options.top_k is not None and options.top_k < 1:
-        raise ConfigError(f"--top-k: {options.top_k} is less than 1")
+    for name, least in (("tokens", 1), ("top_k", 1), ("temperature", 0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < float("inf"):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option}: {value} is not a number from {least} on")
     try:
         options.prompt.encode()
     except UnicodeEncodeError as error:
@@ -180,17 +183,20 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished cell")
+
+    def add(name: str, kind: type, metavar: str, text: str, default: object = None) -> None:
+        parser.add_argument(name, type=kind, metavar=metavar, help=text, default=default)
+
+    add("run", Path, "RUN", "folder of a finished cell")
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="beginning of the text")
-    tokens = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
-    parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    temperature = "temperature (default 1); 0 always takes the most likely token"
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=temperature)
-    top_k = "draw among the K most likely tokens (default: all)"
-    parser.add_argument("--top-k", type=int, metavar="K", help=top_k)
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default 0)")
-    trust_code = "execute the Python files that the run names under `parts` without asking"
-    parser.add_argument("--trust-code", action="store_true", help=trust_code)
+    text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
+    add("--tokens", int, "N", text)
+    text = "temperature (default 1); 0 always takes the most likely token"
+    add("--temperature", float, "T", text, 1.0)
+    add("--top-k", int, "K", "draw among the K most likely tokens (default: all)")
+    add("--seed", int, "S", "random seed (default 0)", 0)
+    text = "execute the Python files that the run names under `parts` without asking"
+    parser.add_argument("--trust-code", action="store_true", help=text)
     return parser
 
 

@@ -44,11 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
     Exit codes: 0 the cell has a result, 1 it diverged, 2 bad configuration, 75 another process runs
     the cell, 143 stopped by SIGTERM.
     """
-    description = "Train one cell, from its config.yaml to its result.json."
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.train", description=description)
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.train",
+        description="Train one cell, from its config.yaml to its result.json.",
+    )
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
-    smoke = "run one step and one evaluation batch, in CELL_DIR/smoke"
-    parser.add_argument("--smoke", action="store_true", help=smoke)
+    text = "run one step and one evaluation batch, in CELL_DIR/smoke"
+    parser.add_argument("--smoke", action="store_true", help=text)
     options = parser.parse_args(arguments)
 
     from lit_attn.cells.lock import CellLocked, hold_lock
@@ -75,12 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
             hold_lock(folder),
         ):
             return ranks.run(None)
-    except CellLocked as error:
+    except (CellLocked, ConfigError) as error:
         print(error, file=sys.stderr)
-        return BUSY
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else BUSY
 
 
 def _run_and_report(folder: Path, smoke: bool) -> int:
@@ -90,19 +89,17 @@ def _run_and_report(folder: Path, smoke: bool) -> int:
     """
     try:
         run_cell(folder, smoke=smoke)
+        return 0
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+        message, code = str(error), 2
     except Diverged as error:
-        print(f"diverged: {error}", file=sys.stderr)
-        return 1
+        message, code = f"diverged: {error}", 1
     except Preempted as error:
-        print(error, file=sys.stderr)
-        return 143
+        message, code = str(error), 143
     except SystemExit as error:
-        print(f"{folder}: the cell's code called sys.exit({error.code!r})", file=sys.stderr)
-        return 1
-    return 0
+        message, code = f"{folder}: the cell's code called sys.exit({error.code!r})", 1
+    print(message, file=sys.stderr)
+    return code
 
 
 def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
@@ -111,7 +108,8 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     Raises ConfigError for a configuration that cannot run, Diverged for a loss that is not finite,
     Preempted after SIGTERM, and any other exception of training unchanged.
     """
-    from lit_attn.training.fit import SMOKE, fit
+    from lit_attn.training.fit import fit
+    from lit_attn.training.result import SMOKE
 
     with _prepare(cell_dir) as (cell, group):
         fit(cell, cell_dir, group, SMOKE if smoke else None)
@@ -124,8 +122,8 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     exceptions of `run_cell`.
     """
     started = time.perf_counter()
-    from lit_attn.training.estimate import SAMPLE, at_final_image_size, estimate_cost
     from lit_attn.training.fit import fit
+    from lit_attn.training.result import SAMPLE, at_final_image_size, estimate_cost
 
     with _prepare(cell_dir) as (cell, group):
         run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lit_attn.config.data.segmentation import Scenery
 
 Stage = Literal["any", "bytes", "normalize", "normalized", "batch"]
+Statistics = tuple[float, ...] | None
 
 
 class ImageFormat(NamedTuple):
@@ -69,7 +70,6 @@ class FlipConfig(Augmentation):
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step."""
         return load("lit_attn.data.augment.steps:Flip")(self)
 
 
@@ -81,7 +81,6 @@ class CropConfig(Augmentation):
     padding: PositiveInt = Field(4, description="zero pixels added to every side")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step."""
         return load("lit_attn.data.augment.steps:Crop")(self)
 
 
@@ -97,7 +96,6 @@ class AutoAugmentConfig(Augmentation):
     fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step for images of one width."""
         return load("lit_attn.data.augment.policies:AutoAugment")(self, images.shape[2])
 
 
@@ -118,26 +116,23 @@ class RandAugmentConfig(Augmentation):
     )
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step for images of one width."""
         if self.flavour == "blanking":
             return load("lit_attn.data.augment.policies:BlankingRandAugment")(self)
         return load("lit_attn.data.augment.policies:TorchvisionRandAugment")(self, images.shape[2])
 
 
 class NormalizeConfig(Augmentation):
-    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
+    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel.
+
+    Mean and deviation are those of the training images unless they are given.
+    """
 
     kind: Literal["normalize"] = "normalize"
     stage = "normalize"
-    mean: tuple[float, ...] | None = Field(
-        None, description="mean of each channel, 0 to 1; null: the training images' own"
-    )
-    std: tuple[float, ...] | None = Field(
-        None, description="deviation of each channel, 0 to 1; null: the training images' own"
-    )
+    mean: Statistics = Field(None, description="mean of each channel, 0 to 1; null: measured")
+    std: Statistics = Field(None, description="deviation of each channel, 0 to 1; null: measured")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step."""
         return load("lit_attn.data.augment.steps:Normalize")(images.mean, images.std)
 
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
@@ -152,15 +147,10 @@ class ErasingConfig(Augmentation):
     kind: Literal["erasing"] = "erasing"
     stage = "normalized"
     p: float = Field(0.25, ge=0, le=1, description="probability for each image")
-    area: tuple[float, float] = Field(
-        (0.02, 0.4), description="least and greatest share of the image that is erased"
-    )
-    aspect: tuple[float, float] = Field(
-        (0.3, 3.33), description="least and greatest height over width"
-    )
+    area: tuple[float, float] = Field((0.02, 0.4), description="range of the erased share")
+    aspect: tuple[float, float] = Field((0.3, 3.33), description="range of height over width")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step for images of one size."""
         return load("lit_attn.data.augment.steps:Erasing")(self, images.mean, images.shape[1:])
 
 
@@ -169,17 +159,12 @@ class MixConfig(Augmentation):
 
     kind: Literal["mix"] = "mix"
     stage = "batch"
-    mixup: float = Field(
-        1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
-    )
-    cutmix: float = Field(
-        1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
-    )
+    mixup: float = Field(1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
+    cutmix: float = Field(1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
     p: float = Field(0.5, ge=0, le=1, description="probability for each batch")
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
 
     def build(self, images: ImageFormat) -> Any:
-        """Return the step for labels of so many classes."""
         return load("lit_attn.data.augment.steps:Mix")(self, images.classes)
 
 
@@ -206,7 +191,6 @@ class Rescale(SceneAugmentation):
     )
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
-        """Return mmsegmentation's RandomResize."""
         return {
             "type": "RandomResize",
             "ratio_range": self.ratio,
@@ -224,7 +208,6 @@ class CategoryCrop(SceneAugmentation):
     most: float = Field(0.75, gt=0, le=1, description="greatest share of one class in the window")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
-        """Return mmsegmentation's RandomCrop."""
         size = (data.crop, data.crop)
         return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": self.most}
 
@@ -236,7 +219,6 @@ class SceneFlip(SceneAugmentation):
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
-        """Return mmsegmentation's RandomFlip."""
         return {"type": "mmseg.RandomFlip", "prob": self.p}
 
 
@@ -246,5 +228,4 @@ class Photometric(SceneAugmentation):
     kind: Literal["photometric"] = "photometric"
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
-        """Return mmsegmentation's PhotoMetricDistortion."""
         return {"type": "mmseg.PhotoMetricDistortion"}

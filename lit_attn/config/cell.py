@@ -60,16 +60,13 @@ class Cell(Config):
         The names of study and variant, paths, devices and written-out defaults do not change it.
         """
         match_to = None if self.match_to is None else self.match_to.identity()
-        computed = [self.experiment.identity(), match_to, self.metric.selection, self.seed]
-        text = json.dumps(computed, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return _hash([self.experiment.identity(), match_to, self.metric.selection, self.seed])
 
     @cached_property
     def kind(self) -> str:
         """Configuration without the seed; cells with equal values need equal time and memory."""
         match_to = None if self.match_to is None else self.match_to.model_dump(mode="json")
-        text = json.dumps([self.experiment.model_dump(mode="json"), match_to], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return _hash([self.experiment.model_dump(mode="json"), match_to])
 
     @property
     def folder(self) -> str:
@@ -90,19 +87,18 @@ class Cell(Config):
             written = yaml.safe_load(path.read_text(encoding="utf-8"))
             # Anything but a list of files is an error that validation reports below.
             if isinstance(written, dict) and isinstance(written.get("parts"), list):
-                _load(path, written["parts"])
+                load_parts(Path(str(part)) for part in written["parts"])
             return cls.model_validate(written)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}: parts: {error}") from error
         except ValidationError as error:
             raise explain(error, str(path)) from error
 
 
-def _load(path: Path, parts: list[object]) -> None:
-    """Import the plug-in files that the cell at `path` names."""
-    try:
-        load_parts(Path(str(part)) for part in parts)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: parts: {error}") from error
+def _hash(values: list[Any]) -> str:
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -1,21 +1,24 @@
 """Experiment: all choices of a cell except the variant's name and the seed."""
 
 import math
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 # Importing these modules registers the members of the families.
 from lit_attn.config.data import class_folders, composition, images, labelled, segmentation, text
 from lit_attn.config.data.base import Data
-from lit_attn.config.losses import CrossEntropyLoss, Loss
+from lit_attn.config.metrics import AddedMetric
 from lit_attn.config.models import language, segmenter, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
-from lit_attn.config.tasks import ImageClassificationConfig, Task
+from lit_attn.config.signatures import Signature
+from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 from lit_attn.config.training import Training
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.errors import ConfigError
 
 MEMBERS = (
     *(class_folders, composition, images, labelled, segmentation, text),
@@ -38,6 +41,7 @@ class Experiment(Config):
     data: Data = Field(description="data set")
     model: Model = Field(description="network")
     loss: Loss = Field(CrossEntropyLoss(), description="loss of the classification tasks")
+    metrics: tuple[AddedMetric, ...] = Field((), description="metrics beside those of the task")
     optimizer: Optimizer = Field(description="optimiser")
     schedule: Schedule = Field(Constant(), description="learning rate over training")
     training: Training = Field(description="length, precision and devices of the training")
@@ -52,6 +56,15 @@ class Experiment(Config):
             return identity | {"task": self.task.kind}
         return identity
 
+    @model_validator(mode="after")
+    def _outside_members_work(self) -> Self:
+        for name, value in self:
+            if isinstance(value, Kind) and _runs_foreign_code(value):
+                text = value.model_dump_json()
+                if problem := _refuse_broken(type(value), text, self.data.signature()):
+                    raise ValueError(f"{name}: {problem}")
+        return self
+
     @field_validator("data")
     @classmethod
     def _task_takes_data(cls, data: Data, info: ValidationInfo) -> Data:
@@ -59,8 +72,12 @@ class Experiment(Config):
         if task is None or isinstance(data.signature(), task.takes):
             return data
         kinds = [kind for kind, member in Data.family.items() if fits(member, type(task))]
-        tasks = [kind for kind, member in Task.family.items() if fits(type(data), member)]
-        hint = f", or set {' or '.join(f'`task: {kind}`' for kind in tasks)}" if tasks else ""
+        tasks = [
+            f"`task: {kind}`"
+            for kind, member in Task.family.items()
+            if fits(type(data), member) and not member.runs_foreign_code
+        ]
+        hint = f", or set {' or '.join(tasks)}" if tasks else ""
         raise ValueError(
             f"'{data.kind}' does not go with `task: {task.kind}`; choose from "
             f"{', '.join(sorted(kinds))}{hint}"
@@ -81,6 +98,22 @@ class Experiment(Config):
             )
         model.check(signature)
         return model
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_fit_task(
+        cls, metrics: tuple[AddedMetric, ...], info: ValidationInfo
+    ) -> tuple[AddedMetric, ...]:
+        task, data = info.data.get("task"), info.data.get("data")
+        if metrics and task is not None and data is not None:
+            signature = data.signature()
+            names = [metric.name for metric in task.metrics(signature)]
+            for metric in metrics:
+                name = metric.info(task.outputs(signature)).name
+                if name in names:
+                    raise ValueError(f"'{name}' is measured twice; set `record_as`")
+                names.append(name)
+        return metrics
 
     @field_validator("training")
     @classmethod
@@ -106,6 +139,23 @@ class Experiment(Config):
                 "evenly"
             )
         return training
+
+
+def _runs_foreign_code(member: Kind) -> bool:
+    return member.runs_foreign_code or not type(member).__module__.startswith("lit_attn.")
+
+
+@cache
+def _refuse_broken(member: type[Kind], text: str, signature: Signature) -> str:
+    """Return why the member with the JSON `text` cannot be used, or an empty string."""
+    try:
+        member.model_validate_json(text).try_out(signature)
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:
+        # Code from outside the package can raise any exception.
+        return f"class {member.__name__}: {type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
 
 
 def fits(data: Any, other: Any) -> bool:

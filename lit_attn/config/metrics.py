@@ -1,17 +1,202 @@
 """Metrics of an experiment, known without reading data or building a network.
 
-A metric's name is `<split>/<name>`, and `<split>/ema-<name>` for averaged weights.
+A metric's name is `<split>/<name>`, and `<split>/ema-<name>` for averaged weights. A task has
+metrics of its own (lit_attn.config.tasks); `metrics:` of an experiment adds others.
 """
 
-from typing import Literal
+import inspect
+import warnings
+from abc import abstractmethod
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat
 
 from lit_attn.cells.records import Metric
-from lit_attn.config.experiment import Experiment
-from lit_attn.config.tasks import MetricInfo, percent
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import Config, Kind, load
 from lit_attn.schema.errors import suggest
+
+if TYPE_CHECKING:
+    import torchmetrics
+    from torch import Tensor
+
+    from lit_attn.config.experiment import Experiment
+
+SAMPLE_CLASSES = 100
+"""Largest number of classes with which a metric is tried before a run."""
+
+
+class MetricInfo(NamedTuple):
+    """Name of a metric without its split, and how tables print it.
+
+    `label` heads the column, `scale` turns the logged value into the printed one, and `goal` says
+    which direction is better, None if the metric does not say. A `*` at the end stands for names
+    that only the files know.
+    """
+
+    name: str
+    label: str
+    scale: float = 1.0
+    goal: Literal["max", "min"] | None = "min"
+
+    def match(self, name: str) -> "MetricInfo | None":
+        """Return this metric with the label for `name`, or None if `name` is another metric."""
+        prefix = self.name.removesuffix("*")
+        if prefix == self.name or not name.startswith(prefix):
+            return self if name == self.name else None
+        return self._replace(name=name, label=self.label.replace("*", name.removeprefix(prefix)))
+
+
+def percent(name: str, label: str, goal: Literal["max", "min"] | None = "max") -> MetricInfo:
+    """Return a metric that is logged as a fraction and printed in percent."""
+    return MetricInfo(name, f"{label} (%)", 100.0, goal)
+
+
+class Outputs(NamedTuple):
+    """Form of a task's predictions and targets, the arguments of `update` of an added metric.
+
+    *probabilities*: (N, classes) and labels (N,); *classes*: predicted classes (N,) and labels
+    (N,); *values*: predicted values and targets, both (N, size), or (N,) for one value. Samples,
+    tokens and pixels that do not count are left out.
+    """
+
+    form: Literal["probabilities", "classes", "values"]
+    size: int
+
+    def sample(self) -> "tuple[Tensor, Tensor]":
+        """Return predictions and targets of eight samples, of at most SAMPLE_CLASSES classes."""
+        import torch
+
+        if self.form == "values":
+            shape = (8,) if self.size == 1 else (8, self.size)
+            values = torch.linspace(0, 1, 8 * self.size).view(shape)
+            return values, values.flip(0)
+        classes = min(self.size, SAMPLE_CLASSES)
+        labels = torch.arange(8) % classes
+        predicted = labels.flip(0)
+        if self.form == "classes":
+            return predicted, labels
+        return torch.eye(classes)[predicted].add(0.1).softmax(1), labels
+
+
+class AddedMetric(Kind):
+    """Family of the metrics that an experiment measures beside those of its task."""
+
+    default_kind: ClassVar[str] = "torchmetrics"
+
+    @abstractmethod
+    def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
+        """Return the metric of one split; its `compute` returns a scalar.
+
+        Its `update` takes the predictions and targets that `outputs` describes, or, if a task
+        declares no `outputs`, whatever the task's `evaluate` returns.
+        """
+
+    @abstractmethod
+    def info(self, outputs: Outputs | None) -> MetricInfo:
+        """Return the metric's name, heading, factor and direction.
+
+        Raises ValueError if the metric cannot be measured on such outputs.
+        """
+
+
+class TorchMetric(AddedMetric):
+    """A metric of torchmetrics, or a `torchmetrics.Metric` of your own from a file in `parts`.
+
+    It is printed in percent if its values lie between 0 and 1 (`plot_lower_bound` and
+    `plot_upper_bound` of the class), and `higher_is_better` of the class is its direction. Shapes
+    of predictions and targets: probabilities (N, classes) and labels (N,) for classification,
+    language modelling and head composition; classes (N,) and labels (N,) for segmentation; values
+    and targets, both (N,) or (N, K), for regression.
+    """
+
+    kind: Literal["torchmetrics"] = "torchmetrics"
+    name: str = Field(
+        description="class of torchmetrics, as CalibrationError, or `mine:MyMetric` for the class "
+        "MyMetric of mine.py"
+    )
+    arguments: dict[str, Any] = Field(
+        {},
+        description="arguments of the class, as {task: multiclass, n_bins: 10}; `num_classes` "
+        "follows from the data",
+    )
+    record_as: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z][\w-]*$",
+        description="name in results, after the split; null: the name of the class",
+    )
+
+    def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
+        metric_class = _find_class(self.name)
+        arguments = dict(self.arguments)
+        if outputs is not None and outputs.form != "values":
+            constructors = (metric_class.__init__, metric_class.__new__)
+            if any("num_classes" in inspect.signature(c).parameters for c in constructors):
+                arguments.setdefault("num_classes", outputs.size)
+        metric: torchmetrics.Metric = metric_class(**arguments)
+        return metric
+
+    def info(self, outputs: Outputs | None) -> MetricInfo:
+        return _describe(type(self), self.model_dump_json(), outputs)
+
+
+@cache
+def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> MetricInfo:
+    """Return the info of the member with the JSON `text`; cached, because it builds the metric."""
+    config = member.model_validate_json(text)
+    name = config.record_as or config.name.rpartition(":")[2]
+    _find_class(config.name)
+    if outputs is not None and outputs.form != "values":
+        outputs = outputs._replace(size=min(outputs.size, SAMPLE_CLASSES))
+    try:
+        metric = config.build(outputs)
+        with warnings.catch_warnings():
+            # The values of the sample mean nothing.
+            warnings.simplefilter("ignore")
+            if outputs is not None:
+                metric.update(*outputs.sample())
+                metric.compute().item()
+    except Exception as error:
+        # A metric can raise any exception for arguments or predictions that do not suit it.
+        form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
+    is_higher_better: bool | None = metric.higher_is_better
+    goal: Literal["max", "min"] | None = None
+    if is_higher_better is not None:
+        goal = "max" if is_higher_better else "min"
+    if (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
+        return percent(name, name, goal)
+    return MetricInfo(name, name, goal=goal)
+
+
+def _find_class(name: str) -> Any:
+    """Return a class of torchmetrics, or the class `file:Class`; ValueError with the nearest."""
+    import torchmetrics
+
+    if ":" in name:
+        try:
+            metric_class = load(name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{name}: {error}; is its file named in `parts`?") from error
+        if not (isinstance(metric_class, type) and issubclass(metric_class, torchmetrics.Metric)):
+            raise ValueError(f"{name} is not a subclass of torchmetrics.Metric")
+        return metric_class
+    members: dict[str, Any] = {}
+    for package in ("classification", "clustering", "nominal", "regression", "segmentation"):
+        module = import_module(f"torchmetrics.{package}")
+        members |= {member: getattr(module, member) for member in module.__all__}
+    members |= {member: getattr(torchmetrics, member) for member in torchmetrics.__all__}
+    classes = {
+        member: value
+        for member, value in members.items()
+        if isinstance(value, type) and issubclass(value, torchmetrics.Metric)
+    }
+    if name not in classes:
+        raise ValueError(f"'{name}' is not a metric of torchmetrics{suggest(name, classes)}")
+    return classes[name]
+
 
 TRAINING = (
     MetricInfo("train/loss", "training loss"),
@@ -52,7 +237,7 @@ class MetricChoice(Config):
         "test of equivalence",
     )
 
-    def resolve(self, experiment: Experiment) -> Metric:
+    def resolve(self, experiment: "Experiment") -> Metric:
         """Return the metric with its label, goal and scale.
 
         Raises ValueError, which names the nearest metric, if no cell of `experiment` measures it.
@@ -72,38 +257,41 @@ class MetricChoice(Config):
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
+        if (goal := self.goal or info.goal) is None:
+            raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
         return Metric(
             name=self.name,
             label=info.label if self.label is None else self.label,
-            goal=self.goal or info.goal,
+            goal=goal,
             scale=info.scale if self.scale is None else self.scale,
             selection=self.selection,
             margin=self.margin,
         )
 
 
-def available(experiment: Experiment) -> list[MetricInfo]:
+def available(experiment: "Experiment") -> list[MetricInfo]:
     """Return every metric that a cell of `experiment` may record, with its full name.
 
     The metrics of evaluated splits come first, those of averaged weights after the others.
     """
     signature = experiment.data.signature()
-    metrics = experiment.task.metrics(signature)
+    outputs = experiment.task.outputs(signature)
+    added = (metric.info(outputs) for metric in experiment.metrics)
+    metrics = [*experiment.task.metrics(signature), *added]
     suffixes = {"": "", "ema-": ", averaged weights"}
     if experiment.training.ema is None:
         del suffixes["ema-"]
     evaluated = [
-        info._replace(name=f"{split}/{prefix}{info.name}", label=_label(split, info) + suffix)
+        info._replace(
+            name=f"{split}/{prefix}{info.name}",
+            label=f"{'validation ' * (split == 'val')}{info.label}{suffix}",
+        )
         for split in experiment.data.splits
         for prefix, suffix in suffixes.items()
         for info in metrics
     ]
     tokens = [] if signature.tokens is None else [TOKENS]
     return [*evaluated, *TRAINING, *tokens, EVALUATION]
-
-
-def _label(split: str, info: MetricInfo) -> str:
-    return f"validation {info.label}" if split == "val" else info.label
 
 
 def _hint(name: str, metrics: list[MetricInfo]) -> str:

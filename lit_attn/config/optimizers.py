@@ -1,7 +1,7 @@
 """Optimisers: the configuration of each, and how it is built over the parameters of a module."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -25,6 +25,22 @@ class Optimizer(Kind):
         `fused` asks for one kernel for all parameters, if the optimiser has such a kernel.
         """
 
+    def try_out(self, signature: Any) -> None:
+        import torch
+
+        module = torch.nn.Linear(2, 2)
+        module(torch.ones(1, 2)).sum().backward()
+        optimizer = self.build(module, fused=True)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"`build` returns {type(optimizer).__name__}, which is not a torch.optim.Optimizer"
+            )
+        optimizer.step()
+
+    def parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
+        """Return the trainable parameters of `module`."""
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
 
 class SGD(Optimizer):
     """Gradient descent with Nesterov's momentum, as timm's "sgd"; weight decay is coupled (L2)."""
@@ -33,18 +49,10 @@ class SGD(Optimizer):
     momentum: float = Field(0.9, gt=0, lt=1, description="decay of the momentum")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        """Return torch.optim.SGD with Nesterov's momentum."""
-        from torch.optim import SGD as TorchSGD
+        import torch
 
-        parameters = _trainable_parameters(module)
-        return TorchSGD(
-            parameters,
-            self.lr,
-            self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=True,
-            fused=fused,
-        )
+        choices = (self.lr, self.momentum, 0, self.weight_decay, True)
+        return torch.optim.SGD(self.parameters(module), *choices, fused=fused)
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -65,11 +73,10 @@ class Adam(Adaptive):
     eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        """Return torch.optim.Adam."""
-        from torch.optim import Adam as TorchAdam
+        import torch
 
-        parameters = _trainable_parameters(module)
-        return TorchAdam(parameters, self.lr, self.betas, self.eps, self.weight_decay, fused=fused)
+        choices = (self.lr, self.betas, self.eps, self.weight_decay)
+        return torch.optim.Adam(self.parameters(module), *choices, fused=fused)
 
 
 class AdamW(Adaptive):
@@ -84,27 +91,25 @@ class AdamW(Adaptive):
     )
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        """Return torch.optim.AdamW with the groups that `decay` describes."""
-        from torch.optim import AdamW as TorchAdamW
+        import torch
 
-        parameters = _trainable_parameters(module)
         if self.decay == "weights":
-            from timm.models.vision_transformer import VisionTransformer
             from timm.optim import param_groups_weight_decay
 
-            names = module.no_weight_decay() if isinstance(module, VisionTransformer) else ()
+            # timm's networks name further parameters without decay.
+            names: set[str] = getattr(module, "no_weight_decay", set)()
             groups = param_groups_weight_decay(
                 module, self.weight_decay, no_weight_decay_list=names
             )
         else:
-            matrices = [p for p in parameters if p.ndim >= 2]
-            others = [p for p in parameters if p.ndim < 2]
-            others_decay = 0.0 if self.decay == "matrices" else self.weight_decay
+            parameters = self.parameters(module)
+            vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
             groups = [
-                {"params": matrices, "weight_decay": self.weight_decay},
-                {"params": others, "weight_decay": others_decay},
+                {"params": [p for p in parameters if p.ndim >= 2]},
+                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": vector_decay},
             ]
-        return TorchAdamW(groups, self.lr, self.betas, self.eps, fused=fused)
+        choices = (self.lr, self.betas, self.eps, self.weight_decay)
+        return torch.optim.AdamW(groups, *choices, fused=fused)
 
 
 class SetAdam(Adaptive):
@@ -112,22 +117,11 @@ class SetAdam(Adaptive):
 
     kind: Literal["set-adam"] = "set-adam"
     eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
-    tau: float = Field(
-        0.5,
-        ge=0,
-        lt=1,
-        description="share of a tensor's smallest divisor to subtract",
-    )
+    tau: Decay = Field(0.5, description="share of a tensor's smallest divisor to subtract")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        """Return lit_attn's SET-Adam, which is always a few kernels."""
-        build = load("lit_attn.optim.set_adam:SETAdam")
-        parameters = _trainable_parameters(module)
-        optimizer: torch.optim.Optimizer = build(
-            parameters, self.lr, self.betas, self.eps, self.tau, self.weight_decay
+        choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)
+        optimizer: torch.optim.Optimizer = load("lit_attn.optim.set_adam:SETAdam")(
+            self.parameters(module), *choices
         )
         return optimizer
-
-
-def _trainable_parameters(module: "nn.Module") -> "list[nn.Parameter]":
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]

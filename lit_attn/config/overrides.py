@@ -58,7 +58,10 @@ def spell_out(override: Mapping, context: str) -> Change:
     for key, value in override.items():
         where = override.where[key]
         if key == "match":
-            match = _check_match(value, where, context)
+            if value not in MATCHES:
+                hint = suggest(str(value), MATCHES)
+                raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
+            match = value
             continue
         first, *rest = key.split(".")
         if first not in SHORTHANDS and first not in Experiment.model_fields:
@@ -106,13 +109,6 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
-def _check_match(value: Any, where: Where, context: str) -> str:
-    if value not in MATCHES:
-        hint = suggest(str(value), MATCHES)
-        raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
-    return str(value)
-
-
 def _expand_model(changes: Mapping, context: str) -> Mapping:
     """Return `changes` with the preset and the words for the FFN in `model` replaced by values."""
     model = changes.get("model")
@@ -143,9 +139,8 @@ def _expand_attention(value: Any, where: Where, context: str) -> Any:
         return value
     for key in value:
         if key not in CHOICES:
-            raise ConfigError(
-                f"{value.where[key]}: {context}: unknown key '{key}'{suggest(key, CHOICES)}"
-            )
+            hint = suggest(key, CHOICES)
+            raise ConfigError(f"{value.where[key]}: {context}: unknown key '{key}'{hint}")
     if "preset" not in value:
         return value
     choices = value.copy()

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
@@ -13,6 +13,9 @@ from lit_attn.schema.errors import ConfigError
 Rate = Callable[[int], float]
 """Learning rate of optimiser step 0, 1, ...; a pure function, so a resumed cell needs no state."""
 
+Warmup = Annotated[float, Field(ge=0, description="length of the warm-up in epochs")]
+Start = Annotated[float, Field(ge=0, description="learning rate at step 0, if there is a warm-up")]
+End = Annotated[float, Field(ge=0, description="learning rate after the last step")]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -29,6 +32,9 @@ class Schedule(Kind):
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
         """Return the momentum (Adam's beta1) of each step, or None if the optimiser's is kept."""
         return None
+
+    def try_out(self, signature: Any) -> None:
+        float(self.rate(1.0, 10, math.ceil(sum(self.ramps().values())) + 1)(0))
 
     def ramps(self) -> dict[str, float]:
         """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
@@ -48,7 +54,6 @@ class Constant(Schedule):
     kind: Literal["constant"] = "constant"
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return a constant function."""
         return lambda step: peak
 
 
@@ -56,12 +61,11 @@ class Cosine(Schedule):
     """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
-    start: float = Field(0.0, ge=0, description="learning rate at step 0, if there is a warm-up")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+    warmup: Warmup = 0.0
+    start: Start = 0.0
+    end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
         warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
 
         def rate(step: int) -> float:
@@ -82,11 +86,10 @@ class TransformerXL(Schedule):
     """
 
     kind: Literal["transformer-xl"] = "transformer-xl"
-    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+    warmup: Warmup = 0.0
+    end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
         warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
 
         def rate(step: int) -> float:
@@ -108,16 +111,15 @@ class OneCycle(Schedule):
     """
 
     kind: Literal["one-cycle"] = "one-cycle"
-    warmup: float = Field(ge=0, description="length of the warm-up in epochs")
-    start: float = Field(0.0, ge=0, description="learning rate at step 0, if there is a warm-up")
-    end: float = Field(0.0, ge=0, description="learning rate of the last step")
+    warmup: Warmup
+    start: Start = 0.0
+    end: End = 0.0
     cycle: tuple[Momentum, Momentum] | None = Field(
         (0.95, 0.85),
         description="momentum (Adam's beta1) at both ends and at the peak; null: the optimiser's",
     )
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step; ConfigError if the warm-up is longer than the training."""
         return self._triangle((self.start, peak, self.end), steps_per_epoch, epochs)
 
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
@@ -132,13 +134,12 @@ class OneCycle(Schedule):
     ) -> Rate:
         first, peak, last = values
         warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
-        top, final = warmup - 1, total - 1
+        top = warmup - 1
 
         def value(step: int) -> float:
             if step < top:
                 return first + (peak - first) * step / top
-            progress = min(1.0, (step - top) / max(1, final - top))
-            return peak + (last - peak) * progress
+            return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
 
         return value
 
@@ -148,10 +149,9 @@ class Polynomial(Schedule):
 
     kind: Literal["polynomial"] = "polynomial"
     power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps")
-    end: float = Field(0.0, ge=0, description="learning rate after the last step")
+    end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step; it stays at `end` after the last one."""
         total = steps_per_epoch * epochs
 
         def rate(step: int) -> float:
@@ -170,11 +170,9 @@ class LaggedCosine(Schedule):
 
     kind: Literal["lagged-cosine"] = "lagged-cosine"
     lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
-    end: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
+    end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step, which is constant within an epoch."""
-
         def rate(step: int) -> float:
             epoch = step // steps_per_epoch
             # Epoch 0 runs before the schedule's first call. Epoch 1 then has a negative argument,
@@ -195,13 +193,10 @@ class Trapezoid(Schedule):
     """
 
     kind: Literal["trapezoid"] = "trapezoid"
-    warmup: float = Field(0.0, ge=0, description="length of the warm-up in epochs")
-    warmdown: float = Field(
-        0.0, ge=0, description="length of the decay at the end of training in epochs"
-    )
+    warmup: Warmup = 0.0
+    warmdown: float = Field(0.0, ge=0, description="length of the decay at the end in epochs")
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate of each step; ConfigError if the ramps are longer than the training."""
         total = epochs * steps_per_epoch
         up = round(self.warmup * steps_per_epoch)
         down = round(self.warmdown * steps_per_epoch)

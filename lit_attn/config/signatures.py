@@ -54,6 +54,22 @@ class ImageLabels(ImageSignature):
     classes: int
     training_sizes: tuple[int, ...] = ()
 
+    @property
+    def outputs(self) -> int:
+        """Number of logits of the network, as `ImageTargets.outputs`."""
+        return self.classes
+
+
+@dataclass(frozen=True)
+class ImageTargets(ImageSignature):
+    """An image with `outputs` numbers to predict.
+
+    Batches are images (B, C, H, W) and targets (B, outputs), both float32. A network maps images to
+    (B, outputs), in the units of the targets.
+    """
+
+    outputs: int
+
 
 @dataclass(frozen=True)
 class ImageMasks(ImageSignature):

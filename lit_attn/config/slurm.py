@@ -9,10 +9,7 @@ from lit_attn.schema.base import Config
 
 MEMORY = re.compile(r"[1-9][0-9]*[KMGT]?")
 # Forms of sbatch's --time: minutes, M:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS.
-TIME = re.compile(
-    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
-    r"|(?P<a>\d+)(?::(?P<b>\d+)(?::(?P<c>\d+))?)?)"
-)
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 
 
 def _check_word(value: str) -> str:
@@ -27,24 +24,16 @@ Word = Annotated[str, AfterValidator(_check_word)]
 class Slurm(Config):
     """Resources of one cell's job."""
 
-    partition: Word | None = Field(
-        None, description="partition of the cluster; null: the cluster's default"
-    )
-    account: Word | None = Field(
-        None, description="account that is charged; null: the cluster's default"
-    )
-    qos: Word | None = Field(None, description="quality of service; null: the cluster's default")
+    partition: Word | None = Field(None, description="partition; null: the cluster's default")
+    account: Word | None = Field(None, description="account to charge; null: the user's default")
+    qos: Word | None = Field(None, description="quality of service; null: the user's default")
     constraint: Word | None = Field(None, description="features that a node must have; null: none")
     nodes: PositiveInt = Field(1, description="nodes of a cell")
     gpus: PositiveInt | None = Field(None, description="GPUs of each node; null: no GPUs")
     cpus: PositiveInt = Field(1, description="CPUs of each process of the cell")
-    mem: str | None = Field(
-        None, description="memory of each node, as 32G; null: the cluster's default"
-    )
+    mem: str | None = Field(None, description="memory of a node, as 32G; null: the default")
     time: str = Field("1-0", description="time limit: minutes, H:MM:SS or D-H:MM")
-    timeouts: int = Field(
-        10, ge=0, description="times that a job that ran out of time is queued again"
-    )
+    timeouts: int = Field(10, ge=0, description="repetitions of a job that ran out of time")
     setup: tuple[str, ...] = Field((), description="shell lines that run before the cell")
 
     @field_validator("time", "mem", mode="before")
@@ -74,15 +63,10 @@ class Slurm(Config):
 
 def parse_minutes(time: str) -> int:
     """Return a time of sbatch in minutes, rounded up."""
-    match = TIME.fullmatch(time)
-    assert match is not None
-    if match["days"] is not None:
-        days, hours, minutes, seconds = (
-            int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")
-        )
-        total = (24 * days + hours) * 60 + minutes
-    elif match["c"] is not None:
-        total, seconds = 60 * int(match["a"]) + int(match["b"]), int(match["c"])
+    days, _, clock = time.rpartition("-")
+    numbers = [int(number) for number in clock.split(":")]
+    if days or len(numbers) == 3:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
     else:
-        total, seconds = int(match["a"]), int(match["b"] or 0)
-    return total + (seconds > 0)
+        hours, minutes, seconds = 0, *(*numbers, 0)[:2]
+    return (24 * int(days or 0) + hours) * 60 + minutes + (seconds > 0)

@@ -1,32 +1,10 @@
-"""Studies: the keys of an `ablations.yaml`.
-
-    studies:
-      NAME:
-        title: one line
-        source: the paper and its tables
-        experiment: experiments/digits_vit.yaml   # relative to this file
-        parts: [reflected.py]    # plug-ins, relative to this file
-        default: true            # run without --study
-        seeds: [0, 50, 100]      # or their number: 5 is [0, 1, 2, 3, 4]
-        set: {training.epochs: 10}        # for every variant
-        cells:                   # named variants
-          standard: {attention: standard}
-        axes:                    # and a product of axes
-          residual: [full, perpendicular]           # a key and its values, or
-          recipe: {short: {training.epochs: 1}, long: {}}    # a name and named overrides
-        zip: [[data.batch_size, optimizer.lr]]      # axes that advance together
-        exclude: [{residual: full, zz: with}]       # points to leave out of the product
-        include: [{residual: value, zz: without}]   # further points, of any keys
-        overrides: {residual=full: {optimizer.lr: 1e-4}}   # for names with these terms
-        baseline: standard
-        match: parameters        # or none: keep the FFN width as written
-        published: {standard: [72.01, 0.20]}        # printed mean and sd, or the mean alone
-        metric: {selection: last}
-        slurm: {partition: gpu, gpus: 1, time: 8:00:00}     # for --launcher slurm
+"""Studies: the keys of an `ablations.yaml` (docs/studies.md shows an example of each).
 
 `cells`, `set`, `axes`, `include` and `overrides` contain overrides (lit_attn.config.overrides).
 """
 
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,28 +19,37 @@ from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
 
 
-def _is_mapping(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError("needs a mapping of keys to values")
-    return value
+def _require(is_valid: Callable[[Any], bool], needed: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise ValueError(f"needs a {needed}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _is_list_of_mappings(value: Any) -> Any:
-    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
-        raise ValueError("needs a list of mappings, as in [{residual: full, zz: with}]")
-    return value
-
-
-def _is_mapping_of_mappings(value: Any) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
-        raise ValueError("needs a mapping of names to mappings, as in {xsa: {attention: xsa}}")
-    return value
+def _are_mappings(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
 
 
 # These values stay mappings with lines until ablate.axes expands them.
-Overrides = Annotated[Any, AfterValidator(_is_mapping)]
-Points = Annotated[Any, AfterValidator(_is_list_of_mappings)]
-Named = Annotated[Any, AfterValidator(_is_mapping_of_mappings)]
+Overrides = Annotated[
+    Any, _require(lambda value: isinstance(value, Mapping), "mapping of keys to values")
+]
+Points = Annotated[
+    Any,
+    _require(
+        lambda value: isinstance(value, Sequence) and _are_mappings(value),
+        "list of mappings, as in [{residual: full, zz: with}]",
+    ),
+]
+Named = Annotated[
+    Any,
+    _require(
+        lambda value: isinstance(value, Mapping) and _are_mappings(value.values()),
+        "mapping of names to mappings, as in {xsa: {attention: xsa}}",
+    ),
+]
 
 MOST_SEEDS = 10_000
 """Largest number of seeds; a larger number is probably meant as one seed."""
@@ -111,10 +98,8 @@ class Study(Config):
     def _expand_count(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             if not 1 <= value <= MOST_SEEDS:
-                raise ValueError(
-                    f"{value} is not a number of seeds from 1 to {MOST_SEEDS:,}; "
-                    f"for one seed write [{value}]"
-                )
+                limits = f"from 1 to {MOST_SEEDS:,}; for one seed write [{value}]"
+                raise ValueError(f"{value} is not a number of seeds {limits}")
             return tuple(range(value))
         if not isinstance(value, list) or not value:
             raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
@@ -204,23 +189,19 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
-    experiment = path.parent / study.experiment
-    if not _is_file(experiment):
-        key = f"studies.{name}.experiment"
-        hint = suggest(experiment.name, [path.name for path in experiment.parent.glob("*.y*ml")])
-        raise ConfigError(f"{tree.where['experiment']}: {key}: no file {experiment}{hint}")
-    parts = tuple((path.parent / part).resolve() for part in study.parts)
-    for number, part in enumerate(parts):
-        if not _is_file(part):
-            key = f"studies.{name}.parts"
-            hint = suggest(part.name, [path.name for path in part.parent.glob("*.py")])
-            raise ConfigError(f"{locate(tree, ('parts', number))}: {key}: no file {part}{hint}")
+    experiment = _find_file(tree, name, path.parent / study.experiment, "experiment")
+    parts = tuple(
+        _find_file(tree, name, (path.parent / part).resolve(), "parts", number)
+        for number, part in enumerate(study.parts)
+    )
     return StudySource(name, study, tree, load(experiment), experiment, parts)
 
 
-def _is_file(path: Path) -> bool:
-    """Return True if the file exists; a name that is too long for the file system does not."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:
+    """Return `path`; ConfigError with the nearest name in its folder if it is not a file."""
+    # A name that is too long for the file system raises OSError.
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            return path
+    hint = suggest(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
+    raise ConfigError(f"{locate(tree, keys)}: studies.{study}.{keys[0]}: no file {path}{hint}")

@@ -1,14 +1,19 @@
-"""Tasks: what is trained and measured, as far as YAML and a dry run need to know."""
+"""Tasks and losses: what is trained and measured, as far as YAML and a dry run need to know."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lit_attn.config.losses import Loss
+from pydantic import Field, field_validator, model_validator
+
+from lit_attn.config.metrics import MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.signatures import (
     ImageLabels,
     ImageMasks,
+    ImageTargets,
     LabelledTokens,
     Questions,
     Signature,
@@ -17,48 +22,53 @@ from lit_attn.config.signatures import (
 from lit_attn.schema.base import Kind, load
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
-class MetricInfo(NamedTuple):
-    """Name of a metric without its split, and how tables print it.
+class Loss(Kind):
+    """Base of the losses of the classification tasks; the default is cross-entropy."""
 
-    `label` heads the column, `scale` turns the logged value into the printed one, and `goal` says
-    which direction is better. A `*` at the end stands for names that only the files know.
-    """
+    default_kind: ClassVar[str] = "cross-entropy"
 
-    name: str
-    label: str
-    scale: float = 1.0
-    goal: Literal["max", "min"] = "min"
+    @abstractmethod
+    def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
+        """Return a function from logits (B, classes) and targets to the mean loss, a scalar.
 
-    def match(self, name: str) -> "MetricInfo | None":
-        """Return this metric with the label for `name`, or None if `name` is another metric."""
-        prefix = self.name.removesuffix("*")
-        if prefix == self.name or not name.startswith(prefix):
-            return self if name == self.name else None
-        return self._replace(name=name, label=self.label.replace("*", name.removeprefix(prefix)))
+        Targets are class indices (B,), or probabilities (B, classes) after MixUp or CutMix.
+        """
+
+    def try_out(self, signature: Any) -> None:
+        import torch
+
+        self.build()(torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 1])).backward()
+
+
+class CrossEntropyLoss(Loss):
+    """Cross-entropy."""
+
+    kind: Literal["cross-entropy"] = "cross-entropy"
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of the target that is spread over all classes"
+    )
+
+    def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
+        from torch.nn import functional as F
+
+        return partial(F.cross_entropy, label_smoothing=self.label_smoothing)
 
 
 class Task(Kind):
     """Family of the tasks: loss, metrics and the LightningModule that computes them.
 
-    A member defines `kind`, `takes`, its own keys, `build` and `metrics`. In YAML the kind alone
-    stands for a task with default values: `task: language-modelling`.
+    A member defines `kind`, `takes`, its own keys, `metrics`, and `module` or `build`. In YAML the
+    kind alone stands for a task with default values: `task: language-modelling`.
     """
 
     takes: ClassVar[tuple[type[Signature], ...]]
     """Signature types of the data that the task can be trained on."""
 
-    @abstractmethod
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        """Return the `lit_attn.tasks.base.TaskModule` that trains `network`.
-
-        `data` is what the data configuration builds. `rate` maps a step to its learning rate. Code
-        that needs PyTorch is imported here and not at the top of the file.
-        """
+    module: ClassVar[str] = ""
+    """Subclass of `lit_attn.tasks.base.TaskModule` that `build` calls, as `package.file:Class`."""
 
     @abstractmethod
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
@@ -67,50 +77,81 @@ class Task(Kind):
         The metric `loss` is among them. The task module computes metrics of the same names.
         """
 
+    def build(
+        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+    ) -> Any:
+        """Return the `lit_attn.tasks.base.TaskModule` that trains `network`.
 
-def percent(name: str, label: str, goal: Literal["max", "min"] = "max") -> MetricInfo:
-    """Return a metric that is logged as a fraction and printed in percent."""
-    return MetricInfo(name, f"{label} (%)", 100.0, goal)
+        `data` is what the data configuration builds. `rate` maps a step to its learning rate. Code
+        that needs PyTorch is imported here and not at the top of the file.
+        """
+        return load(self.module)(network, data, optimizer, rate)
+
+    def try_out(self, signature: Any) -> None:
+        if type(self).build is not Task.build:
+            return
+        if not self.module:
+            raise ValueError("needs `module` or a method `build`")
+        if not issubclass(load(self.module), load("lit_attn.tasks.base:TaskModule")):
+            raise ValueError(f"{self.module} is not a subclass of lit_attn.tasks.base.TaskModule")
+
+    def outputs(self, signature: Any) -> Outputs | None:
+        """Return the form of the predictions that metrics of the experiment get, if it is known."""
+        return None
 
 
-CLASSIFICATION = (
-    percent("accuracy", "accuracy"),
-    percent("top5", "top-5 accuracy"),
-    percent("calibration", "expected calibration error", "min"),
-    MetricInfo("loss", "loss (nats)"),
-)
+class Classification(Task):
+    """Base of the tasks whose samples have one label each."""
+
+    def build(
+        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+    ) -> Any:
+        return load(self.module)(network, data, loss.build(), optimizer, rate)
+
+    def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
+        return (
+            percent("accuracy", "accuracy"),
+            percent("top5", "top-5 accuracy"),
+            percent("calibration", "expected calibration error", "min"),
+            MetricInfo("loss", "loss (nats)"),
+        )
+
+    def outputs(self, signature: Any) -> Outputs:
+        return Outputs("probabilities", signature.classes)
 
 
-class ImageClassificationConfig(Task):
+class ImageClassificationConfig(Classification):
     """Classification of images; the default task."""
 
     kind: Literal["image-classification"] = "image-classification"
     takes = (ImageLabels,)
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        module = load("lit_attn.tasks.classification:Classification")
-        return module(network, data, loss.build(), optimizer, rate)
-
-    def metrics(self, signature: ImageLabels) -> tuple[MetricInfo, ...]:
-        return CLASSIFICATION
+    module = "lit_attn.tasks.classification:Classification"
 
 
-class SequenceClassificationConfig(Task):
+class RegressionConfig(Task):
+    """Prediction of numbers from an image, by the mean squared error."""
+
+    kind: Literal["regression"] = "regression"
+    takes = (ImageTargets,)
+    module = "lit_attn.tasks.regression:Regression"
+
+    def metrics(self, signature: ImageTargets) -> tuple[MetricInfo, ...]:
+        return (
+            MetricInfo("mae", "mean absolute error"),
+            MetricInfo("r2", "R²", goal="max"),
+            MetricInfo("loss", "mean squared error"),
+        )
+
+    def outputs(self, signature: ImageTargets) -> Outputs:
+        return Outputs("values", signature.outputs)
+
+
+class SequenceClassificationConfig(Classification):
     """Classification of token sequences, or of pairs of them."""
 
     kind: Literal["sequence-classification"] = "sequence-classification"
     takes = (LabelledTokens,)
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        module = load("lit_attn.tasks.classification:SequenceClassification")
-        return module(network, data, loss.build(), optimizer, rate)
-
-    def metrics(self, signature: LabelledTokens) -> tuple[MetricInfo, ...]:
-        return CLASSIFICATION
+    module = "lit_attn.tasks.classification:SequenceClassification"
 
 
 class LanguageModellingConfig(Task):
@@ -121,12 +162,7 @@ class LanguageModellingConfig(Task):
 
     kind: Literal["language-modelling"] = "language-modelling"
     takes = (TokenStream,)
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        module = load("lit_attn.tasks.language:LanguageModelling")
-        return module(network, data, optimizer, rate)
+    module = "lit_attn.tasks.language:LanguageModelling"
 
     def metrics(self, signature: TokenStream) -> tuple[MetricInfo, ...]:
         return (
@@ -136,18 +172,16 @@ class LanguageModellingConfig(Task):
             MetricInfo("word_perplexity", "word perplexity"),
         )
 
+    def outputs(self, signature: TokenStream) -> Outputs:
+        return Outputs("probabilities", signature.vocabulary)
+
 
 class HeadCompositionTaskConfig(Task):
     """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
 
     kind: Literal["head-composition"] = "head-composition"
     takes = (Questions,)
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        module = load("lit_attn.tasks.composition:HeadComposition")
-        return module(network, data, optimizer, rate)
+    module = "lit_attn.tasks.composition:HeadComposition"
 
     def metrics(self, signature: Questions) -> tuple[MetricInfo, ...]:
         return (
@@ -158,18 +192,59 @@ class HeadCompositionTaskConfig(Task):
             *(percent(name, f"accuracy on {name}") for name in signature.tasks),
         )
 
+    def outputs(self, signature: Questions) -> Outputs:
+        return Outputs("probabilities", signature.vocabulary)
+
+
+class ModuleTaskConfig(Task):
+    """A LightningModule of yours, from a file in `parts` or an installed package.
+
+    The class is called with the network and `arguments`. Its `training_step` returns the loss; its
+    `validation_step` logs `measures` with `self.log`, and returns the predictions and targets for
+    the added metrics, if there are any. The experiment's optimizer and schedule train it.
+    """
+
+    kind: Literal["module"] = "module"
+    takes = (Signature,)
+    runs_foreign_code = True
+
+    target: str = Field(description="the class, as mine:MyTask; this key is also called `import`")
+    measures: tuple[str, ...] = Field(("loss",), description="names that `validation_step` logs")
+    arguments: dict[str, Any] = Field({}, description="arguments of the class")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_import(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "import" in value and "target" not in value:
+            return {"target" if key == "import" else key: item for key, item in value.items()}
+        return value
+
+    @field_validator("measures")
+    @classmethod
+    def _measures_loss(cls, measures: tuple[str, ...]) -> tuple[str, ...]:
+        if "loss" not in measures or len(set(measures)) < len(measures):
+            raise ValueError("needs 'loss', and every name once")
+        return measures
+
+    def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
+        goals: dict[str, Literal["min"]] = {"loss": "min"}
+        return tuple(MetricInfo(name, name, goal=goals.get(name)) for name in self.measures)
+
+    def build(
+        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+    ) -> Any:
+        return load("lit_attn.tasks.adapter:build")(self, network, data, optimizer, rate)
+
+    def try_out(self, signature: Any) -> None:
+        load("lit_attn.tasks.adapter:require_steps")(self.target)
+
 
 class SegmentationConfig(Task):
     """Semantic segmentation with mmsegmentation's loss and inference."""
 
     kind: Literal["segmentation"] = "segmentation"
     takes = (ImageMasks,)
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        module = load("lit_attn.tasks.segmentation:Segmentation")
-        return module(network, data, optimizer, rate)
+    module = "lit_attn.tasks.segmentation:Segmentation"
 
     def metrics(self, signature: ImageMasks) -> tuple[MetricInfo, ...]:
         return (
@@ -179,3 +254,6 @@ class SegmentationConfig(Task):
             MetricInfo("loss", "loss (nats)"),
             *(percent(f"IoU:{name}", f"IoU of {name}") for name in signature.names or "*"),
         )
+
+    def outputs(self, signature: ImageMasks) -> Outputs:
+        return Outputs("classes", signature.classes)

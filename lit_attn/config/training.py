@@ -1,11 +1,59 @@
-"""Length, precision and devices of a cell's training."""
+"""Length, precision and devices of a cell's training, and the diagnostics recorded meanwhile."""
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.schema.base import Config, outside_identity
+from lit_attn.schema.errors import suggest
+
+Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
+
+# Diagnostics that need samples; the others read weights only.
+OF_SAMPLES = {"residual", "rank", "maps"}
+SAMPLES = 32
+
+
+class Diagnostics(Config):
+    """Quantities of the attention layers that the papers plot, recorded at evaluations.
+
+    *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: ranks of the
+    attention matrices (MGK Fig. 2, 7); *maps*: the attention matrices of one sample (MGK Fig. 6);
+    *heads*: diversity of the QK and OV circuits (DCMHA Fig. 5); *mixture*: the learned pi (MGK
+    Table 8). In YAML a list of kinds can replace the mapping. A layer without such a quantity, for
+    example linear keys without an attention matrix, records nothing, because a study compares
+    mechanisms.
+    """
+
+    kinds: tuple[Kind, ...] = Field(min_length=1, description="quantities to record")
+    samples: PositiveInt = Field(
+        SAMPLES, description="samples of the first evaluation batch to read"
+    )
+    every: PositiveInt = Field(
+        1, description="evaluations between records; the last evaluation is always recorded"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_kinds(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [value]
+        mapping = {"kinds": value} if isinstance(value, list | tuple) else value
+        kinds = mapping.get("kinds") if isinstance(mapping, dict) else None
+        for kind in kinds if isinstance(kinds, list | tuple) else ():
+            if kind not in get_args(Kind):
+                raise ValueError(
+                    f"'{kind}' is not a diagnostic{suggest(str(kind), get_args(Kind))}"
+                )
+        return mapping
+
+    @model_validator(mode="after")
+    def _refuse_unused_keys(self) -> "Diagnostics":
+        if len(set(self.kinds)) < len(self.kinds):
+            raise ValueError("kinds: a kind is written twice")
+        if not OF_SAMPLES & set(self.kinds) and self.samples != SAMPLES:
+            raise ValueError(f"samples: {' and '.join(self.kinds)} use weights only, not samples")
+        return self
 
 
 class Training(Config):

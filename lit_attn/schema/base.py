@@ -1,6 +1,7 @@
 """Strict configurations and families of configurations that `kind` tells apart."""
 
 import re
+from abc import ABC
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, ClassVar, get_args
@@ -63,6 +64,8 @@ class Kind(Config):
     """Members of the family by kind."""
     default_kind: ClassVar[str | None] = None
     """Kind of a mapping without a kind; an identity does not contain it."""
+    runs_foreign_code: ClassVar[bool] = False
+    """True for a member of this package that runs code from outside it."""
     kind: str
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -122,11 +125,34 @@ class Kind(Config):
             raise ValueError(f"'{kind}' is not a known {cls._family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
 
+    def try_out(self, signature: Any) -> None:
+        """Build and use what the member describes, in small, for data with `signature`.
+
+        A dry run tries out the members that run code from outside the package. Any exception
+        refuses the member.
+        """
+
     @classmethod
     def _family_name(cls) -> str:
         """Return the name of the family in words, for error messages."""
         family = next(base for base in cls.__mro__ if Kind in base.__bases__)
         return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", family.__name__).lower()
+
+
+def require_methods(cls: type, noun: str) -> None:
+    """Raise ConfigError if `cls` lacks an abstract method, unless ABC is one of its bases."""
+    if ABC not in cls.__bases__:
+        missing = {
+            name
+            for base in cls.__mro__
+            for name in vars(base)
+            if getattr(getattr(cls, name, None), "__isabstractmethod__", False)
+        }
+        if missing:
+            raise ConfigError(
+                f"class {cls.__name__} does not define {', '.join(sorted(missing))}, "
+                f"which every {noun} has to define"
+            )
 
 
 def load(target: str) -> Any:

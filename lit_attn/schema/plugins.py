@@ -128,20 +128,16 @@ def _guard(run_import: Callable[[], object], file: Path | str) -> None:
         # A member that is not complete names its class itself.
         raise ConfigError(f"{_place(error, file)}: {error}") from error
     except SystemExit as error:
-        raise ConfigError(
-            f"{_place(error, file)}: calls sys.exit when imported; "
-            'put the call under `if __name__ == "__main__":`'
-        ) from error
+        hint = 'put the call under `if __name__ == "__main__":`'
+        raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
     except Exception as error:
         # Foreign code can raise any exception.
         text = " ".join(str(error).split())
         raise ConfigError(f"{_place(error, file)}: {type(error).__name__}: {text}") from error
     else:
         if (changed := Path.cwd()) != directory:
-            raise ConfigError(
-                f"{file}: changes the working directory to {changed} when imported; "
-                "remove the call of os.chdir"
-            )
+            change = f"changes the working directory to {changed} when imported"
+            raise ConfigError(f"{file}: {change}; remove the call of os.chdir")
     finally:
         os.chdir(directory)
 

@@ -19,6 +19,7 @@ from lit_attn.cells.records import Legend
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.data.module import DataModule
+from lit_attn.schema.base import require_methods
 
 
 class Pictures(NamedTuple):
@@ -28,13 +29,32 @@ class Pictures(NamedTuple):
     legend: Legend
 
 
+class SplitMetrics(nn.Module):
+    """Metrics of one split: those of the task, and those that the experiment adds."""
+
+    def __init__(self, task_metrics: Metric | MetricCollection, added: MetricCollection) -> None:
+        super().__init__()
+        self.task_metrics = task_metrics
+        self.added = added
+
+    def compute(self) -> dict[str, float]:
+        """Return the values over all ranks; an added metric that is not finite is left out."""
+        values = {name: value.item() for name, value in self.task_metrics.compute().items()}
+        added = {name: value.item() for name, value in self.added.compute().items()}
+        return values | {name: value for name, value in added.items() if math.isfinite(value)}
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.task_metrics.reset()
+        self.added.reset()
+
+
 class TaskModule(L.LightningModule, ABC):
     """Module that trains `network` and evaluates it on the splits of `data`.
 
-    A subclass defines `build_metrics`, `loss` and `evaluate`. It sets attributes that these methods
-    read before it calls `__init__` of this class, which builds the metrics. Metrics are recorded as
-    `<split>/<name>`, for example `test/loss`, and for averaged weights as `<split>/ema-<name>`.
-    Evaluation is in float32 unless `evaluates_as_training`.
+    A subclass defines `build_metrics`, `loss` and `evaluate`. `__init__` builds the metrics, which
+    are recorded as `<split>/<name>`, for example `test/loss`, and for averaged weights as
+    `<split>/ema-<name>`. Evaluation is in float32 unless `evaluates_as_training`.
     """
 
     momentum: Rate | None = None
@@ -51,13 +71,19 @@ class TaskModule(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.network = network
+        self.data = data
         self.splits = data.splits
         self.optimizer = optimizer
         self.rate = rate
-        self.metrics = nn.ModuleList(self.build_metrics(split) for split in self.splits)
+        self.added_metrics = MetricCollection({})
+        self.metrics = self._make_metrics()
         # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
         self.train_loss = MeanMetric(nan_strategy="disable")
         self.average: ModelEmaV3 | None = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        require_methods(cls, "task module")
 
     @abstractmethod
     def build_metrics(self, split: str) -> Metric | MetricCollection:
@@ -80,13 +106,26 @@ class TaskModule(L.LightningModule, ABC):
         return None
 
     def metric_names(self, split: str) -> list[str]:
-        """Return every name that the metrics of `split` may compute.
+        """Return every name that the task's own metrics of `split` may compute.
 
         A subclass whose `build_metrics` returns no MetricCollection has to override this.
         """
-        metrics = self.metrics[self.splits.index(split)]
+        metrics = self._split_metrics(self.splits.index(split)).task_metrics
         assert isinstance(metrics, MetricCollection)
         return [str(name) for name in metrics]
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the arguments of `update` of the added metrics for one evaluation batch.
+
+        `evaluated` is what `evaluate` has returned for the batch. The task's configuration declares
+        the form of the arguments (lit_attn.config.metrics.Outputs).
+        """
+        return evaluated
+
+    def add_metrics(self, metrics: dict[str, Metric]) -> None:
+        """Measure further metrics on every split; called before `average_weights`."""
+        self.added_metrics = MetricCollection(dict(metrics), compute_groups=False)
+        self.metrics = self._make_metrics()
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         """Return the network's inputs of an evaluation batch."""
@@ -101,7 +140,7 @@ class TaskModule(L.LightningModule, ABC):
         """Keep and evaluate an exponential moving average of the weights, updated every step."""
         # Lightning switches all modules to evaluation and back, and warns of those in that mode.
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
-        self.metrics.extend(self.build_metrics(split) for split in self.splits)
+        self.metrics.extend(self._make_metrics())
 
     @contextlib.contextmanager
     def with_average(self) -> Iterator[None]:
@@ -145,22 +184,18 @@ class TaskModule(L.LightningModule, ABC):
         """
         full = torch.autocast(self.device.type, enabled=False)
         with contextlib.nullcontext() if self.evaluates_as_training else full:
-            evaluated = self.evaluate(batch)
-            self._metrics(dataloader_idx).update(*evaluated)
-            units = {"": self.unit_values(*evaluated)}
+            units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
                 with self.with_average():
-                    averaged = self.evaluate(batch)
-                self._metrics(len(self.splits) + dataloader_idx).update(*averaged)
-                units["ema-"] = self.unit_values(*averaged)
+                    units["ema-"] = self._update(len(self.splits) + dataloader_idx, batch)
         return units
 
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits; raise Diverged if a loss is not finite."""
         averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
-            metrics = self._metrics(index)
-            values = {f"{prefix}{name}": v.item() for name, v in metrics.compute().items()}
+            metrics = self._split_metrics(index)
+            values = {f"{prefix}{name}": value for name, value in metrics.compute().items()}
             metrics.reset()
             if not math.isfinite(loss := values[f"{prefix}loss"]):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
@@ -174,10 +209,7 @@ class TaskModule(L.LightningModule, ABC):
         return self.optimizer.build(self.network, fused=not scaled)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`.
 
@@ -191,12 +223,10 @@ class TaskModule(L.LightningModule, ABC):
         """Set the learning rate of this step, and the momentum if the schedule cycles it."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.global_step)
-            if self.momentum is not None:
-                momentum = self.momentum(self.global_step)
-                if "betas" in group:
-                    group["betas"] = (momentum, group["betas"][1])
-                else:
-                    group["momentum"] = momentum
+            if self.momentum is not None and "betas" in group:
+                group["betas"] = (self.momentum(self.global_step), group["betas"][1])
+            elif self.momentum is not None:
+                group["momentum"] = self.momentum(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the running mean of the training loss over all devices to the checkpoint.
@@ -223,7 +253,24 @@ class TaskModule(L.LightningModule, ABC):
         for logger in self.loggers:
             logger.log_metrics({"epoch": epoch, **values}, step=self.global_step)
 
-    def _metrics(self, index: int) -> Metric | MetricCollection:
+    def _make_metrics(self) -> nn.ModuleList:
+        return nn.ModuleList(
+            SplitMetrics(self.build_metrics(split), self.added_metrics.clone())
+            for split in self.splits
+        )
+
+    def _update(self, index: int, batch: Any) -> Tensor | None:
+        """Update the metrics with number `index` and return the `unit_values` of the batch."""
+        metrics, evaluated = self._split_metrics(index), self.evaluate(batch)
+        metrics.task_metrics.update(*evaluated)
+        if self.added_metrics:
+            predictions = self.predictions(batch, evaluated)
+            # A rank can have a batch of padding alone, which not every metric accepts.
+            if predictions[0].numel():
+                metrics.added.update(*predictions)
+        return self.unit_values(*evaluated)
+
+    def _split_metrics(self, index: int) -> SplitMetrics:
         metrics = self.metrics[index]
-        assert isinstance(metrics, Metric | MetricCollection)
+        assert isinstance(metrics, SplitMetrics)
         return metrics

@@ -65,6 +65,10 @@ class Classification(TaskModule):
         correct = (logits.argmax(1) == targets).float()
         return torch.stack([losses, torch.ones_like(losses), correct], dim=1)
 
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits, labels = evaluated
+        return logits.softmax(1), labels
+
 
 class SequenceClassification(Classification):
     """Classification of sequences: batches are tokens, mask and labels; rows may have no label."""

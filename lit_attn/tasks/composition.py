@@ -6,32 +6,22 @@ Shapes: tokens (B, n) int64, answers and tasks (B,); answers are IGNORED in rows
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
-from lit_attn.data.module import DataModule
 from lit_attn.tasks.base import TaskModule
 
 
 class HeadComposition(TaskModule):
     """Cross-entropy of the token after a question."""
 
-    def __init__(
-        self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
-    ) -> None:
-        self.tasks: tuple[str, ...] = data.signature.tasks
-        self.held_out: tuple[int, ...] = data.signature.held_out
-        super().__init__(network, data, optimizer, rate)
-
     def build_metrics(self, split: str) -> "Grid":
-        return Grid(self.tasks, self.held_out)
+        return Grid(self.data.signature.tasks, self.data.signature.held_out)
 
     def metric_names(self, split: str) -> list[str]:
-        return ["accuracy", "trained", "held-out", "loss", *self.tasks]
+        return ["accuracy", "trained", "held-out", "loss", *self.data.signature.tasks]
 
     def loss(self, batch: Any) -> Tensor:
         tokens, answers, _ = batch
@@ -51,6 +41,12 @@ class HeadComposition(TaskModule):
         losses = F.cross_entropy(logits, answers, ignore_index=IGNORED, reduction="none")
         correct = (logits.argmax(-1) == answers).float()
         return torch.stack([losses, (answers != IGNORED).float(), correct], dim=1)
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return probabilities (N, vocabulary) and the N answers that are not padding."""
+        logits, answers, _ = evaluated
+        answered = answers != IGNORED
+        return logits[answered].softmax(-1)[:, : self.data.signature.vocabulary], answers[answered]
 
     def _logits(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.network(tokens)[:, -1].float()

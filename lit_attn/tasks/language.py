@@ -7,14 +7,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
-from lit_attn.data.module import DataModule, TextMeasure
+from lit_attn.data.module import TextMeasure
 from lit_attn.tasks.base import TaskModule
 
 UNKNOWN = TextMeasure()
@@ -23,22 +21,13 @@ UNKNOWN = TextMeasure()
 class LanguageModelling(TaskModule):
     """Cross-entropy per token; loss, perplexities and bits per byte over all tokens of a split."""
 
-    def __init__(
-        self, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
-    ) -> None:
-        self.text = {split: data.text_measure(split) for split in data.splits}
-        super().__init__(network, data, optimizer, rate)
-
     def build_metrics(self, split: str) -> "TokenLoss":
-        return TokenLoss(self.text[split])
+        return TokenLoss(self.data.text_measure(split))
 
     def metric_names(self, split: str) -> list[str]:
-        names = ["loss", "perplexity"]
-        if self.text[split].bytes_per_token is not None:
-            names.append("bits_per_byte")
-        if self.text[split].words_per_token is not None:
-            names.append("word_perplexity")
-        return names
+        text = self.data.text_measure(split)
+        units = {"bits_per_byte": text.bytes_per_token, "word_perplexity": text.words_per_token}
+        return ["loss", "perplexity", *(name for name, size in units.items() if size is not None)]
 
     def compile_network(self) -> None:
         """Compile the trunk of a GPT or another network as a whole.
@@ -60,6 +49,13 @@ class LanguageModelling(TaskModule):
         nll, targets = arguments
         losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
         return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return probabilities (N, vocabulary) and the N targets that are to be predicted."""
+        inputs, targets = batch
+        predicted = targets != IGNORED
+        probabilities = self.network(inputs)[predicted].float().softmax(-1)
+        return probabilities[:, : self.data.signature.vocabulary], targets[predicted]
 
     def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n) in float32, and 0 where a target is IGNORED.

@@ -16,8 +16,6 @@ from torchmetrics import Metric
 
 from lit_attn.cells.records import Legend
 from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
 from lit_attn.data.ade20k import SceneryData
 from lit_attn.tasks.base import Pictures, TaskModule
 
@@ -38,22 +36,13 @@ class Segmentation(TaskModule):
     """
 
     network: "EncoderDecoder"
-
-    def __init__(
-        self,
-        network: "EncoderDecoder",
-        data: SceneryData,
-        optimizer: Optimizer,
-        rate: Rate,
-    ) -> None:
-        self.classes = data.classes
-        super().__init__(network, data, optimizer, rate)
+    data: SceneryData
 
     def build_metrics(self, split: str) -> "Overlap":
-        return Overlap(self.classes)
+        return Overlap(self.data.classes)
 
     def metric_names(self, split: str) -> list[str]:
-        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.classes)]
+        return ["mIoU", "mAcc", "aAcc", "loss", *(f"IoU:{name}" for name in self.data.classes)]
 
     def compile_network(self) -> None:
         """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers."""
@@ -95,6 +84,11 @@ class Segmentation(TaskModule):
         correct = (predicted == labels)[is_labelled].sum()
         return torch.stack([nll.sum(), is_labelled.sum(), correct]).float()[None]
 
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the predicted and the true classes of the labelled pixels."""
+        predicted, labels, _ = evaluated
+        return predicted[labels != IGNORED], labels[labels != IGNORED]
+
     def predict(self, batch: Any) -> list[Any]:
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
         samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))
@@ -128,8 +122,8 @@ class Segmentation(TaskModule):
         self.cpu()
         legend = Legend(
             weights="averaged" if averaged else "trained",
-            classes=dict(zip(self.classes, map(tuple, data.palette), strict=True)),
-            shown=[name for number, name in enumerate(self.classes) if number in shown],
+            classes=dict(zip(data.classes, map(tuple, data.palette), strict=True)),
+            shown=[name for number, name in enumerate(data.classes) if number in shown],
         )
         return Pictures(drawn, legend)
 

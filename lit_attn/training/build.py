@@ -31,6 +31,10 @@ def build(cell: Cell, device: torch.device) -> Parts:
     data = experiment.data.build(cell.seed, device)
     _require_type(data, DataModule, f"data: `build` of kind '{experiment.data.kind}'")
     task = _build_task(experiment.model_copy(update={"model": model}), data)
+    outputs = experiment.task.outputs(data.signature)
+    added = {metric.info(outputs).name: metric.build(outputs) for metric in experiment.metrics}
+    if added:
+        task.add_metrics(added)
     epochs = experiment.training.epochs
     task.momentum = experiment.schedule.momentum(data.steps_per_epoch, epochs)
     task.evaluates_as_training = experiment.training.evaluation == "as-training"
@@ -76,7 +80,7 @@ def _require_metric(metric: Metric, task: TaskModule) -> None:
         return
     if metric.averaged and task.average is None:
         raise ConfigError(f"metric: '{metric.name}' measures averaged weights; set training.ema")
-    bare, names = name.removeprefix("ema-"), task.metric_names(split)
+    bare, names = name.removeprefix("ema-"), [*task.metric_names(split), *task.added_metrics]
     if bare not in names:
         raise ConfigError(
             f"metric: '{metric.name}': '{bare}' is not measured{suggest(bare, names)}"

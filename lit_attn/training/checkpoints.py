@@ -98,11 +98,8 @@ class Checkpoints(L.Callback):
         before, now = self.earlier_attempts[-1], self.this_attempt
         for name, old, new in zip(Provenance._fields, before, now, strict=True):
             if old != new:
-                print(
-                    f"The checkpoint was written with other {name}: {old} then, {new} now. "
-                    "The result names both.",
-                    flush=True,
-                )
+                change = f"{old} then, {new} now. The result names both."
+                print(f"The checkpoint was written with other {name}: {change}", flush=True)
 
     @cached_property
     def this_attempt(self) -> Provenance:
@@ -125,27 +122,25 @@ class Checkpoints(L.Callback):
 
     def find_newest(self) -> Path | None:
         """Return the newest readable checkpoint. Unreadable ones are reported and renamed."""
-        return self.group.broadcast(self._find_newest() if self.group.is_rank_zero else None)
-
-    def _find_newest(self) -> Path | None:
-        for path in self.list_newest_first():
+        newest = None
+        for path in self.list_newest_first() if self.group.is_rank_zero else ():
             try:
                 torch.load(path, map_location="cpu", weights_only=True)
             except UNREADABLE as error:
                 self._set_aside(path, "does not load", error)
             else:
-                return path
-        return None
+                newest = path
+                break
+        return self.group.broadcast(newest)
 
     def reject(self, path: Path, error: Exception) -> bool:
         """Set `path` aside if restoring it raised `error`; return False for any other error.
 
         Every rank must call this: all ranks restore the same file.
         """
-        frames = traceback.extract_tb(error.__traceback__)
-        if not any(frame.filename.endswith("checkpoint_connector.py") for frame in frames):
-            return False
-        if isinstance(error, torch.OutOfMemoryError):
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        is_restoring = any(file.endswith("checkpoint_connector.py") for file in files)
+        if not is_restoring or isinstance(error, torch.OutOfMemoryError):
             return False
         if self.group.is_rank_zero:
             self._set_aside(path, "does not fit this cell", error)

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import lightning as L
 import torch
@@ -15,14 +14,13 @@ from lightning.pytorch.plugins import MixedPrecision, Precision
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.training import measurement
-from lit_attn.training.build import Parts, build
+from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress, write_pictures
-from lit_attn.training.result import SPEED, UnitRecorder, make_result
+from lit_attn.training.result import SPEED, FinishedRun, Limits, UnitRecorder, make_result
 
 NOISE = (
     # The data lies on the device in one piece, so nothing is loaded while training.
@@ -38,29 +36,6 @@ NOISE = (
 
 MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of restoring a checkpoint that does not fit the cell."""
-
-
-class Limits(NamedTuple):
-    """Number of training steps, and of batches of every evaluated split, in a short run."""
-
-    steps: int
-    evaluation_batches: int
-
-
-SMOKE = Limits(steps=1, evaluation_batches=1)
-
-
-class FinishedRun(NamedTuple):
-    """A run that has trained to its end, on rank 0.
-
-    `total_steps` is the length of the run without limits, `diagnostics` is None if the cell records
-    none.
-    """
-
-    parts: Parts
-    total_steps: int
-    result: Result
-    diagnostics: DiagnosticsCallback | None
 
 
 def fit(
@@ -143,20 +118,9 @@ def fit(
             trainer.validate(task, datamodule=data, verbose=False)
         console.print_line()
 
-    peak_memory = group.maximum(measurement.peak_memory(device))
-    if not group.is_rank_zero:
+    result = make_result(cell, cell_dir, parts, group, progress, checkpoints, steps)
+    if result is None:
         return None
-    result = make_result(
-        cell,
-        parts,
-        cell_dir,
-        group,
-        progress,
-        steps,
-        peak_memory,
-        checkpoints.elapsed,
-        checkpoints.provenance,
-    )
     _log_settings(cell, result, tensorboard)
     if pictures := task.pictures(data, device, cell.metric.averaged):
         write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)

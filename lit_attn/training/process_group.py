@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins.environments import (
@@ -82,13 +82,8 @@ class ProcessGroup:
         self.ranks = ranks
         self.device = device
         self.world_size = ranks.world_size
-        self.gloo: distributed.ProcessGroup | None = None
-        if ranks.world_size > 1:
-            # A second group beside the one that averages gradients: agreeing must not wait for
-            # the GPU.
-            group = distributed.new_group(backend="gloo")
-            assert isinstance(group, distributed.ProcessGroup)
-            self.gloo = group
+        # A second group beside the one that averages gradients: agreeing must not wait for the GPU.
+        self.gloo: Any = distributed.new_group(backend="gloo") if ranks.world_size > 1 else None
 
     @property
     def is_rank_zero(self) -> bool:

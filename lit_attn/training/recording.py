@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
@@ -36,26 +36,15 @@ class MetricsFile(Logger):
         super().__init__()
         self.path = path
 
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Path:
-        return self.path
+    # Lightning asks every logger for these, and uses them for loggers with folders only.
+    name, version = "metrics", 0
 
     def start(self, step: int) -> None:
         """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
         kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
         write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
 
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""
 
     @rank_zero_only
@@ -116,10 +105,8 @@ class Console(MetricsFile):
         """Draw the progress bar over the last line of the terminal."""
         if not sys.stdout.isatty():
             return
-        bar = "#" * (BAR_WIDTH * step // self.total_steps)
-        text = (
-            f"[{bar:-<{BAR_WIDTH}}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
-        )
+        bar = f"{'#' * (BAR_WIDTH * step // self.total_steps):-<{BAR_WIDTH}}"
+        text = f"[{bar}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
         print(f"\r\x1b[K{text}", end="", flush=True)
 
 
@@ -163,33 +150,20 @@ class Progress(L.Callback):
             self.started = time.perf_counter()
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self.step_times.append(time.perf_counter() - self.started)
         self._write(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self._write(trainer)
 
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
 
-    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         # The metrics were read from the device before this, so no GPU work is pending.
         self.evaluation_times.append(time.perf_counter() - self.started)
 

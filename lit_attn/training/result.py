@@ -1,49 +1,75 @@
-"""The result of a trained cell: metrics of the selected epoch, values of each sample, and costs."""
+"""The result of a trained cell, values of each sample, and the cost estimated from a short run."""
 
 import datetime
 import io
 import math
+import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_attn.cells.records import Metric, MetricRow, Result, read_metrics
+from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training import measurement
 from lit_attn.training.build import Parts
+from lit_attn.training.checkpoints import Checkpoints
+from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
-from lit_attn.training.provenance import Provenance
 from lit_attn.training.recording import Progress
 
 SPEED = ("train/tokens_per_second", "train/mfu", "evaluation/seconds")
 """Names of the metrics that describe the speed of a run."""
 
 
+class Limits(NamedTuple):
+    """Number of training steps, and of batches of every evaluated split, in a short run."""
+
+    steps: int
+    evaluation_batches: int
+
+
+SMOKE = Limits(steps=1, evaluation_batches=1)
+SAMPLE = Limits(steps=15, evaluation_batches=2)
+"""Limits of the run from which the cost of a cell is estimated."""
+
+
+class FinishedRun(NamedTuple):
+    """A run that has trained to its end, on rank 0.
+
+    `total_steps` is the length of the run without limits, `diagnostics` is None if the cell records
+    none.
+    """
+
+    parts: Parts
+    total_steps: int
+    result: Result
+    diagnostics: DiagnosticsCallback | None
+
+
 def make_result(
     cell: Cell,
-    parts: Parts,
     cell_dir: Path,
+    parts: Parts,
     group: ProcessGroup,
     progress: Progress,
+    checkpoints: Checkpoints,
     steps: int,
-    peak_memory: int,
-    elapsed: float,
-    provenance: Provenance,
-) -> Result:
-    """Return the result of a cell after `steps` steps.
+) -> Result | None:
+    """Return the result of a cell after `steps` steps, or None on ranks other than 0.
 
-    `elapsed` (seconds) and `provenance` cover all attempts.
-
-    Raises ConfigError if the study's metric was not logged.
+    Every rank must call this. Raises ConfigError if the study's metric was not logged.
     """
-    costs = parts.costs
+    peak_memory = group.maximum(measurement.peak_memory(group.device))
+    if not group.is_rank_zero:
+        return None
+    costs, provenance = parts.costs, checkpoints.provenance
     rows = read_metrics(cell_dir / "metrics.csv")
     speed = _measure_speed(cell, parts, progress, group)
     # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
@@ -66,7 +92,7 @@ def make_result(
         step_time=measurement.step_time(progress.step_times),
         evaluation_time=measurement.evaluation_time(progress.evaluation_times),
         peak_memory=peak_memory,
-        wall_time=elapsed,
+        wall_time=checkpoints.elapsed,
         device=measurement.device_name(group.device),
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
         code=provenance.code,
@@ -132,8 +158,7 @@ class UnitRecorder(L.Callback):
         self.total = total
         self.values: dict[str, Tensor] = {}
 
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        assert isinstance(module, TaskModule)
+    def on_validation_start(self, trainer: L.Trainer, module: Any) -> None:
         is_selectable = self.metric.selection != "last" or trainer.global_step >= self.total
         if not is_selectable or type(module).unit_values is TaskModule.unit_values:
             return
@@ -148,13 +173,12 @@ class UnitRecorder(L.Callback):
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,
-        module: L.LightningModule,
+        module: Any,
         outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        assert isinstance(module, TaskModule)
         assert trainer.val_dataloaders is not None
         loader = trainer.val_dataloaders[dataloader_idx]
         # Padding has the last places, and a task may leave out its rows.
@@ -180,3 +204,39 @@ class UnitRecorder(L.Callback):
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)
             write_atomic(self.path, content.getvalue())
+
+
+def at_final_image_size(cell: Cell) -> Cell:
+    """Return `cell` with images of their final size from the first step on.
+
+    Most steps of a cell whose images grow have the final size.
+    """
+    data = cell.experiment.data.at_final_size()
+    experiment = cell.experiment.model_copy(update={"data": data})
+    return cell.model_copy(update={"experiment": experiment})
+
+
+def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
+    """Return the cost of the whole `cell`, from a `run` limited to SAMPLE that took `seconds`."""
+    training, data, result = cell.experiment.training, run.parts.data, run.result
+    batches = [len(loader) for loader in data.val_dataloader()]
+    evaluated = sum(min(count, SAMPLE.evaluation_batches) for count in batches)
+    evaluations = math.ceil(run.total_steps / (training.evaluate_every * data.steps_per_epoch))
+    evaluation_time = 0.0 if result.evaluation_time is None else result.evaluation_time.median
+    diagnostics_time = diagnostics_total = 0.0
+    if run.diagnostics is not None:
+        times = run.diagnostics.times
+        recordings = math.ceil(evaluations / run.diagnostics.settings.every)
+        diagnostics_time, diagnostics_total = sum(times), statistics.fmean(times) * recordings
+    # The rest of the time went into reading the data, building the model and compiling it.
+    steps_time = result.steps * result.step_time.median
+    startup = seconds - steps_time - evaluation_time - diagnostics_time
+    return Timing(
+        startup=max(0.0, startup),
+        step_time=result.step_time.median,
+        steps=run.total_steps,
+        evaluation_time=evaluation_time * sum(batches) / evaluated
+        + diagnostics_total / evaluations,
+        evaluations=evaluations,
+        memory=result.peak_memory,
+    )

@@ -41,7 +41,7 @@ class Halved(Schedule):
 
 
 from lit_attn.config.augment import Augmentation
-from lit_attn.config.losses import Loss
+from lit_attn.config.tasks import Loss
 
 
 class Negative(Augmentation):

@@ -16,13 +16,13 @@ from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, Mixt
 from lit_attn.attention.parts import DotConfig
 from lit_attn.attention.rotary import rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.diagnostics import Diagnostics
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
 from lit_attn.config.models.vision import ViTConfig
+from lit_attn.config.training import Diagnostics
 from lit_attn.models import language, vit
 from lit_attn.models.trunk import sinusoids
-from lit_attn.training import layer_inputs
+from lit_attn.training import diagnostics as recorded
 from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 
 EVERYTHING = Diagnostics(kinds=("residual", "rank", "maps", "heads", "mixture"))
@@ -279,7 +279,7 @@ def test_padding_does_not_count(name: str) -> None:
 def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     together = diagnose_network(network, images(5))
-    monkeypatch.setattr(layer_inputs, "MAX_WEIGHTS", 2 * HEADS * 2 * 17 * 17)
+    monkeypatch.setattr(recorded, "MAX_WEIGHTS", 2 * HEADS * 2 * 17 * 17)
     parts = diagnose_network(network, images(5))
     assert values(parts) == pytest.approx(values(together), rel=1e-12)
     for name, array in together.arrays.items():

@@ -81,6 +81,9 @@ class Model(Kind):
         inputs: tuple[Tensor, ...] = signature.sample()
         return inputs
 
+    def try_out(self, signature: Any) -> None:
+        self.build(signature, "meta")(*self.sample(signature))
+
     def with_width(self, width: int) -> Self:
         """Return the model with an FFN of `width` hidden units; the model must have an FFN."""
         assert self.ffn is not None

@@ -1,0 +1,250 @@
+"""Metrics that an experiment adds: torchmetrics by name, and classes from files in `parts`."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import studies
+from helpers.paths import ROOT
+from helpers.training_cells import composition_cell, digits_cell, scenes_cell, text_cell
+from sklearn.metrics import cohen_kappa_score, f1_score
+from torch import Tensor
+
+from lit_attn.cells.records import Plan, Result
+from lit_attn.config.cell import Cell
+from lit_attn.config.metrics import MetricChoice, TorchMetric
+from lit_attn.schema.errors import ConfigError
+from lit_attn.train import main
+from lit_attn.training.build import build
+
+HITS = """
+import torch
+from torchmetrics import Metric
+
+
+class Hits(Metric):
+    \"\"\"Number of correct predictions.\"\"\"
+
+    higher_is_better = True
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, probabilities, labels):
+        self.hits += (probabilities.argmax(1) == labels).sum()
+
+    def compute(self):
+        return self.hits
+"""
+
+METRICS = [
+    {"name": "CalibrationError", "arguments": {"task": "multiclass", "n_bins": 10}},
+    {"name": "MulticlassF1Score", "arguments": {"average": "macro"}, "record_as": "F1"},
+    {"name": "AUROC", "arguments": {"task": "multiclass"}},
+    {"name": "my_hits:Hits"},
+]
+
+BODY = """
+baseline: a
+match: none
+parts: [my_hits.py]
+set: {training.devices: 2, training.ema: 0.5}
+cells: {a: {}, b: {optimizer.lr: 1e-2}}
+metric: {name: test/CalibrationError}
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write_study(folder: Path, metrics: list[dict[str, object]], body: str = BODY) -> None:
+    experiment = yaml.safe_load(studies.EXPERIMENT) | {"metrics": metrics}
+    studies.write(folder, body, yaml.safe_dump(experiment))
+    (folder / "my_hits.py").write_text(HITS)
+
+
+def outputs(folder: Path, split: str, weights: str) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and labels of a split, computed in one process without the task."""
+    cell = Cell.read(folder / "config.yaml")
+    parts = build(cell, torch.device("cpu"))
+    network = parts.task.network
+    network.load_state_dict(torch.load(folder / "checkpoints" / weights, weights_only=True))
+    network.eval()
+    loader = parts.data.evaluation_loader(split)
+    with torch.no_grad():
+        batches = [(network(images).softmax(1), labels) for images, labels in loader]
+    return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
+    confidences, predicted = probabilities.double().max(1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    error = 0.0
+    for low, high in itertools.pairwise(edges):
+        inside = (confidences > low) & (confidences <= high)
+        if inside.any():
+            accuracy = (predicted == labels)[inside].double().mean()
+            gap = (accuracy - confidences[inside].mean()).abs()
+            error += inside.double().mean().item() * gap.item()
+    return error
+
+
+def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Path) -> None:
+    """Every split and the averaged weights are measured; the metric labels its own column."""
+    write_study(tmp_path, METRICS)
+    finished = run(tmp_path, "ablations.yaml", "--jobs", "1", "--seeds", "1")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for variant in "ab":
+        (folder,) = (tmp_path / "runs" / "tiny" / variant).iterdir()
+        result = Result.model_validate_json((folder / "result.json").read_text())
+        assert result.devices == 2
+        for split in ("val", "test"):
+            for prefix, weights in (("", "weights.pt"), ("ema-", "ema.pt")):
+                probabilities, labels = outputs(folder, split, weights)
+                predicted = probabilities.argmax(1)
+                expected = {
+                    "CalibrationError": calibration_error(probabilities, labels, 10),
+                    "F1": f1_score(labels, predicted, average="macro"),
+                    "Hits": (predicted == labels).sum().item(),
+                }
+                for name, value in expected.items():
+                    recorded = result.metrics[f"{split}/{prefix}{name}"]
+                    assert recorded == pytest.approx(value, rel=1e-4, abs=1e-6), name
+                assert 0.5 < result.metrics[f"{split}/{prefix}AUROC"] <= 1
+    plan = Plan.model_validate_json((tmp_path / "runs" / "tiny" / "plan.json").read_text())
+    assert (plan.metric.label, plan.metric.goal, plan.metric.scale) == (
+        "CalibrationError (%)",
+        "min",
+        100,
+    )
+    assert "CalibrationError (%)" in (tmp_path / "reports" / "tiny" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            [{"name": "CalibrationEror"}],
+            "metrics: 'CalibrationEror' is not a metric of torchmetrics; did you mean "
+            "'CalibrationError'?",
+        ),
+        ([{"name": "Accuracy"}], "metrics: Accuracy cannot be used for predictions in the form of"),
+        ([{"name": "MeanSquaredError"}], "MeanSquaredError cannot be used for predictions in the"),
+        ([{"name": "my_hits:Missing"}], "has no attribute 'Missing'; is its file named in `parts`"),
+        ([{"name": "my_hits:torch"}], "my_hits:torch is not a subclass of torchmetrics.Metric"),
+        (
+            [{"name": "my_hits:Hits", "record_as": "accuracy"}],
+            "metrics: 'accuracy' is measured twice; set `record_as`",
+        ),
+        ([{"name": "my_hits:Hits"}], "tiny.metric.name: 'test/CalibrationError' is not measured"),
+        (
+            [
+                {
+                    "name": "MulticlassNegativePredictiveValue",
+                    "record_as": "CalibrationError",
+                }
+            ],
+            "tiny.metric.name: 'test/CalibrationError' does not say which direction is better",
+        ),
+    ],
+)
+def test_a_metric_that_cannot_be_measured_is_one_error_line(
+    tmp_path: Path,
+    metrics: list[dict[str, object]],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("my_hits")
+    exec(HITS, vars(module))
+    monkeypatch.setitem(sys.modules, "my_hits", module)
+    body = BODY.replace("parts: [my_hits.py]\n", "")
+    experiment = yaml.safe_load(studies.EXPERIMENT) | {"metrics": metrics}
+    with pytest.raises(ConfigError) as caught:
+        studies.variants(tmp_path, body, yaml.safe_dump(experiment))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert re.match(r"\S+\.yaml:\d+: ", str(caught.value))
+
+
+def train(cell: Cell, metrics: list[dict[str, object]], folder: Path) -> Result:
+    experiment = cell.experiment.model_dump(mode="json") | {"metrics": metrics}
+    cell = Cell.model_validate(cell.model_dump(mode="json") | {"experiment": experiment})
+    folder.mkdir()
+    cell.write(folder / "config.yaml")
+    assert main([str(folder)]) == 0
+    return Result.model_validate_json((folder / "result.json").read_text())
+
+
+def test_metrics_get_the_predicted_tokens_of_a_language_model(tmp_path: Path) -> None:
+    result = train(text_cell(), [{"name": "MulticlassAccuracy"}], tmp_path / "cell")
+    cell = Cell.read(tmp_path / "cell" / "config.yaml")
+    parts = build(cell, torch.device("cpu"))
+    path = tmp_path / "cell" / "checkpoints" / "weights.pt"
+    parts.task.network.load_state_dict(torch.load(path, weights_only=True))
+    parts.task.eval()
+    hits: list[Tensor] = []
+    with torch.no_grad():
+        for inputs, targets in parts.data.evaluation_loader("test"):
+            predicted = parts.task.network(inputs).argmax(-1)
+            hits.append((predicted == targets)[targets != -100])
+    by_class = TorchMetric(name="MulticlassAccuracy").info(None)
+    assert by_class.goal == "max"
+    assert 0 < result.metrics["test/MulticlassAccuracy"] < 1
+    micro = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
+    again = train(text_cell(), micro, tmp_path / "again")
+    share = torch.cat(hits).double().mean().item()
+    assert again.metrics["test/MulticlassAccuracy"] == pytest.approx(share, rel=1e-6)
+
+
+def test_metrics_get_the_answers_of_head_composition(tmp_path: Path) -> None:
+    metrics = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
+    cell = composition_cell()
+    training = cell.experiment.training.model_copy(update={"epochs": 1, "max_steps": 2})
+    experiment = cell.experiment.model_copy(update={"training": training})
+    result = train(cell.model_copy(update={"experiment": experiment}), metrics, tmp_path / "cell")
+    assert result.metrics["test/MulticlassAccuracy"] == pytest.approx(
+        result.metrics["test/accuracy"], abs=1e-6
+    )
+
+
+def test_metrics_get_the_labelled_pixels_of_a_segmentation(tmp_path: Path) -> None:
+    """The micro-averaged accuracy of labelled pixels is the task's own pixel accuracy."""
+    metrics = [{"name": "MulticlassAccuracy", "arguments": {"average": "micro"}}]
+    result = train(scenes_cell(tmp_path / "scenes"), metrics, tmp_path / "cell")
+    assert result.metrics["test/MulticlassAccuracy"] == pytest.approx(
+        result.metrics["test/aAcc"], rel=1e-5
+    )
+
+
+def test_kappa_of_one_process_equals_scikit_learn(tmp_path: Path) -> None:
+    metrics = [{"name": "CohenKappa", "arguments": {"task": "multiclass"}}]
+    result = train(digits_cell(), metrics, tmp_path / "cell")
+    probabilities, labels = outputs(tmp_path / "cell", "test", "weights.pt")
+    expected = cohen_kappa_score(labels, probabilities.argmax(1))
+    assert result.metrics["test/CohenKappa"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_added_metrics_change_the_identity() -> None:
+    cell = digits_cell()
+    metrics = [{"name": "CohenKappa", "arguments": {"task": "multiclass"}}]
+    experiment = cell.experiment.model_dump(mode="json") | {"metrics": metrics}
+    other = Cell.model_validate(cell.model_dump(mode="json") | {"experiment": experiment})
+    assert other.fingerprint != cell.fingerprint
+    metric = MetricChoice(name="val/CohenKappa").resolve(other.experiment)
+    assert (metric.label, metric.goal, metric.scale) == ("validation CohenKappa (%)", "max", 100)
