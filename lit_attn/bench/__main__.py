@@ -1,9 +1,8 @@
-"""Benchmarks: `python -m lit_attn.bench attention|memory|decoding|runner`.
+"""Benchmarks: `python -m lit_attn.bench attention|memory|decoding`.
 
 attention   a transformer block, forward + backward, relative to the standard block
 memory      growth of one layer's memory and time with the number of tokens
 decoding    a causal model with its key-value cache, token by token
-runner      the cost of the runner for each cell
 """
 
 import argparse
@@ -62,8 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0, 1 if a preset does not compute what it should, or 2 for bad arguments."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    if options.command == "runner":
-        return _measure_runner(options)
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     commands = {
@@ -154,16 +151,6 @@ def _measure_decoding(options: argparse.Namespace) -> int:
     return int(any(row.token is None for row in rows))
 
 
-def _measure_runner(options: argparse.Namespace) -> int:
-    from lit_attn.bench import runner
-
-    costs = runner.measure(
-        options.cells, options.jobs, options.expand, options.rounds, options.imports
-    )
-    print(runner.format_table(costs))
-    return 0
-
-
 def _publish(
     folder: Path | None,
     name: str,
@@ -232,12 +219,6 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_attention(commands.add_parser("attention"))
     _add_memory(commands.add_parser("memory"))
     _add_decoding(commands.add_parser("decoding"))
-    runner = commands.add_parser("runner")
-    runner.add_argument("--cells", type=_count, default=64, help="empty cells to run")
-    runner.add_argument("--jobs", type=_count, default=2, help="cells at once")
-    runner.add_argument("--expand", type=_count, default=10_000, help="cells to list and resume")
-    runner.add_argument("--imports", action="store_true", help="cells import torch and Lightning")
-    runner.add_argument("--rounds", type=_count, default=5, help="runs of each command")
     return parser
 
 

@@ -1,21 +1,20 @@
 """The benchmark of the runner measures every command."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import studies
+from helpers import runner_cost, studies
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
-from lit_attn.bench import runner
-from lit_attn.bench.__main__ import main
 
 
 def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runner", "--cells", "3", "--jobs", "2", "--expand", "9", "--rounds", "1"]) == 0
+    runner_cost.main(["--cells", "3", "--jobs", "2", "--expand", "9", "--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()
     commands = ["lit_attn", "shell loop"]
     plugins = importlib.util.find_spec("hydra_plugins")
@@ -39,14 +38,17 @@ def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str
 
 def test_a_command_that_fails_raises_an_error() -> None:
     with pytest.raises(RuntimeError, match="false failed"):
-        runner._run(["false"])
+        runner_cost._run(["false"])
 
 
 def test_an_importing_cell_imports_training(tmp_path: Path) -> None:
     """A benchmark with --imports measures cells that load torch and Lightning."""
     cell = write_empty_cell(tmp_path)
-    command = [sys.executable, "-v", "-m", "lit_attn.bench.empty_cells", "--imports", str(cell)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    command = [sys.executable, "-v", "-m", "helpers.empty_cells", "--imports", str(cell)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
     assert "import 'lit_attn.training.build'" in finished.stderr
     assert (cell / "result.json").exists()
 

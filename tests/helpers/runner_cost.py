@@ -1,12 +1,16 @@
 """Cost of the runner itself, next to a shell loop and Hydra's multirun with its joblib launcher.
 
-The cells are empty (lit_attn.bench.empty_cells), so all of the time is the runner's. Every row is a
+    PYTHONPATH=tests python -m helpers.runner_cost --cells 64 --jobs 2
+
+The cells are empty (helpers.empty_cells), so all of the time is the runner's. Every row is a
 new command, with the start of its interpreter. The commands take turns, so that a slower machine
 slows all of them. Hydra is no dependency; its rows appear if `hydra-joblib-launcher` is installed.
 """
 
+import argparse
 import importlib.util
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -17,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from helpers import empty_cells
+from helpers.paths import ROOT
 from lit_attn.ablate.plan import Job, expand
-from lit_attn.bench import empty_cells
 from lit_attn.config.study import read_studies
 
 EXPERIMENT = """\
@@ -43,7 +48,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from lit_attn.bench.empty_cells import run_cell, run_importing_cell
+from helpers.empty_cells import run_cell, run_importing_cell
 
 
 @hydra.main(version_base=None, config_path=None)
@@ -102,7 +107,7 @@ def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool)
         count = f"{side * side:,} cells"
         dry = [sys.executable, "-m", "lit_attn.ablate", str(large_study), "--dry-run"]
         dry += ["--out", str(folder / "done")]
-        command = [sys.executable, "-m", "lit_attn.bench.empty_cells", str(large_study)]
+        command = [sys.executable, "-m", "helpers.empty_cells", str(large_study)]
         command += ["--out", str(folder / "done")]
         listing = [_run(dry)[0] for _ in range(rounds)]
         rows.append(_make_row(f"--dry-run of {count}, none started", listing))
@@ -129,6 +134,19 @@ def format_table(costs: Costs) -> str:
     return "\n".join([*lines, "", f"Memory of the runner: {costs.memory / 1e6:,.0f} MB."])
 
 
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m helpers.runner_cost", description=__doc__)
+    parser.add_argument("--cells", type=int, default=64, help="empty cells to run")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at once")
+    parser.add_argument("--expand", type=int, default=10_000, help="cells to list and resume")
+    parser.add_argument("--imports", action="store_true", help="cells import torch and Lightning")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each command")
+    options = parser.parse_args(arguments)
+    costs = measure(options.cells, options.jobs, options.expand, options.rounds, options.imports)
+    print(format_table(costs))
+
+
 def _commands(
     folder: Path, cells: int, at_once: int, imports: bool
 ) -> dict[str, Callable[[Path], list[str]]]:
@@ -138,7 +156,7 @@ def _commands(
     """
     study = folder / "some.yaml"
     options = ["--imports"] if imports else []
-    empty = [sys.executable, "-m", "lit_attn.bench.empty_cells", *options]
+    empty = [sys.executable, "-m", "helpers.empty_cells", *options]
 
     def lit_attn(out: Path) -> list[str]:
         return [*empty, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]
@@ -179,8 +197,10 @@ def _commands(
 
 def _run(command: list[str]) -> tuple[float, str]:
     """Return the seconds and the output of a command; raise RuntimeError if it fails."""
+    folders = [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     start = time.perf_counter()
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     seconds = time.perf_counter() - start
     if finished.returncode:
         raise RuntimeError(f"{shlex.join(command)[:200]} failed: {finished.stderr[-500:]}")
@@ -202,3 +222,7 @@ def _expand(study: Path, out: Path) -> list[Job]:
 
 def _make_row(label: str, times: list[float]) -> Row:
     return Row(label, statistics.median(times), min(times), max(times))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Cells that train nothing, and a command that runs them for `lit_attn.bench.runner`."""
+"""Cells that train nothing, and a command that runs them for helpers.runner_cost."""
 
 import argparse
 import io
@@ -60,9 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Prints the number of cells that ran and the runner's greatest memory in bytes.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.bench.empty_cells", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m helpers.empty_cells", description=__doc__)
     parser.add_argument("study", type=Path, help="an ablations.yaml, or a cell's folder")
     parser.add_argument(
         "--out", type=Path, help="folder of the cells; without it STUDY is the folder of one cell"
@@ -78,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     (study,) = read_studies(options.study).values()
     jobs = expand(study, options.out).jobs[: options.cells]
     missing = [job for job in jobs if job.state() != "done"]
-    launcher = Launcher(f"lit_attn.bench.empty_cells:{target.__name__}")
+    launcher = Launcher(f"helpers.empty_cells:{target.__name__}")
     summary = Runner(launcher, make_slots(options.jobs), Lines(io.StringIO())).run(missing)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"ran": len(missing), "failed": len(summary.failed), "memory": memory}))
