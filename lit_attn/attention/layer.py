@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import Masks
@@ -27,7 +26,7 @@ from lit_attn.attention.parts import LayerShape, Part
 from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import Similarity
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, attention_spec
 
 # Names of the children that the standard layer does not have.
 EXTRA = ("composers", "normaliser", "residual", "similarity", "z")

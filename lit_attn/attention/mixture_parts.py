@@ -103,6 +103,7 @@ class MixtureConfig(MixedKeysConfig):
 class LinearConfig(MixedKeysConfig):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
+    has_logits = False
     fast = "lit_attn.attention.linear:Linear"
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")

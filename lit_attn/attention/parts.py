@@ -90,6 +90,9 @@ class Similarity(Part, Kind):
     logits that a learned temperature sets, else 1. It returns the logits (B, H, n, n).
     """
 
+    has_logits: ClassVar[bool] = True
+    """False for a similarity that never forms logits, so that nothing can mask or compose them."""
+
     def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
         """Return the keys of every token, (B, n, H' D) each, from x (B, n, d) and the layer's k."""
         return [k]

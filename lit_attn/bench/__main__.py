@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_attn.attention.mixture_parts import LinearConfig
-from lit_attn.attention.spec import PRESETS
+from pydantic import ValidationError
+
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, explain, suggest
 from lit_attn.schema.plugins import load_parts
 
 if TYPE_CHECKING:
@@ -194,9 +195,12 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--presets: '{name}' is not a preset{suggest(name, names)}")
         if name.endswith(HALF_HEADS) and options.heads % 2:
             raise ConfigError(f"--presets: '{name}': {options.heads} heads cannot be halved")
-        similarity = PRESETS[name.removesuffix(HALF_HEADS).removesuffix(WINDOWS)].similarity
-        if name.endswith(WINDOWS) and isinstance(similarity, LinearConfig):
-            raise ConfigError(f"--presets: '{name}': linear keys have no windows")
+        if name.endswith(WINDOWS):
+            choices = dict(PRESETS[name.removesuffix(WINDOWS)])
+            try:
+                AttentionSpec.model_validate({**choices, "window": 1})
+            except ValidationError as error:
+                raise explain(error, f"--presets: '{name}'") from error
     for mode in getattr(options, "modes", []):
         if mode not in MODES:
             raise ConfigError(f"--modes: '{mode}' is not a mode{suggest(mode, MODES)}")

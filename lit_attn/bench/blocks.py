@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import DotConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.materialised import Materialised, covers
 
@@ -39,7 +38,7 @@ def add_materialised(names: Iterable[str]) -> list[str]:
     for name in names:
         spec = PRESETS[name.removesuffix(HALF_HEADS)]
         all_names.append(name)
-        is_standard = isinstance(spec.similarity, DotConfig) and not spec.compose.places()
+        is_standard = spec.similarity.kind == "dot" and not spec.compose.places()
         if covers(spec) and not is_standard:
             all_names.append(name + MATERIALISED)
     return all_names

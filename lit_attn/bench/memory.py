@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import Shape, Step, build_layer
 from lit_attn.bench.measure import Spread, measure_memory, summarize, time_call
@@ -61,7 +60,7 @@ def run(
     torch.manual_seed(0)
     rows: list[Row] = []
     for name in names:
-        is_linear = isinstance(PRESETS[name].similarity, LinearConfig)
+        is_linear = not PRESETS[name].similarity.has_logits
         for causal in (False, True):
             previous = None
             for n in lengths or (LINEAR_LENGTHS if is_linear else LENGTHS):

@@ -23,8 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from lit_attn.attention.choose import CHOICES
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import CHOICES, AttentionSpec, preset
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.base import Config, Kind

@@ -21,9 +21,8 @@ from timm.layers import Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ImageViTConfig
 from lit_attn.models import imagenet_vit

@@ -10,9 +10,8 @@ import yaml
 from helpers.paths import ROOT
 from mechanism_entries import ENTRIES
 
-from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.dispatch import Path, choose_path
-from lit_attn.attention.spec import PRESETS
+from lit_attn.attention.spec import PRESETS, attention_spec
 
 PAGE = (ROOT / "docs" / "mechanisms.md").read_text()
 

@@ -276,7 +276,7 @@ def test_models_decode_in_half_precision(dtype: str, capsys: pytest.CaptureFixtu
         ("--presets dcmah", "did you mean 'dcmha'?"),
         ("--presets dcmha/window", "did you mean 'dcmha/windows'?"),
         ("--presets mgk/half-heads", "'mgk/half-heads' is not a preset"),
-        ("--presets mlk/windows", "'mlk/windows': linear keys have no windows"),
+        ("--presets mlk/windows", "'mlk/windows': window: linear keys never form the logits"),
         ("--windows 256 nome", "'nome' is neither a number of keys nor none"),
         ("--windows 0", "'0' is neither a number of keys nor none"),
         ("--dim 10 --heads 3", "3 heads do not divide a width of 10"),

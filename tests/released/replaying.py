@@ -16,7 +16,7 @@ import torch
 import yaml
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.attention.choose import attention_spec
+from lit_attn.attention.spec import attention_spec
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import TaskModule

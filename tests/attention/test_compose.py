@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_attn.attention import compose, unrolled
+from lit_attn.attention import compose
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.parts import QueryKeyComposeConfig
 from lit_attn.attention.spec import AttentionSpec
@@ -29,7 +29,7 @@ def test_value_and_gradient_equal_the_products(side: str, choices: dict[str, obj
         query = None if query is None else compose.select(query, slice(2, 6))
         if is_unrolled:
             sides = (compose._side(query, a.dtype), compose._side(key, a.dtype))
-            out = unrolled.compose(a, *sides)
+            out = compose._unrolled_low_rank(a, *sides)
         else:
             out = composer(a, query, key)
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
@@ -44,8 +44,10 @@ def test_the_compiled_composition_is_unrolled(monkeypatch: pytest.MonkeyPatch) -
     layer, x = attn_layer("dcmha")(48, 12), torch.randn(2, 9, 48)
     expected = layer(x)
     calls = []
-    original = unrolled.compose
-    monkeypatch.setattr(unrolled, "compose", lambda *args: calls.append(1) or original(*args))
+    original = compose._unrolled_low_rank
+    monkeypatch.setattr(
+        compose, "_unrolled_low_rank", lambda *args: calls.append(1) or original(*args)
+    )
     out = torch.compile(layer, backend="aot_eager")(x)
     assert calls
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
