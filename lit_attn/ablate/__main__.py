@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import dry_run, logs, rerun, status
+from lit_attn.ablate import dry_run, logs, papers, rerun, status
 from lit_attn.ablate.display import silence, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
+from lit_attn.config.papers import read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
 from lit_attn.files import require_writable
@@ -65,8 +66,18 @@ def make_parser() -> argparse.ArgumentParser:
     ) -> None:
         parser.add_argument(name, type=kind, metavar=metavar, help=text, default=default)
 
-    value("file", Path, "ablations.yaml", "File of studies.")
+    text = "File of studies (not with --paper)."
+    parser.add_argument("file", type=Path, metavar="ablations.yaml", nargs="?", help=text)
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
+    value("--paper", str, "NAME", "Run the tables and figures of experiments/papers/NAME.yaml.")
+    several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
+    text = "With --paper: run small models for two CPU cores (`--small data`: on real data)."
+    choices = ("embedded", "data")
+    parser.add_argument(
+        "--small", nargs="?", const="embedded", default="", choices=choices, help=text
+    )
+    text = "With --paper: print GPU-hours; run nothing."
+    parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")
     flag("--params", "With --dry-run: show parameters and FLOPs.")
     flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
@@ -115,6 +126,10 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _expand_studies(options)
         chosen = None if choice is None else rerun.select_cells(matrices, choice)
+        if options.cost:
+            items = options.paper.items(options.table)
+            papers.print_costs(options.paper, items, matrices, options.cost)
+            return 0
         if options.dry_run and chosen is not None:
             print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
             return 0
@@ -179,12 +194,23 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
     default = options.out / "reports" if options.smoke else Path("reports")
     options.reports = options.reports or default
+    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
+    if options.paper:
+        if options.study or options.file:
+            raise ConfigError("--paper: replaces the file of studies and --study")
+        options.paper = read_paper(options.paper, options.small)
+        arguments = (options.table, options.out, changes, seeds, options.smoke)
+        return papers.expand_paper(options.paper, *arguments)
+    for name in ("table", "small", "cost"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name}: needs --paper")
+    if options.file is None:
+        raise ConfigError("name a file of studies, such as ablations.yaml, or --paper NAME")
     if not options.file.exists():
         files = map(str, sorted(options.file.parent.glob("*.y*ml")))
         hint = suggest(str(options.file), [*COMMANDS, "rerun", *files])
         raise ConfigError(f"{options.file}: no such file or command{hint}")
     studies = choose(read_studies(options.file), options.study, options.file)
-    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
     return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
 
 

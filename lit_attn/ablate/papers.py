@@ -1,0 +1,130 @@
+"""`--paper NAME`: the cells that the tables and figures of a paper need, and their GPU-hours."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.config.experiment import Experiment
+from lit_attn.config.papers import Layout, PaperSource, Reference
+from lit_attn.config.source import Mapping
+from lit_attn.config.study import read_studies
+from lit_attn.schema.errors import ConfigError, suggest
+
+UTILISATION = 0.4
+"""Share of a GPU's peak that is assumed; small models and fp32 cells reach less."""
+PEAKS = {
+    "H100": (9.89e14, 6.7e13),
+    "H200": (9.89e14, 6.7e13),
+    "A100": (3.12e14, 1.95e13),
+    "A6000": (1.55e14, 3.87e13),
+}
+"""FLOP/s of dense products in half precision and in float32, from NVIDIA's data sheets."""
+
+
+def expand_paper(
+    source: PaperSource,
+    numbers: Iterable[str],
+    out: Path,
+    changes: Mapping | None = None,
+    seeds: tuple[int, ...] | None = None,
+    smoke: bool = False,
+) -> list[Matrix]:
+    """Return the studies of the tables and figures with `numbers` (all of them if empty).
+
+    Each has the cells that these need and no others. Raises ConfigError for a mistake in the paper
+    or in a study, and if nothing of it can be run.
+    """
+    items = source.items(numbers)
+    needed: dict[str, set[str]] = {}
+    for item in items.values():
+        for study, variant in source.references(item):
+            needed.setdefault(study, set()).add(variant)
+    if not needed:
+        reasons = {item.absent or "no study measures it" for item in items.values()}
+        raise ConfigError(f"{source.path}: nothing to run: {'; '.join(sorted(reasons))}")
+    studies = read_studies(source.studies_path)
+    matrices = []
+    for study, variants in needed.items():
+        matrix = expand(studies[study], out, changes, seeds, smoke)
+        names = [variant.name for variant in matrix.variants]
+        if missing := sorted(variants.difference(names)):
+            hint = suggest(missing[0], names)
+            raise ConfigError(f"{source.path}: study '{study}' has no variant '{missing[0]}'{hint}")
+        jobs = [job for job in matrix.jobs if job.cell.variant in variants]
+        matrices.append(replace(matrix, jobs=jobs))
+    return matrices
+
+
+def estimate_hours(
+    source: PaperSource, matrices: list[Matrix], gpu: str
+) -> dict[Reference, float | None]:
+    """Return the hours of a GPU that all seeds of each variant in `matrices` train.
+
+    The FLOPs are counted on the meta device; a training step counts three forward passes.
+    Evaluations are left out. None stands for a variant whose steps only the data can tell.
+    """
+    from lit_attn.models import budget
+
+    hours: dict[Reference, float | None] = {}
+    for matrix in matrices:
+        needed = [job.cell.variant for job in matrix.jobs]
+        for variant in matrix.variants:
+            if variant.name not in needed:
+                continue
+            experiment = variant.experiment
+            model = budget.resolve(experiment.model, variant.match_to, experiment.data)
+            flops = budget.describe(model, experiment.data).flops
+            steps = count_steps(experiment, source.paper.samples.get(matrix.source.name))
+            half, single = PEAKS[gpu]
+            rate = UTILISATION * (single if experiment.training.precision == "fp32" else half)
+            seconds = None
+            if steps is not None:
+                samples = steps * experiment.data.batch_size * needed.count(variant.name)
+                seconds = 3 * flops * samples / rate
+            reference = Reference(matrix.source.name, variant.name)
+            hours[reference] = None if seconds is None else seconds / 3600
+    return hours
+
+
+def count_steps(experiment: Experiment, samples: int | None) -> int | None:
+    """Return the training steps of a cell without reading its data, None if that is not possible.
+
+    `samples` is the number of training samples of data that only their files can count.
+    """
+    data, training = experiment.data, experiment.training
+    per_epoch = getattr(data, "epoch_steps", None)
+    if per_epoch is None:
+        samples = samples or getattr(data, "training_images", None)
+        if samples is None:
+            return training.max_steps
+        per_epoch = math.ceil(getattr(data, "epoch_length", 1) * samples / data.batch_size)
+    return int(min(training.epochs * per_epoch, training.max_steps or math.inf))
+
+
+def print_costs(
+    source: PaperSource, items: dict[str, Layout], matrices: list[Matrix], gpu: str
+) -> None:
+    """Print the GPU-hours of each table and figure, and of all of them without repetition."""
+    hours = estimate_hours(source, matrices, gpu)
+    print(
+        f"{source.paper.title}\n{gpu}-hours at {UTILISATION:.0%} of the peak; a step counts three "
+        "forward passes; evaluations are not counted"
+    )
+    for number, item in items.items():
+        print(f"  {number:<10}  {format_hours(source, item, hours)}")
+    total = math.fsum(value for value in hours.values() if value is not None)
+    print(f"  {'all':<10}  {total:,.1f}")
+
+
+def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float | None]) -> str:
+    """Return the hours of one table or figure, or the reason why they are unknown."""
+    needed = set(source.references(item))
+    if not needed:
+        return item.absent or "no study measures it"
+    known = [hours[reference] for reference in needed if reference in hours]
+    total = math.fsum(value for value in known if value is not None)
+    unknown = sum(value is None for value in known)
+    rest = f" and {unknown} variants whose steps only the data can tell" if unknown else ""
+    return f"{total:,.1f}{rest}"

@@ -1,0 +1,173 @@
+"""Papers: the files agree with the studies and with the papers' own arithmetic; errors; cells."""
+
+import re
+import statistics
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.paths import EXPERIMENTS, ROOT
+
+from lit_attn.ablate import papers
+from lit_attn.ablate.__main__ import main
+from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
+from lit_attn.schema.errors import ConfigError
+
+FOLDER = EXPERIMENTS / "papers"
+NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
+
+
+@cache
+def paper(name: str, size: str = "") -> PaperSource:
+    return read_paper(name, size, FOLDER)
+
+
+def places(text: str) -> int:
+    """Return the decimals of the first number in a published cell."""
+    number = re.search(r"\d+(?:\.(\d+))?", text)
+    return len(number[1] or "") if number else 0
+
+
+def rounds_to(value: float, text: str) -> bool:
+    """Return True if `value` is printed as `text`, whichever way a half is rounded."""
+    return abs(value - find_numbers(text)[0]) <= 0.5 * 10 ** -places(text) + 1e-9
+
+
+def disagreements(table: Table) -> set[str]:
+    """Return the published cells (ROW | COLUMN) that differ from the paper's own arithmetic."""
+    wrong = set()
+    headings = list(table.columns)
+    first = next(iter(table.rows.values())).cells
+    for name, row in table.rows.items():
+        cells = dict(zip(headings, row.cells, strict=True))
+        for heading, column in table.columns.items():
+            cell, number = f"{name} | {heading}", find_numbers(cells[heading])
+            if column.mean:
+                mean = statistics.fmean(find_numbers(cells[other])[0] for other in column.mean)
+                if not rounds_to(mean, cells[heading]):
+                    wrong.add(cell)
+            if column.overhead and row.cells != first:
+                start = find_numbers(first[headings.index(heading)])[0]
+                percent = cells[heading].partition("(")[2]
+                if not rounds_to(100 * (number[0] / start - 1), percent):
+                    wrong.add(cell)
+    return wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_cells_agree_with_the_arithmetic_of_the_paper(name: str) -> None:
+    """Means and overheads follow from other cells, except the slips that the file explains."""
+    for number, table in paper(name).paper.tables.items():
+        if (name, number) != ("dcmha", "10"):  # It follows from Table 6, see below.
+            assert disagreements(table) == set(table.slips), number
+
+
+def test_dcmha_prints_means_and_differences_that_agree() -> None:
+    """Table 4: the mean accuracy of eleven tasks, and differences to Pythia of the same size."""
+    table = paper("dcmha").paper.tables["4"]
+    rows = {name: row.cells for name, row in table.rows.items()}
+    wrong = {
+        name
+        for name, cells in rows.items()
+        if not rounds_to(statistics.fmean(map(float, cells[2:13])), cells[13])
+    }
+    assert wrong == set()
+    for size in ("2.8B", "6.9B"):
+        pythia, ours = rows[f"0-shot / Pythia-{size}"], rows[f"0-shot / DCPythia-{size}"]
+        for place in (0, 1, 13):
+            value, difference = find_numbers(ours[place].replace("+", ""))
+            expected = value - find_numbers(pythia[place])[0]
+            assert expected == pytest.approx(difference, abs=0.051 if place == 13 else 0.0051)
+
+
+def test_dcmha_table_10_has_the_speeds_of_table_6() -> None:
+    tables = paper("dcmha").paper.tables
+    windowless, windowed = find_numbers(tables["6"].rows["6.9B"].cells[2])
+    trained = float(tables["6"].rows["6.9B"].cells[0])
+    for name, row in tables["10"].rows.items():
+        _, _, training, percent, inference, percents = row.cells
+        assert rounds_to(100 * float(training) / trained, percent), name
+        assert rounds_to(100 * float(inference) / windowless, percents.split("/")[0]), name
+    # The Transformer++ of the other rows has other windows than the one in Table 6.
+    first = tables["10"].rows["1:1*"].cells
+    assert list(tables["10"].slips) == [f"1:1* | {list(tables['10'].columns)[5]}"]
+    assert not rounds_to(100 * float(first[4]) / windowed, first[5].split("/")[1])
+    assert 100 * float(first[4]) / windowed == pytest.approx(88.6, abs=0.05)
+
+
+@pytest.mark.parametrize("size", ["", "embedded"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_of_a_paper_exists(name: str, size: str) -> None:
+    matrices = papers.expand_paper(paper(name, size), [], Path("runs"))
+    assert sum(len(matrix.jobs) for matrix in matrices) > 0
+    if size:
+        assert all(len(matrix.seeds) >= 5 for matrix in matrices)
+
+
+def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    matrices = papers.expand_paper(paper("mgk"), ["6"], Path("runs"), seeds=(3, 4))
+    cells = {(job.cell.study, job.cell.variant, job.cell.seed) for m in matrices for job in m.jobs}
+    variants = ("softmax-2", "softmax-smgk-1", "softmax-mgk-1", "softmax-1", "smgk-1", "mgk-1")
+    expected = {("mgk-retrieval", v, s) for v in (*variants, "gaussian-1") for s in (3, 4)}
+    assert cells == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--paper", "mkg"], "mkg.yaml: no such paper; did you mean 'mgk'?"),
+        (["--paper", "mgk", "--table", "11"], "no table or figure '11'; did you mean"),
+        (["--paper", "mgk", "--table", "4"], "nothing to run: No study translates yet"),
+        (["--paper", "mgk", "--study", "digits"], "replaces the file of studies"),
+        (["ablations.yaml", "--table", "1"], "--table: needs --paper"),
+        ([], "name a file of studies"),
+    ],
+)
+def test_wrong_commands_are_one_line(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main([*arguments, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def write_paper(folder: Path, old: str, new: str) -> None:
+    text = (
+        (FOLDER / "attentionx.yaml")
+        .read_text()
+        .replace("../../ablations.yaml", f"{ROOT}/ablations.yaml")
+    )
+    assert old in text
+    (folder / "attentionx.yaml").write_text(text.replace(old, new, 1))
+    (folder / "small.yaml").write_text((FOLDER / "small.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("variant: standard", "variant: standrad", "has no variant 'standrad'; did you mean"),
+        ("study: attentionx-cifar10}", "study: attentionx-cifar1}", "no study 'attentionx-cifar1'"),
+        ("88.15 + 0.55 | 61.86 + 0.47", "88.15 + 0.55", "1 cells for 2 columns"),
+        ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "put the cell in quotation marks"),
+        ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
+        ("row: ViT-small with AttentionX", "row: AttentionX", "no row 'AttentionX'"),
+        (
+            "row: AttentionX,",
+            "row: AttentoinX,",
+            "no line 'AttentoinX'; did you mean 'AttentionX'?",
+        ),
+    ],
+)
+def test_a_mistake_in_a_paper_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    write_paper(tmp_path, old, new)
+    with pytest.raises(ConfigError) as caught:
+        read_paper("attentionx", "", tmp_path)
+    text = str(caught.value)
+    assert re.match(rf"{tmp_path}/attentionx.yaml:\d+: ", text), text
+    assert message in text
+    assert "\n" not in text
