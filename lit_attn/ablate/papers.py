@@ -65,7 +65,7 @@ def estimate_hours(
     The FLOPs are counted on the meta device; a training step counts three forward passes.
     Evaluations are left out. None stands for a variant whose steps only the data can tell.
     """
-    from lit_attn.models import budget
+    from lit_attn.models import factory
 
     hours: dict[Reference, float | None] = {}
     for matrix in matrices:
@@ -74,8 +74,8 @@ def estimate_hours(
             if variant.name not in needed:
                 continue
             experiment = variant.experiment
-            model = budget.resolve(experiment.model, variant.match_to, experiment.data)
-            flops = budget.describe(model, experiment.data).flops
+            model = factory.resolve(experiment.model, variant.match_to, experiment.data)
+            flops = factory.describe(model, experiment.data).flops
             steps = count_steps(experiment, source.paper.samples.get(matrix.source.name))
             half, single = PEAKS[gpu]
             rate = UTILISATION * (single if experiment.training.precision == "fp32" else half)
