@@ -4,8 +4,22 @@ import contextlib
 import importlib
 import io
 import warnings
+from types import ModuleType
 
 from lit_attn.schema.errors import ConfigError
+
+
+def require(package: str, key: str, extra: str) -> ModuleType:
+    """Import and return `package`.
+
+    Raises ConfigError, which begins with the configuration's `key`, if it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}: needs {error.name}, which is not installed: pip install 'lit_attn[{extra}]'"
+        ) from error
 
 
 def require_mmseg(key: str) -> None:

@@ -20,7 +20,7 @@ from lit_attn.cells.ranks import END_SIGNAL
 TRAINING = [
     "lit_attn.training.fit",
     # Configurations load the code that they build by name, so nothing else imports it.
-    *("lit_attn.data.images", "lit_attn.data.image_folder", "lit_attn.data.composition"),
+    *("lit_attn.data.images", "lit_attn.data.image_files", "lit_attn.data.composition"),
     *("lit_attn.data.augment.policies", "lit_attn.data.text.batches"),
     *("lit_attn.data.text.labelled", "lit_attn.optim.set_adam"),
     *("lit_attn.models.imagenet_vit", "lit_attn.models.jit", "lit_attn.models.language"),

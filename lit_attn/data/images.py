@@ -46,7 +46,9 @@ class ImageData(DataModule):
         images = splits["train"].images
         self.pipeline = Pipeline(data, *statistics(images))
         self.samples_per_epoch = data.epoch_length * len(images)
-        self.steps_per_epoch = _steps(self.samples_per_epoch, data.batch_size, data.drop_last)
+        self.steps_per_epoch = sets.count_steps(
+            self.samples_per_epoch, data.batch_size, data.drop_last
+        )
         self._epoch, self._epoch_order = 0, self._order(0)
 
     def fingerprint(self) -> str:
@@ -130,12 +132,3 @@ def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
     std = np.sqrt((shares * (levels - mean[:, None]) ** 2).sum(1))
     std[(counts > 0).sum(1) == 1] = 1
     return mean.tolist(), std.tolist()
-
-
-def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
-    steps = samples // batch_size if drop_last else math.ceil(samples / batch_size)
-    if not steps:
-        raise ConfigError(
-            f"data.batch_size: {batch_size} is more than the {samples} samples of an epoch"
-        )
-    return steps

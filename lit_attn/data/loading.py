@@ -1,13 +1,16 @@
 """Worker processes that read and augment samples for a cell."""
 
+import contextlib
 import os
+import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -48,6 +51,21 @@ def loader(
         # A loader draws a seed for its workers, which is not used, from the global generator.
         generator=torch.Generator(),
     )
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, from which timm and mmseg draw, and restore them at the end."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 class _Loader(DataLoader[Any]):

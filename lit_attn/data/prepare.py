@@ -82,11 +82,10 @@ def prepare(options: argparse.Namespace) -> None:
 
 def prepare_listops(folder: Path) -> None:
     """Write the Long Range Arena's files, the same ones every time."""
-    from lit_attn.config.data.labelled import ListOps
     from lit_attn.data.text.labelled import write_listops
 
     print("generating 100,000 expressions takes some minutes", file=sys.stderr)
-    write_listops(folder, ListOps())
+    write_listops(folder, config.ListOps())
     print(f"{folder}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
 
 
@@ -99,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--gpt2-folder",
         type=Path,
         metavar="FOLDER",
-        help="folder with encoder.json and vocab.bpe; without it tiktoken downloads them",
+        help="folder with encoder.json and vocab.bpe; without it the hub has them",
     )
     parser.add_argument(
         "--limit", type=int, metavar="TOKENS", help="stop after about TOKENS tokens"

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data.images import Cifar, Folder, Images, Npz, OwnImages
+from lit_attn.config.data.images import Cifar, Digits, Folder, Images, Npz, OwnImages
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
 # Splits are the same for all seeds: a seed varies the training, not the data.
 SPLIT_SEED = 0
-
-HAS_VALIDATION = "data.validation: this data set has a validation split already; set it to 0"
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"}
 
@@ -40,23 +38,41 @@ def load(data: Images) -> dict[str, Split]:
     splits: dict[str, Split] = data.read_splits()
     for name, split in splits.items():
         check_split(name, split, data)
-    if data.validation:
-        if "val" in splits:
-            raise ConfigError(HAS_VALIDATION)
-        held, kept = stratified(splits["train"].labels, data.validation)
-        train = splits["train"]
-        splits["val"] = Split(train.images[held], train.labels[held])
-        splits["train"] = Split(train.images[kept], train.labels[kept])
+    train = splits["train"]
+    for name, rows in hold_out(data.validation, "val" in splits, train.labels).items():
+        splits[name] = Split(train.images[rows], train.labels[rows])
     return splits
 
 
 def check_epoch(data: OwnImages, samples: int) -> None:
-    """Raise ConfigError if an epoch of `samples` training images has no complete batch."""
-    if data.drop_last and data.batch_size > data.epoch_length * (samples - data.validation):
+    """Raise ConfigError if an epoch of `samples` training images has no batch."""
+    count_steps(data.epoch_length * (samples - data.validation), data.batch_size, data.drop_last)
+
+
+def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
+    """Return the number of batches in an epoch; raise ConfigError if there is none."""
+    steps = samples // batch_size if drop_last else -(-samples // batch_size)
+    if steps < 1:
         raise ConfigError(
-            f"data.batch_size: {data.batch_size} is more than the "
-            f"{data.epoch_length * (samples - data.validation)} samples of an epoch"
+            f"data.batch_size: {batch_size} is more than the {samples} samples of an epoch"
         )
+    return steps
+
+
+def hold_out(
+    count: int, has_validation: bool, labels: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the training rows of "val" and "train" if `count` is positive, else nothing.
+
+    Raises ConfigError if the data set has a validation split already, and as `stratified`.
+    """
+    if not count:
+        return {}
+    if has_validation:
+        raise ConfigError(
+            "data.validation: this data set has a validation split already; set it to 0"
+        )
+    return dict(zip(("val", "train"), stratified(labels, count), strict=True))
 
 
 def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
@@ -68,12 +84,12 @@ def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64]
     from sklearn.model_selection import train_test_split
 
     try:
-        kept, held = train_test_split(
+        rest, chosen = train_test_split(
             np.arange(len(labels)), test_size=count, stratify=labels, random_state=SPLIT_SEED
         )
     except ValueError as error:
         raise ConfigError(f"data.validation: {count} of {len(labels)} samples: {error}") from error
-    return np.sort(held), np.sort(kept)
+    return np.sort(chosen), np.sort(rest)
 
 
 def fingerprint(splits: dict[str, Split]) -> str:
@@ -86,7 +102,7 @@ def fingerprint(splits: dict[str, Split]) -> str:
     return digest.hexdigest()[:12]
 
 
-def read_digits() -> dict[str, Split]:
+def read_digits(data: Digits) -> dict[str, Split]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -94,8 +110,8 @@ def read_digits() -> dict[str, Split]:
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = digits.target.astype(np.int64)
     test, rest = stratified(labels, 360)
-    held, kept = stratified(labels[rest], 237)
-    parts = {"train": rest[kept], "val": rest[held], "test": test}
+    val, train = stratified(labels[rest], 237)
+    parts = {"train": rest[train], "val": rest[val], "test": test}
     return {name: Split(images[index], labels[index]) for name, index in parts.items()}
 
 

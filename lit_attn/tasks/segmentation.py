@@ -1,7 +1,7 @@
 """Semantic segmentation, with mmsegmentation's own loss and inference.
 
 Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int64; the label of
-pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.data.ade20k).
+pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.data.segmentation).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lit_attn.cells.records import Legend
 from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.data.ade20k import SceneryData
+from lit_attn.data.segmentation import SceneryData
 from lit_attn.tasks.base import Pictures, TaskModule
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
-from lit_attn.config.data.class_folders import ImageFolder, ImageNet, TimmAugmentation
+from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
-from lit_attn.data.class_folders import Reader, _operations, list_files
-from lit_attn.data.image_folder import ImageFolderData
+from lit_attn.data.image_files import ImageFileData, Reader, _operations, list_files
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -39,7 +38,7 @@ def config(path: Path, **changes: Any) -> ImageFolder:
 
 def at(data: ImageFolder, rank: int = 0, world: int = 1, step: int = 0, seed: int = 0) -> Any:
     """Return the data as rank `rank` of `world` sees it after `step` training steps."""
-    return on_rank(ImageFolderData(data, seed, CPU), rank, world, step)
+    return on_rank(ImageFileData(data, seed, CPU), rank, world, step)
 
 
 def batches(data: Any) -> list[tuple[Tensor, Tensor]]:
@@ -223,56 +222,56 @@ def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
 
 
 def test_the_fingerprint_depends_on_names_and_evaluated_sizes(broken: Path) -> None:
-    first = ImageFolderData(config(broken), 0, CPU).fingerprint()
-    assert ImageFolderData(config(broken, size=8), 1, CPU).fingerprint() == first
+    first = ImageFileData(config(broken), 0, CPU).fingerprint()
+    assert ImageFileData(config(broken, size=8), 1, CPU).fingerprint() == first
     (broken / "val/n2/0.JPEG").write_bytes(b"longer" * 100)
-    second = ImageFolderData(config(broken), 0, CPU).fingerprint()
+    second = ImageFileData(config(broken), 0, CPU).fingerprint()
     (broken / "train/n3/0.JPEG").rename(broken / "train/n3/zero.JPEG")
-    assert len({first, second, ImageFolderData(config(broken), 0, CPU).fingerprint()}) == 3
+    assert len({first, second, ImageFileData(config(broken), 0, CPU).fingerprint()}) == 3
 
 
 def test_the_evaluated_folder_may_be_named_val_or_test(tmp_path: Path) -> None:
     write(tmp_path, train=6, val=2)
-    assert ImageFolderData(config(tmp_path), 0, CPU).splits == ["test"]
+    assert ImageFileData(config(tmp_path), 0, CPU).splits == ["test"]
     (tmp_path / "val").rename(tmp_path / "test")
-    only_test = ImageFolderData(config(tmp_path), 0, CPU)
+    only_test = ImageFileData(config(tmp_path), 0, CPU)
     assert only_test.splits == ["test"]
     # ImageNet's own folder test: images without class folders.
     (tmp_path / "test").rename(tmp_path / "val")
     (tmp_path / "test").mkdir()
-    assert ImageFolderData(config(tmp_path), 0, CPU).fingerprint() == only_test.fingerprint()
+    assert ImageFileData(config(tmp_path), 0, CPU).fingerprint() == only_test.fingerprint()
     shutil.copytree(tmp_path / "val", tmp_path / "test", dirs_exist_ok=True)
     (tmp_path / "test" / "n0" / "0.JPEG").unlink()
-    both = ImageFolderData(config(tmp_path), 0, CPU)
+    both = ImageFileData(config(tmp_path), 0, CPU)
     assert both.splits == ["val", "test"]
     assert [len(both.evaluated[split]) for split in both.splits] == [8, 7]
     with pytest.raises(ConfigError, match="validation: this data set has a validation split"):
-        ImageFolderData(config(tmp_path, validation=4), 0, CPU)
+        ImageFileData(config(tmp_path, validation=4), 0, CPU)
 
 
 def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train is not a folder"):
-        ImageFolderData(config(tmp_path), 0, CPU)
+        ImageFileData(config(tmp_path), 0, CPU)
     (tmp_path / "train").mkdir()
     with pytest.raises(ConfigError, match="neither a folder test nor a folder val"):
-        ImageFolderData(config(tmp_path), 0, CPU)
+        ImageFileData(config(tmp_path), 0, CPU)
     (tmp_path / "val").mkdir()
     with pytest.raises(ConfigError, match="train has no class folders with images"):
-        ImageFolderData(config(tmp_path), 0, CPU)
+        ImageFileData(config(tmp_path), 0, CPU)
     for name in ("train", "val"):
         (tmp_path / name).rmdir()
     write(tmp_path, train=3, val=1)
     (tmp_path / "val" / "n9").mkdir()
     with pytest.raises(ConfigError, match="n9: no such class in train"):
-        ImageFolderData(config(tmp_path), 0, CPU)
+        ImageFileData(config(tmp_path), 0, CPU)
     (tmp_path / "val" / "n9").rmdir()
     seven = config(tmp_path).model_copy(update={"classes": 7})
     with pytest.raises(ConfigError, match=r"classes: 7, but .*train has images of 4"):
-        ImageFolderData(seven, 0, CPU)
+        ImageFileData(seven, 0, CPU)
     with pytest.raises(ConfigError, match="batch_size: 16 is more than the 12 samples"):
-        ImageFolderData(config(tmp_path), 0, CPU)
+        ImageFileData(config(tmp_path), 0, CPU)
     with pytest.raises(ConfigError, match="policy: timm does not know 'rand-x9'"):
-        ImageFolderData(config(tmp_path, augment={"policy": "rand-x9"}), 0, CPU)
+        ImageFileData(config(tmp_path, augment={"policy": "rand-x9"}), 0, CPU)
 
 
 def test_uneven_shares_are_refused(folders: Path) -> None:

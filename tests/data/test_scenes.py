@@ -21,12 +21,10 @@ from lit_attn.config.data.segmentation import (
     Scenes,
 )
 from lit_attn.data import scenes, sets
-from lit_attn.data.ade20k import Sample, SceneryData, _Seeded, pipeline
+from lit_attn.data.segmentation import Sample, SceneryData, pipeline, read_image, read_labels
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
-
-from lit_attn.data.annotations import CheckedAnnotations, CheckedImage
 
 CPU = torch.device("cpu")
 
@@ -135,7 +133,7 @@ def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
     data = SceneryData(few(root), seed=0, device=CPU)
     np.random.seed(5)
     random.seed(5)
-    _Seeded(data.train)[Sample(0, 1)]
+    data.train[Sample(0, 1)]
     after = np.random.random(), random.random()
     np.random.seed(5)
     random.seed(5)
@@ -167,22 +165,21 @@ def test_devices_share_a_batch_and_count_every_image_once(
     shared = [sample for share in shares for sample in share]
     assert {sample for sample in shared if sample.labelled} == set(full_batch)
     (again,) = (sample for sample in shared if not sample.labelled)
-    labels = _Seeded(data.train)[again]["data_samples"].gt_sem_seg.data
+    labels = data.train[again]["data_samples"].gt_sem_seg.data
     assert (labels == 255).all()
     evaluated = []
     for rank in range(2):
         on_rank(data, rank, 2)
         evaluated += data.val_dataloader()[0].batches
-    assert sorted(evaluated) == [[0], [1], [2]]
+    assert sorted(sample.image for (sample,) in evaluated) == [0, 1, 2]
 
 
 def test_held_out_images_leave_training(root: Path) -> None:
     data = SceneryData(few(root, validation=2), seed=0, device=CPU)
     assert data.splits == ["val", "test"]
-    held_out = {data._evaluated["val"].get_data_info(i)["img_path"] for i in range(2)}
-    training = {data.train.get_data_info(i)["img_path"] for i in range(len(data.train))}
-    assert len(training) == 4
-    assert not held_out & training
+    val, training = set(data.evaluated["val"].pairs), set(data.train.pairs)
+    assert (len(val), len(training)) == (2, 4)
+    assert not val & training
     with pytest.raises(ValidationError, match="validation: 6 of 6 images leave none"):
         few(root, validation=6)
     with pytest.raises(ConfigError, match=r"data\.validation: 6 of 6"):
@@ -191,9 +188,9 @@ def test_held_out_images_leave_training(root: Path) -> None:
 
 def test_the_pipeline_is_the_published_one() -> None:
     steps = pipeline(Ade20k(), augmented=True)
-    assert [step["type"] for step in steps] == [
-        CheckedImage,
-        CheckedAnnotations,
+    assert steps[0] is read_image
+    assert steps[1].func is read_labels
+    assert [step["type"] for step in steps[2:]] == [
         "RandomResize",
         "mmseg.RandomCrop",
         "mmseg.RandomFlip",

@@ -10,8 +10,7 @@ from helpers.data_ranks import on_rank
 from helpers.paths import SHARED
 from pydantic import ValidationError
 
-from lit_attn.config.data.labelled import LabelledText, ListOps
-from lit_attn.config.data.text import IGNORED
+from lit_attn.config.data.text import IGNORED, LabelledText, ListOps
 from lit_attn.data import prepare
 from lit_attn.data.text import labelled
 from lit_attn.data.text.labelled import LabelledData

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from helpers.paths import SHARED
 
+from lit_attn.config.data.text import Gpt2, GptNeox
 from lit_attn.data.text.tokenizers import (
     ByteEncoder,
-    Gpt2Encoder,
+    Encoder,
     WordEncoder,
     count_words,
-    gpt2_encoding,
 )
 from lit_attn.schema.errors import ConfigError
 
@@ -63,9 +64,13 @@ def tiny_bpe(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def gpt2(folder: Path | None) -> Encoder:
+    encoder: Encoder = Gpt2(folder=folder).encoder(())
+    return encoder
+
+
 def test_encoding_from_two_files(tiny_bpe: Path) -> None:
-    pytest.importorskip("tiktoken")
-    encoder = Gpt2Encoder(tiny_bpe)
+    encoder = gpt2(tiny_bpe)
     (ids,) = encoder.encode(["the th"])
     space = 256 - 68 + 32  # the 33rd of the bytes that are not printable themselves
     assert ids.tolist() == [257, space, 256, 258]
@@ -73,35 +78,83 @@ def test_encoding_from_two_files(tiny_bpe: Path) -> None:
 
 
 def test_inconsistent_encoding_files_are_refused(tiny_bpe: Path) -> None:
-    pytest.importorskip("tiktoken")
-    (tiny_bpe / "vocab.bpe").write_text("#version: 0.2\nth e\nt h\n")
-    with pytest.raises(ConfigError, match="merge 1 makes 'the', which is 257 and not 256"):
-        Gpt2Encoder(tiny_bpe)
+    (tiny_bpe / "vocab.bpe").write_text("#version: 0.2\nt h\nth ere\n")
+    with pytest.raises(ConfigError, match="Token `ere` out of vocabulary"):
+        gpt2(tiny_bpe)
 
 
 def test_a_missing_encoding_file_is_named(tiny_bpe: Path) -> None:
-    pytest.importorskip("tiktoken")
     (tiny_bpe / "vocab.bpe").unlink()
-    with pytest.raises(ConfigError, match=r"vocab.bpe: cannot be read: No such file"):
-        Gpt2Encoder(tiny_bpe)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.folder: no file .*vocab\.bpe"):
+        Gpt2(folder=tiny_bpe).check_files()
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.folder: .*No such file"):
+        gpt2(tiny_bpe)
 
 
-def test_a_missing_tiktoken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
-        gpt2_encoding(None)
+        gpt2(None)
+
+
+@pytest.fixture
+def tokenizer_json(tmp_path: Path) -> Path:
+    """Write a tokenizer.json whose added tokens have ids 0, 4 and 50,280."""
+    tokens = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(tokens, [("a", "b")]))
+    content = json.loads(tokenizer.to_str())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] = [
+        {"id": number, "content": text, "special": number == 0, **flags}
+        for number, text in ((0, "<|endoftext|>"), (4, "c"), (50_280, "ba"))
+    ]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_tokenizer_json_gives_its_ids(tokenizer_json: Path) -> None:
+    """Tokens beyond the vocabulary do not take part: "ba" is two tokens."""
+    encoder = GptNeox(file=tokenizer_json).encoder(())
+    (ids,) = encoder.encode(["abcba"])
+    assert ids.tolist() == [3, 4, 2, 1, 0]
+    assert ids.dtype == np.uint16
+    assert encoder.prompt("ab") == [3]
+
+
+def test_unusable_tokenizer_files_are_named(tokenizer_json: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.file: no file .*missing\.json"):
+        GptNeox(file=Path("missing.json")).check_files()
+    tokenizer_json.write_text(tokenizer_json.read_text().replace("<|endoftext|>", "end"))
+    with pytest.raises(ConfigError, match=r"has no token <\|endoftext\|>"):
+        GptNeox(file=tokenizer_json).encoder(())
+    tokenizer_json.write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer\.file: .*tokenizer\.json cannot be read"
+    ):
+        GptNeox(file=tokenizer_json).encoder(())
+
+
+def test_the_published_file_gives_the_ids_of_gpt_neox() -> None:
+    """In Pythia, "Hello world" has the ids 12092 and 1533; two spaces have the last id, 50276."""
+    path = SHARED / "gpt-neox-tokenizer" / "tokenizer.json"
+    if not path.exists():
+        pytest.skip("GPT-NeoX's tokenizer.json is not at hand")
+    encoder = GptNeox(file=path).encoder(())
+    assert encoder.encode(["Hello world"])[0].tolist() == [12092, 1533, 0]
+    assert encoder.encode(["  "])[0].tolist() == [50276, 0]
+    assert encoder.tokenizer.get_vocab_size() == encoder.vocabulary == 50_277
 
 
 def test_the_published_files_give_the_ids_of_gpt2() -> None:
     """In GPT-2, "Hello world" has the ids 15496 and 995, and the vocabulary has 50,257 ids."""
-    pytest.importorskip("tiktoken")
     folder = SHARED / "gpt2-bpe"
     if not folder.exists():
         pytest.skip("GPT-2's encoder.json and vocab.bpe are not at hand")
-    encoder = Gpt2Encoder(folder)
+    encoder = gpt2(folder)
     (ids,) = encoder.encode(["Hello world"])
     assert ids.tolist() == [15496, 995, 50256]
-    assert encoder.encoding.n_vocab == encoder.vocabulary == 50_257
+    assert encoder.tokenizer.get_vocab_size() == encoder.vocabulary == 50_257
     text = "It's 1,234.5 \t\n\n  naïve — 日本語 🎉 they'll"
     assert encoder.decode(encoder.encode([text])[0][:-1]) == text
 

@@ -20,7 +20,7 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Legend, Result, Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
-from lit_attn.data.ade20k import SceneryData
+from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError

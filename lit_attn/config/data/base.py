@@ -1,14 +1,14 @@
 """Base classes of the data configurations, and the checks of files that they share."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.signatures import Signature
-from lit_attn.schema.base import Kind, outside_identity
+from lit_attn.schema.base import Kind, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,6 +109,14 @@ class TokenData(Data):
                 f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
             )
         return self
+
+
+def method(target: str) -> Callable[..., Any]:
+    """Return a method that calls `target`, written "module:name", with the configuration.
+
+    The module may need PyTorch; it is imported when the method is called.
+    """
+    return lambda data, *arguments, **keywords: load(target)(data, *arguments, **keywords)
 
 
 def require_files(key: str, paths: Iterable[Path]) -> None:

@@ -1,15 +1,11 @@
 """Data for head composition: patterns times transformations (DCMHA section 4.3)."""
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.data.base import TokenData
+from lit_attn.config.data.base import TokenData, method
 from lit_attn.config.signatures import Questions
-from lit_attn.schema.base import load
-
-if TYPE_CHECKING:
-    import torch
 
 # Patterns: how the query finds its source (the QK circuit of a head).
 PATTERNS = ("same-key", "other-key", "same-value", "different", "other-class")
@@ -37,6 +33,7 @@ class HeadCompositionConfig(TokenData):
     """
 
     kind: Literal["head-composition"] = "head-composition"
+    context: ClassVar = CONTEXT
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
     entities: PositiveInt = Field(16, description="number of entities; a multiple of `classes`")
     classes: int = Field(4, ge=2, description="number of classes of entities")
@@ -54,13 +51,7 @@ class HeadCompositionConfig(TokenData):
     def signature(self) -> Questions:
         return Questions(self.vocabulary, CONTEXT, TASK_NAMES, self.held_out_tasks)
 
-    def build(self, seed: int, device: "torch.device") -> Any:
-        return load("lit_attn.data.composition:CompositionData")(self, seed, device)
-
-    @property
-    def context(self) -> int:
-        """Number of tokens of a question."""
-        return CONTEXT
+    build: ClassVar = method("lit_attn.data.composition:CompositionData")
 
     @property
     def held_out_tasks(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ The order of `augment` is the order of mmsegmentation's pipeline.
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -16,13 +16,10 @@ from lit_attn.config.augment import (
     SceneAugmentation,
     SceneFlip,
 )
-from lit_attn.config.data.base import Data
+from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.schema.base import load, outside_identity
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 # Label of the pixels that have no class.
 IGNORED = 255
@@ -64,8 +61,7 @@ class Scenery(Data):
     def signature(self) -> ImageMasks:
         return ImageMasks((3, self.crop, self.crop), self.num_classes, IGNORED, self.class_names)
 
-    def build(self, seed: int, device: "torch.device") -> Any:
-        return load("lit_attn.data.ade20k:SceneryData")(self, seed, device)
+    build: ClassVar = method("lit_attn.data.segmentation:SceneryData")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -95,6 +91,7 @@ class Ade20k(Scenery):
     """ADE20K's 150 classes (Zhou et al. 2017); `root` is the folder ADEChallengeData2016."""
 
     kind: Literal["ade20k"] = "ade20k"
+    num_classes: ClassVar = 150
     root: Path = outside_identity(Path("data/ADEChallengeData2016"), "folder of the images")
     crop: PositiveInt = Field(512, description="side of a training window in pixels")
     short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
@@ -104,10 +101,6 @@ class Ade20k(Scenery):
 
     def check_files(self) -> None:
         require_scenery(self.root)
-
-    @property
-    def num_classes(self) -> int:
-        return 150
 
 
 class Scenes(Scenery):
@@ -120,6 +113,8 @@ class Scenes(Scenery):
     """
 
     kind: Literal["scenes"] = "scenes"
+    num_classes: ClassVar = len(SCENE_CLASSES)
+    class_names: ClassVar = SCENE_CLASSES
     root: Path = outside_identity(Path("data/scenes"), "folder to which the images are written")
     training_images: PositiveInt = Field(2000, description="number of training images")
     evaluation_images: PositiveInt = Field(200, description="number of evaluation images")
@@ -145,21 +140,11 @@ class Scenes(Scenery):
         return self
 
     @property
-    def num_classes(self) -> int:
-        return len(SCENE_CLASSES)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return SCENE_CLASSES
-
-    @property
     def palette(self) -> tuple[tuple[int, int, int], ...]:
         palette: tuple[tuple[int, int, int], ...] = load("lit_attn.data.scenes:PALETTE")
         return palette
 
-    def prepare(self) -> Path:
-        folder: Path = load("lit_attn.data.scenes:prepare")(self)
-        return folder
+    prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 
 
 def require_scenery(root: Path) -> None:

@@ -1,19 +1,16 @@
-"""Data for language modelling: texts, tokenizers, and how batches are cut from the tokens."""
+"""Data sets of text: tokenizers, streams of tokens for language models, labelled sequences."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.data.base import TokenData, require_files
-from lit_attn.config.signatures import TokenStream
+from lit_attn.config.data.base import TokenData, method, require_files
+from lit_attn.config.signatures import LabelledTokens, TokenStream
 from lit_attn.schema.base import Kind, load, outside_identity
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 # Target that is not to be predicted: padding, or a token that an earlier window predicts.
 IGNORED = -100
@@ -50,10 +47,7 @@ class Bytes(Tokenizer):
 
     kind: Literal["bytes"] = "bytes"
     is_byte_level = True
-
-    @property
-    def vocabulary(self) -> int:
-        return 256
+    vocabulary: ClassVar = 256
 
     def encoder(self, training: Iterable[str]) -> Any:
         return load("lit_attn.data.text.tokenizers:ByteEncoder")()
@@ -62,25 +56,33 @@ class Bytes(Tokenizer):
 class Gpt2(Tokenizer):
     """GPT-2's byte-pair encoding; a document ends with <|endoftext|>.
 
-    `folder` holds encoder.json and vocab.bpe. Without it tiktoken downloads them once.
+    `folder` holds encoder.json and vocab.bpe. Without it the tokenizer comes from the hub.
     """
 
     kind: Literal["gpt2"] = "gpt2"
     folder: Path | None = outside_identity(
-        None, "folder of encoder.json and vocab.bpe; null: download"
+        None, "folder of encoder.json and vocab.bpe; null: from the hub"
     )
+    vocabulary: ClassVar = 50_257
+    encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
 
     def check_files(self) -> None:
         if self.folder is not None:
             files = [self.folder / name for name in ("encoder.json", "vocab.bpe")]
             require_files("data.tokenizer.folder", files)
 
-    @property
-    def vocabulary(self) -> int:
-        return 50_257
 
-    def encoder(self, training: Iterable[str]) -> Any:
-        return load("lit_attn.data.text.tokenizers:Gpt2Encoder")(self.folder)
+class GptNeox(Tokenizer):
+    """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
+
+    kind: Literal["gpt-neox"] = "gpt-neox"
+    file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
+    vocabulary: ClassVar = 50_277
+    encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_neox")
+
+    def check_files(self) -> None:
+        if self.file is not None:
+            require_files("data.tokenizer.file", [self.file])
 
 
 class Words(Tokenizer):
@@ -135,8 +137,7 @@ class Tokens(TokenData):
     def signature(self) -> TokenStream:
         return TokenStream(self.tokenizer.vocabulary, self.context)
 
-    def build(self, seed: int, device: "torch.device") -> Any:
-        return load("lit_attn.data.text.batches:TextData")(self, seed, device)
+    build: ClassVar = method("lit_attn.data.text.batches:TextData")
 
     def texts(self) -> dict[str, list[tuple[str, str]]]:
         """Return (name, text) of every document of every split; raise ConfigError as `streams`."""
@@ -188,10 +189,7 @@ class PythonText(Tokens):
             raise ValueError("tokenizer: this text is read as bytes")
         return self
 
-    def texts(self) -> dict[str, list[tuple[str, str]]]:
-        texts: dict[str, list[tuple[str, str]]]
-        texts = load("lit_attn.data.text.corpus:read_python_text")(self)
-        return texts
+    texts: ClassVar = method("lit_attn.data.text.corpus:read_python_text")
 
 
 class NamedTokens(Tokens):
@@ -225,10 +223,7 @@ class TextFiles(NamedTokens):
     def splits(self) -> tuple[str, ...]:
         return ("val",) if self.test is None else ("test", "val")
 
-    def texts(self) -> dict[str, list[tuple[str, str]]]:
-        texts: dict[str, list[tuple[str, str]]]
-        texts = load("lit_attn.data.text.corpus:read_text_files")(self)
-        return texts
+    texts: ClassVar = method("lit_attn.data.text.corpus:read_text_files")
 
 
 class Shards(NamedTokens):
@@ -254,3 +249,127 @@ class Shards(NamedTokens):
 
     def encoder(self) -> Any:
         return self.tokenizer.encoder_of_shards(self.folder)
+
+
+class Labelled(TokenData):
+    """Labelled sequences, cut off at `max_tokens` tokens and padded to `context` with id 0.
+
+    `vocabulary` is the number of embeddings of a model. The published models have more of them
+    than the data use.
+    """
+
+    context: PositiveInt = Field(description="positions of the model, padding included")
+    max_tokens: PositiveInt | None = Field(
+        None, description="tokens of a sequence that are read; null: as many as `context`"
+    )
+    vocabulary: PositiveInt = Field(description="number of embeddings of the model")
+    epoch_steps: PositiveInt | None = Field(
+        None, description="training steps of an epoch; null: one pass over train"
+    )
+    pairs: bool = Field(False, description="a sample is a pair of sequences")
+
+    def signature(self) -> LabelledTokens:
+        return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
+
+    build: ClassVar = method("lit_attn.data.text.labelled:LabelledData")
+
+    @abstractmethod
+    def read_samples(self) -> Any:
+        """Return the `lit_attn.data.text.labelled.Sample` list of "train", "val" and "test".
+
+        Raises ConfigError naming the file and line that is missing or malformed.
+        """
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+    @model_validator(mode="after")
+    def _tokens_have_positions(self) -> Self:
+        if self.max_tokens is not None and self.max_tokens > self.context:
+            raise ValueError(
+                f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
+            )
+        return self
+
+
+class ListOps(Labelled):
+    """ListOps: nested operations on digits in ten classes, as in the Long Range Arena.
+
+    The samples are generated and equal for all seeds. With `folder` they are read from the arena's
+    basic_train.tsv, basic_val.tsv and basic_test.tsv, which `lit_attn.data.prepare listops` writes.
+    """
+
+    kind: Literal["listops"] = "listops"
+    context: PositiveInt = Field(
+        2000, description="tokens of a sequence; longer ones are cut, shorter ones padded with id 0"
+    )
+    vocabulary: PositiveInt = Field(32, ge=16, description="number of embeddings of the model")
+    pairs: Literal[False] = Field(False, description="a sample is one sequence")
+    lengths: tuple[PositiveInt, PositiveInt] = Field(
+        (500, 2000), description="least and greatest number of tokens of an expression"
+    )
+    depth: PositiveInt = Field(
+        10, ge=2, description="levels of a tree; the last level contains digits"
+    )
+    arguments: PositiveInt = Field(10, ge=2, description="most arguments of an operation")
+    train: PositiveInt = Field(96_000, description="training expressions")
+    val: PositiveInt = Field(2000, description="validation expressions")
+    test: PositiveInt = Field(2000, description="test expressions")
+    folder: Path | None = outside_identity(None, "folder of basic_*.tsv; null: generated data")
+    num_classes: ClassVar = 10
+
+    def check_files(self) -> None:
+        if self.folder is not None:
+            names = [f"basic_{split}.tsv" for split in ("train", "val", "test")]
+            require_files("data.folder", [self.folder / name for name in names])
+
+    read_samples: ClassVar = method("lit_attn.data.text.labelled:read_listops")
+
+    @model_validator(mode="after")
+    def _has_a_batch(self) -> Self:
+        if self.folder is None:
+            self.require_a_batch(self.train)
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_are_likely(self) -> Self:
+        shortest, longest = self.lengths
+        if shortest > longest:
+            raise ValueError(f"lengths: {shortest} is more than {longest}")
+        # A full tree has arguments^(depth - 1) digits. Trees of a fifth of that are rare, but they
+        # are found in reasonable time.
+        largest = self.arguments ** (self.depth - 1)
+        if shortest > largest // 5:
+            raise ValueError(
+                f"lengths: trees of depth {self.depth} with {self.arguments} arguments almost "
+                f"never reach {shortest} tokens"
+            )
+        return self
+
+
+class LabelledText(Labelled):
+    """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
+
+    With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...
+    """
+
+    kind: Literal["labelled-text"] = "labelled-text"
+    name: str = Field(description="name of the data set in identities and tables")
+    folder: Path = outside_identity(..., "folder of train.tsv, val.tsv and test.tsv")
+    context: PositiveInt = Field(
+        4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
+    )
+    vocabulary: PositiveInt = Field(512, ge=257, description="number of embeddings of the model")
+    classes: PositiveInt = Field(2, description="number of labels")
+
+    def check_files(self) -> None:
+        splits = ("train", "val", "test")
+        require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
+
+    read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes

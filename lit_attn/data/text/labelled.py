@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.labelled import Labelled, LabelledText, ListOps
-from lit_attn.config.data.text import IGNORED
+from lit_attn.config.data.text import IGNORED, Labelled, LabelledText, ListOps
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.text import listops
 from lit_attn.data.text.corpus import read_text

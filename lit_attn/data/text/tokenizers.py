@@ -1,4 +1,4 @@
-"""Encoders between text and token ids: bytes, GPT-2's byte-pair encoding, words."""
+"""Encoders between text and token ids: bytes, subwords, words."""
 
 import json
 from collections import Counter
@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_attn.config.data.text import Gpt2, GptNeox
+from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    import tiktoken
+    import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
-
-# GPT-2's pattern that cuts text into pieces before bytes are merged (Radford et al. 2019).
-GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
 class Encoder(Protocol):
@@ -56,29 +55,31 @@ class ByteEncoder:
         return bytes(ids).decode(errors="replace")
 
 
-class Gpt2Encoder:
-    """GPT-2's byte-pair encoding through tiktoken; a document ends with <|endoftext|>.
+class SubwordEncoder:
+    """Subwords of the library `tokenizers`; a document ends with <|endoftext|>.
 
-    The encoding is built from encoder.json and vocab.bpe in `folder`, or downloaded by tiktoken.
-    Raises ConfigError if tiktoken is not installed or the files cannot be read.
+    Raises ConfigError if `end` is not a token.
     """
 
-    vocabulary = 50_257
-    dtype = np.uint16
-
-    def __init__(self, folder: Path | None) -> None:
-        self.encoding = gpt2_encoding(folder)
-        self.end: int | None = self.encoding.eot_token
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", vocabulary: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.dtype = np.uint16 if vocabulary <= 2**16 else np.uint32
+        self.end: int | None = tokenizer.token_to_id(END_OF_TEXT)
+        if self.end is None:
+            raise ConfigError(f"data.tokenizer: the tokenizer has no token {END_OF_TEXT}")
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        encoded = self.encoding.encode_ordinary_batch(documents)
-        return [np.asarray([*ids, self.end], dtype=self.dtype) for ids in encoded]
+        encoded = self.tokenizer.encode_batch(documents, add_special_tokens=False)
+        return [np.asarray([*part.ids, self.end], dtype=self.dtype) for part in encoded]
 
     def prompt(self, text: str) -> list[int]:
-        return self.encoding.encode_ordinary(text)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.encoding.decode(list(ids))
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
 
 class WordEncoder:
@@ -152,62 +153,44 @@ def _words(text: str) -> Iterator[str]:
         yield END_OF_LINE
 
 
-def gpt2_encoding(folder: Path | None) -> "tiktoken.Encoding":
-    """Return tiktoken's encoding; raise ConfigError if it, or a file, is missing or malformed."""
+def load_gpt2(config: Gpt2, _: Iterable[str]) -> SubwordEncoder:
+    """Return the encoder of encoder.json and vocab.bpe, or of the hub's GPT-2."""
+    if config.folder is None:
+        return load_subwords("openai-community/gpt2", None, "folder", config.vocabulary)
+    library = require("tokenizers", "data.tokenizer", "text")
+    files = [str(config.folder / name) for name in ("encoder.json", "vocab.bpe")]
     try:
-        import tiktoken
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "data.tokenizer: gpt2 needs tiktoken, which is not installed: "
-            "pip install 'lit_attn[text]'"
-        ) from error
-    if folder is None:
-        try:
-            return tiktoken.get_encoding("gpt2")
-        except OSError as error:
-            raise ConfigError(
-                "data.tokenizer: GPT-2's encoding cannot be downloaded; set data.tokenizer.folder "
-                "to a folder with encoder.json and vocab.bpe"
-            ) from error
-    ranks = _ranks(folder)
-    end = ranks.pop(END_OF_TEXT.encode())
-    return tiktoken.Encoding(
-        "gpt2",
-        pat_str=GPT2_PIECES,
-        mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: end},
-        explicit_n_vocab=len(ranks) + 1,
-    )
+        tokenizer = library.Tokenizer(library.models.BPE.from_file(*files))
+    except Exception as error:  # The library raises no other class.
+        raise ConfigError(f"data.tokenizer.folder: {config.folder}: {error}") from error
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return SubwordEncoder(tokenizer, config.vocabulary)
 
 
-def _ranks(folder: Path) -> dict[bytes, int]:
-    """Return the id of each byte string, read from encoder.json and checked against vocab.bpe.
+def load_neox(config: GptNeox, _: Iterable[str]) -> SubwordEncoder:
+    """Return the encoder of a tokenizer.json, or of the hub's GPT-NeoX."""
+    return load_subwords("EleutherAI/gpt-neox-20b", config.file, "file", config.vocabulary)
 
-    Both files write a byte as a printable character. Ids follow the order of the merges, which is
-    all that byte-pair encoding needs.
+
+def load_subwords(hub_name: str, file: Path | None, key: str, vocabulary: int) -> SubwordEncoder:
+    """Return the encoder of a tokenizer.json, or of `hub_name` if `file` is None.
+
+    Tokens that were added to the file beyond the vocabulary are left out. Raises ConfigError, which
+    names `key`, if `tokenizers` is not installed or the file cannot be had or has too many ids.
     """
+    library = require("tokenizers", "data.tokenizer", "text").Tokenizer
     try:
-        ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-        merges = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{folder / 'encoder.json'}: not JSON: {error}") from error
-    byte_of = _printable_bytes()
-    merged = [line.replace(" ", "", 1) for line in merges if line]
-    for number, token in enumerate(merged):
-        if ids.get(token) != 256 + number:
-            raise ConfigError(
-                f"{folder / 'vocab.bpe'}: merge {number + 1} makes '{token}', which is "
-                f"{ids.get(token)} and not {256 + number} in encoder.json"
-            )
-    ranks = {bytes(byte_of[char] for char in char_token): ids[char_token] for char_token in merged}
-    ranks |= {bytes([byte]): ids[char] for char, byte in byte_of.items()}
-    return ranks | {END_OF_TEXT.encode(): ids[END_OF_TEXT]}
-
-
-def _printable_bytes() -> dict[str, int]:
-    """Map characters to bytes: a printable byte is its own character, others start at 256."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+        if file is None:
+            tokenizer = library.from_pretrained(hub_name)
+        else:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < vocabulary]
+            tokenizer = library.from_str(json.dumps(content))
+    except Exception as error:  # The library raises no other class.
+        source = f"{hub_name} cannot be downloaded" if file is None else f"{file} cannot be read"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"data.tokenizer.{key}: {source}: {reason}") from error
+    if (size := tokenizer.get_vocab_size()) > vocabulary:
+        raise ConfigError(f"data.tokenizer.{key}: {file} has {size:,} tokens, not {vocabulary:,}")
+    return SubwordEncoder(tokenizer, vocabulary)

@@ -1,0 +1,262 @@
+"""Images with a label for every pixel in ADE20K's layout, augmented by mmsegmentation.
+
+A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samples": B
+SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from lit_attn.config.data.segmentation import IGNORED, Scenery, require_scenery
+from lit_attn.data.loading import loader, seeded
+from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
+from lit_attn.data.sets import SPLIT_SEED, count_steps
+from lit_attn.extras import require_mmseg
+from lit_attn.schema.errors import ConfigError
+
+Batch = dict[str, list[Any]]
+Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
+Pair = tuple[Path, Path]
+"""An image file and the file of its labels."""
+
+# Pillow's modes of images with one 8-bit value per pixel.
+ONE_BYTE = {"1", "L", "P"}
+
+
+class Sample(NamedTuple):
+    """Index of an image, the seed of its augmentation, and whether its labels count."""
+
+    image: int
+    seed: int = 0
+    labelled: bool = True
+
+
+class SceneryData(DataModule):
+    """Splits of one data set; "test" is ADE20K's validation folder.
+
+    Raises ConfigError if mmsegmentation or files are missing.
+    """
+
+    def __init__(self, data: Scenery, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        require_mmseg("data.kind")
+        self.data = data
+        self.root = data.prepare()
+        require_scenery(self.root)
+        training, val = _hold_out(list_pairs(self.root, "training"), data.validation)
+        self.train = SceneryFiles(data, training, augmented=True)
+        evaluated = {"val": val, "test": list_pairs(self.root, "validation")}
+        self.evaluated = {
+            split: SceneryFiles(data, pairs, augmented=False)
+            for split, pairs in evaluated.items()
+            if pairs
+        }
+        self.splits: list[str] = list(self.evaluated)
+        self.classes, self.palette = classes_and_palette(data)
+        self.steps_per_epoch = count_steps(len(training), data.batch_size, data.drop_last)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all file names and sizes; reading 20,000 images would take minutes."""
+        digest = hashlib.sha256()
+        for path in sorted(self.root.rglob("*.*g")):
+            digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()[:12]
+
+    def require_even_shares(self) -> None:
+        """Accept every number of processes: `samples` fills a step's shares up."""
+
+    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
+        return self.load(self.train, [self.samples(step) for step in range(start, stop)])
+
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of each image of `split` once over all processes, one at a time."""
+        dataset = self.evaluated[split]
+        units = [[index] for index in self.share(range(len(dataset)))]
+        batches = [[Sample(index)] for (index,) in units]
+        return EvaluationLoader(
+            batches, lambda batches: self.load(dataset, list(batches)), units, len(dataset)
+        )
+
+    def sample_images(self, count: int) -> Iterator[Batch]:
+        """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""
+        dataset = self.evaluated[self.splits[-1]]
+        count = min(count, len(dataset))
+        return self.load(dataset, [[Sample(i * len(dataset) // count)] for i in range(count)])
+
+    def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
+        """Read `batches` in worker processes; raise ConfigError naming a bad file."""
+        for batch in loader(dataset, batches, _collate, self.data.workers, _single_threaded):
+            if isinstance(batch, ConfigError):
+                raise batch
+            yield batch
+
+    def samples(self, step: int) -> list[Sample]:
+        """Return this process's samples of training step `step`.
+
+        If an epoch's last batch cannot be shared evenly, the first images of the epoch are added
+        without labels, so that all processes read equally many and no image counts twice.
+        """
+        epoch, index = divmod(step, self.steps_per_epoch)
+        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
+        size = self.data.batch_size
+        chosen = order[index * size : (index + 1) * size]
+        more = -len(chosen) % self.world
+        labelled = [True] * len(chosen) + [False] * more
+        chosen += order[:more]
+        seeds = (
+            numpy_generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
+        )
+        samples: list[Sample] = self.share(list(map(Sample, chosen, seeds, labelled)))
+        return samples
+
+
+class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):
+    """Data set of the samples of `pairs`; the seed of a sample decides on its augmentation.
+
+    A file that cannot be read is returned as a ConfigError, since workers cannot raise one.
+    """
+
+    def __init__(self, data: Scenery, pairs: list[Pair], *, augmented: bool) -> None:
+        from mmengine.dataset import Compose
+
+        self.pairs = pairs
+        self.transform = Compose(pipeline(data, augmented=augmented))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, sample: Sample) -> dict[str, Any] | ConfigError:
+        image, labels = self.pairs[sample.image]
+        try:
+            with seeded(sample.seed):
+                read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
+        except ConfigError as error:
+            return error
+        if not sample.labelled:
+            read["data_samples"].gt_sem_seg.data.fill_(IGNORED)
+        return read
+
+
+def pipeline(data: Scenery, *, augmented: bool) -> list[Step]:
+    """Return the steps from the paths of a pair to a sample, as mmsegmentation configures them."""
+    labels = partial(read_labels, classes=data.num_classes)
+    packed = {"type": "mmseg.PackSegInputs"}
+    if augmented:
+        return [read_image, labels, *(step.transform(data) for step in data.augment), packed]
+    # Labels are read after the resize: predictions are resized to the labels, not labels to them.
+    size = (data.long_side, data.short_side)
+    resize = {"type": "mmseg.Resize", "scale": size, "keep_ratio": True}
+    return [read_image, resize, labels, packed]
+
+
+def read_image(sample: dict[str, Any]) -> dict[str, Any]:
+    """Add the image (h, w, 3), BGR, and its size; raise ConfigError if it cannot be read."""
+    import cv2
+
+    try:
+        content = np.frombuffer(sample["img_path"].read_bytes(), np.uint8)
+        image = cv2.imdecode(content, cv2.IMREAD_COLOR)
+    except (OSError, cv2.error):
+        image = None
+    if image is None:
+        raise ConfigError(f"data.root: {sample['img_path']} cannot be read as an image")
+    size = image.shape[:2]
+    return sample | {"img": image, "img_shape": size, "ori_shape": size}
+
+
+def read_labels(sample: dict[str, Any], classes: int) -> dict[str, Any]:
+    """Add the labels (h, w) uint8: classes 0 to `classes` - 1, or IGNORED.
+
+    In the file 0 means no class, so its numbers are larger by one. Raises ConfigError for a file
+    that is malformed or does not match its image, whose size is `ori_shape`.
+    """
+    path = sample["seg_map_path"]
+    try:
+        with Image.open(path) as file:
+            _require_matching(sample, file)
+            labels = np.asarray(file).astype(np.uint8)
+    except (OSError, SyntaxError) as error:
+        # Pillow raises SyntaxError for a broken PNG.
+        raise ConfigError(f"data.root: {path} cannot be read as an image") from error
+    unknown = np.unique(labels[(labels > classes) & (labels != IGNORED)])
+    if len(unknown):
+        raise ConfigError(
+            f"data.root: {path} has the label {unknown[0]}; labels are 1 to {classes} for the "
+            f"classes, and 0 or {IGNORED} for no class"
+        )
+    labels = np.where(labels == IGNORED, labels, labels - np.uint8(1))
+    return sample | {"gt_seg_map": labels, "seg_fields": ["gt_seg_map"], "reduce_zero_label": True}
+
+
+def _require_matching(sample: dict[str, Any], labels: Image.Image) -> None:
+    """Raise ConfigError if the header of `labels` does not match the image."""
+    path = sample["seg_map_path"]
+    if labels.mode not in ONE_BYTE:
+        raise ConfigError(
+            f"data.root: {path} has pixels of mode {labels.mode}; labels are a PNG of mode L with "
+            "the number of a class in each pixel"
+        )
+    height, width = sample["ori_shape"]
+    if labels.size != (width, height):
+        raise ConfigError(
+            f"data.root: {path} has {labels.width} x {labels.height} pixels, its image "
+            f"{sample['img_path']} has {width} x {height}"
+        )
+
+
+def classes_and_palette(data: Scenery) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Return the names of the classes and their colours (red, green, blue)."""
+    if data.class_names:
+        return data.class_names, [list(colour) for colour in data.palette]
+    from mmseg.utils import ade_classes, ade_palette
+
+    # One of ADE20K's names ends in a space.
+    return tuple(name.strip() for name in ade_classes()), ade_palette()
+
+
+def list_pairs(root: Path, folder: str) -> list[Pair]:
+    """Return a folder's pairs by name; raise ConfigError if there are none or one lacks labels."""
+    images, annotations = root / "images" / folder, root / "annotations" / folder
+    pairs = [(path, annotations / f"{path.stem}.png") for path in sorted(images.glob("*.jpg"))]
+    if not pairs:
+        raise ConfigError(f"data.root: {images} holds no .jpg images")
+    for _, labels in pairs:
+        if not labels.is_file():
+            raise ConfigError(f"data.root: {labels} is missing")
+    return pairs
+
+
+def _hold_out(pairs: list[Pair], count: int) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs that stay and the `count` pairs that are held out, by a fixed split."""
+    if count >= len(pairs):
+        raise ConfigError(
+            f"data.validation: {count} of {len(pairs)} training images leaves none; hold out fewer"
+        )
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(pairs)).tolist()
+    val, training = sorted(order[:count]), sorted(order[count:])
+    return [pairs[i] for i in training], [pairs[i] for i in val]
+
+
+def _collate(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
+    """Return the batch of `samples`, or the first ConfigError among them."""
+    read = []
+    for sample in samples:
+        if isinstance(sample, ConfigError):
+            return sample
+        read.append(sample)
+    return {key: [sample[key] for sample in read] for key in read[0]}
+
+
+def _single_threaded() -> None:
+    """Give OpenCV one thread, since many workers with several threads each would be slow."""
+    import cv2
+
+    cv2.setNumThreads(0)
