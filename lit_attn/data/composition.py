@@ -14,8 +14,6 @@ that follows, is the transformation of the source, which the pattern selects:
 Task t is pattern t // 5 and transformation t % 5.
 """
 
-import hashlib
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,6 +27,7 @@ from lit_attn.config.data.composition import (
     HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
+from lit_attn.data.digests import digest
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 
 Ids = NDArray[np.int64]
@@ -122,23 +121,14 @@ class CompositionData(TokenDataModule):
         }
 
     def fingerprint(self) -> str:
-        """Return a hash of the evaluated questions, which show the whole lexicon."""
-        digest = hashlib.sha256()
-        for split in self.splits:
-            for array in self.questions[split]:
-                digest.update(array.tobytes())
-        return digest.hexdigest()[:12]
+        """Return a digest of the evaluated questions, which show the complete lexicon."""
+        return digest(array for split in self.splits for array in self.questions[split])
 
     def batch(self, step: int) -> Batch:
         """Return this process's questions of training step `step`."""
         drawn = numpy_generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
         return self.tensors(*map(self.share, (*self.lexicon.ask(drawn, tasks), tasks)))
-
-    def tensors(self, *parts: Ids) -> Batch:
-        """Return `parts` as tensors on the data's device."""
-        tokens, answers, tasks = (torch.from_numpy(part).to(self.device) for part in parts)
-        return tokens, answers, tasks
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of all questions of `split`; padding rows have the answer IGNORED."""

@@ -7,7 +7,6 @@ MixUp and CutMix mix the images of one process, so a mixed batch depends on the 
 Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, classes).
 """
 
-import hashlib
 import math
 import struct
 import zlib
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ImageFiles
+from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import count_steps, find_split_folders, hold_out
@@ -96,10 +96,6 @@ class ImageFileData(DataModule):
         self.steps_per_epoch = count_steps(len(self._order), data.batch_size, True)
 
     def fingerprint(self) -> str:
-        """Return a hash of all file names and labels, and of the sizes of the evaluated files.
-
-        Reading the sizes of 1.3 million training files takes minutes on a network disk.
-        """
         return self._fingerprint
 
     def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -203,42 +199,29 @@ def _files(folder: Path, classes: dict[str, int] | None) -> tuple[Files, dict[st
 
 
 def fingerprint(files: dict[str, Files]) -> str:
-    """Return twelve hexadecimal digits of a hash over all names and labels, and "test"'s sizes."""
-    digest = hashlib.sha256()
-    for split, listed in sorted(files.items()):
-        digest.update(f"{split} {len(listed.names)}\n".encode())
-        digest.update(b"\n".join(listed.names.tolist()))
-        digest.update(listed.labels.tobytes())
+    """Return a digest of all names and labels, and of the sizes of the files of "test".
+
+    Reading the sizes of 1.3 million training files takes minutes on a network disk.
+    """
+    names = (
+        part
+        for split, listed in sorted(files.items())
+        for part in (f"{split} {len(listed.names)}\n", b"\n".join(listed.names), listed.labels)
+    )
     test = files["test"]
     sizes = [(test.folder / name.decode()).stat().st_size for name in test.names.tolist()]
-    digest.update(np.asarray(sizes).tobytes())
-    return digest.hexdigest()[:12]
-
-
-class Failure(NamedTuple):
-    """Path of an image that cannot be read, and the reason."""
-
-    path: Path
-    reason: str
-
-
-class Sample(NamedTuple):
-    """One image (3, S, S) or None, its label, and the unreadable images tried before it."""
-
-    image: Tensor | None
-    label: int
-    failures: list[Failure]
+    return digest([*names, np.asarray(sizes)])
 
 
 class Read(NamedTuple):
-    """Readable images of one batch, their labels, and the unreadable images."""
+    """Readable images of one batch, their labels, and the unreadable images with the reasons."""
 
     images: Tensor
     labels: Tensor
-    failures: list[Failure]
+    failures: list[tuple[Path, str]]
 
 
-class Reader(Dataset[Sample]):
+class Reader(Dataset[Any]):
     """Data set that reads and transforms the images of a split: `reader[place, seed, size]`.
 
     If `augmented`, all random numbers come from the seed, and the next readable image replaces an
@@ -254,7 +237,8 @@ class Reader(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.files.labels)
 
-    def __getitem__(self, sample: tuple[int, int, int]) -> Sample:
+    def __getitem__(self, sample: tuple[int, int, int]) -> Any:
+        """Return image (3, S, S) or None, label, and the unreadable images tried before."""
         first, seed, size = sample
         failures = []
         for place in range(first, first + self.tries):
@@ -264,21 +248,21 @@ class Reader(Dataset[Sample]):
                 with Image.open(path) as file:
                     image = file.convert("RGB")
             except UNREADABLE as error:
-                failures.append(Failure(path, " ".join(str(error).split())))
+                failures.append((path, " ".join(str(error).split())))
                 continue
             with seeded(seed):
-                return Sample(self.transforms[size](image), int(label), failures)
-        return Sample(None, 0, failures)
+                return self.transforms[size](image), int(label), failures
+        return None, 0, failures
 
-    def collate(self, samples: list[Sample]) -> Read:
+    def collate(self, samples: list[Any]) -> Read:
         """Return the batch of the readable images."""
-        images = [sample.image for sample in samples if sample.image is not None]
-        labels = [sample.label for sample in samples if sample.image is not None]
+        images = [image for image, _, _ in samples if image is not None]
+        labels = [label for image, label, _ in samples if image is not None]
         size = max(self.transforms)
         return Read(
             torch.stack(images) if images else torch.empty(0, 3, size, size),
             torch.tensor(labels, dtype=torch.long),
-            [failure for sample in samples for failure in sample.failures],
+            [failure for _, _, failures in samples for failure in failures],
         )
 
 
@@ -289,7 +273,7 @@ class Skipped:
         self.limit = limit
         self.paths: set[Path] = set()
 
-    def record(self, failures: list[Failure]) -> None:
+    def record(self, failures: list[tuple[Path, str]]) -> None:
         """Add `failures` and log the new ones; raise ConfigError above the limit."""
         for path, reason in failures:
             if path in self.paths:

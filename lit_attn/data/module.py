@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
 from lit_attn.schema.errors import ConfigError
@@ -172,6 +173,10 @@ class TokenDataModule(DataModule):
     @abstractmethod
     def batch(self, step: int) -> tuple[torch.Tensor, ...]:
         """Return this process's samples of training step `step`, on the data's device."""
+
+    def tensors(self, *arrays: NDArray[Any]) -> Any:
+        """Return `arrays` as tensors on the data's device."""
+        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
 
     def train_batches(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ...]]:
         for step in range(start, stop):

@@ -4,7 +4,6 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.segmentation import IGNORED, Scenery, require_scenery
+from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import SPLIT_SEED, count_steps
@@ -64,11 +64,9 @@ class SceneryData(DataModule):
         self.steps_per_epoch = count_steps(len(training), data.batch_size, data.drop_last)
 
     def fingerprint(self) -> str:
-        """Return a hash of all file names and sizes; reading 20,000 images would take minutes."""
-        digest = hashlib.sha256()
-        for path in sorted(self.root.rglob("*.*g")):
-            digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
-        return digest.hexdigest()[:12]
+        """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
+        paths = sorted(self.root.rglob("*.*g"))
+        return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
     def require_even_shares(self) -> None:
         """Accept every number of processes: `samples` fills a step's shares up."""

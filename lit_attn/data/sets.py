@@ -3,7 +3,6 @@
 Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
-import hashlib
 import zipfile
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.config.data.images import Cifar, Digits, Folder, Images, Npz, OwnImages
+from lit_attn.data.digests import digest
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -93,13 +93,13 @@ def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64]
 
 
 def fingerprint(splits: dict[str, Split]) -> str:
-    """Return twelve hexadecimal digits of a hash over all arrays with their names."""
-    digest = hashlib.sha256()
-    for name, split in sorted(splits.items()):
-        for array in split:
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:12]
+    """Return a digest of all arrays with their names."""
+    return digest(
+        part
+        for name, split in sorted(splits.items())
+        for array in split
+        for part in (f"{name} {array.dtype} {array.shape}", array)
+    )
 
 
 def read_digits(data: Digits) -> dict[str, Split]:

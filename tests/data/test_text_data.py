@@ -10,9 +10,9 @@ from helpers.data_ranks import on_rank
 from pydantic import ValidationError
 
 from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
-from lit_attn.data.text import corpus, stream
+from lit_attn.data.text import streams
 from lit_attn.data.text.batches import TextData, TextMeasure
-from lit_attn.data.text.stream import Source, Stream
+from lit_attn.data.text.streams import Source, Stream
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -164,7 +164,7 @@ def test_a_stream_reads_across_its_sources() -> None:
 
 
 def test_fingerprint_sees_every_token_of_small_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BLOCK", 4)
+    monkeypatch.setattr(streams, "BLOCK", 4)
     ids = np.arange(10, dtype=np.uint16)
     fingerprints = {Stream([Source("x", ids)], 50).fingerprint}
     for place in range(10):
@@ -330,13 +330,13 @@ def test_pythons_text_is_the_same_for_all_seeds() -> None:
 
 
 def test_documents_of_python_go_to_splits_by_their_names() -> None:
-    names = [name for name, _ in corpus.python_documents(("topics", "library"))]
+    names = [name for name, _ in streams.python_documents(("topics", "library"))]
     assert len(set(names)) == len(names) > 300
     assert not [name for name in names if "site-packages" in name or "/test/" in name]
     assert "library/_sysconfigdata" not in " ".join(names)
     # The split is by name alone: these stay where they are whatever else there is.
-    assert corpus.split_of("library/heapq.py") == corpus.split_of("library/heapq.py")
-    assert {corpus.split_of(name) for name in names} == {"train", "val", "test"}
+    assert streams.split_of("library/heapq.py") == streams.split_of("library/heapq.py")
+    assert {streams.split_of(name) for name in names} == {"train", "val", "test"}
 
 
 def test_pythons_text_is_read_as_bytes() -> None:

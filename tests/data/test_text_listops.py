@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from lit_attn.config.data.text import IGNORED, LabelledText, ListOps
 from lit_attn.data import prepare
 from lit_attn.data.text import labelled
-from lit_attn.data.text.labelled import LabelledData
-from lit_attn.data.text.listops import TOKENS, evaluate, generate, parse
+from lit_attn.data.text.labelled import TOKENS, LabelledData, evaluate, generate, parse
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import pytest
 
 from lit_attn.config.data.text import Bytes, Shards, Words
 from lit_attn.data import prepare
-from lit_attn.data.text import shards, sources
+from lit_attn.data.text import shards
 from lit_attn.data.text.shards import ShardWriter
 from lit_attn.data.text.tokenizers import ByteEncoder, WordEncoder
 from lit_attn.schema.errors import ConfigError
@@ -171,7 +171,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(
 def test_a_missing_datasets_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
-        next(sources.SOURCES["openwebtext"].documents(0))
+        next(prepare.SOURCES["openwebtext"].documents(0))
 
 
 def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,17 +184,17 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hub = ModuleType("datasets")
     hub.load_dataset = load_dataset
-    monkeypatch.setattr(sources, "_datasets", lambda: hub)
-    texts = list(sources.SOURCES["wikitext103"].documents(1))
+    monkeypatch.setattr(prepare, "_datasets", lambda: hub)
+    texts = list(prepare.SOURCES["wikitext103"].documents(1))
     assert requests[0] == ("Salesforce/wikitext", "wikitext-103-v1", True)
     assert texts[:2] == [("train", "train 1\n"), ("val", "validation 0\n")]
     assert len(texts) == 5
 
 
 def test_the_held_out_share_is_the_configured_one() -> None:
-    held_out = [sources.is_held_out(number, 0.01) for number in range(20_000)]
+    held_out = [prepare.is_held_out(number, 0.01) for number in range(20_000)]
     assert 150 < sum(held_out) < 250
-    assert not any(sources.is_held_out(number, 0.0) for number in range(100))
+    assert not any(prepare.is_held_out(number, 0.0) for number in range(100))
 
 
 def test_help_needs_no_torch() -> None:

@@ -104,7 +104,7 @@ class Words(Tokenizer):
         return load("lit_attn.data.text.tokenizers:WordEncoder").of(training, self.size)
 
     def encoder_of_shards(self, folder: Path) -> Any:
-        return load("lit_attn.data.text.corpus:read_vocabulary")(folder)
+        return load("lit_attn.data.text.streams:read_vocabulary")(folder)
 
 
 class Tokens(TokenData):
@@ -148,7 +148,7 @@ class Tokens(TokenData):
 
         Raises ConfigError naming the file that is missing, empty or malformed.
         """
-        return load("lit_attn.data.text.corpus:encode_texts")(self, self.texts())
+        return load("lit_attn.data.text.streams:encode_texts")(self, self.texts())
 
     def encoder(self) -> Any:
         """Return the encoder between text and token ids."""
@@ -189,7 +189,7 @@ class PythonText(Tokens):
             raise ValueError("tokenizer: this text is read as bytes")
         return self
 
-    texts: ClassVar = method("lit_attn.data.text.corpus:read_python_text")
+    texts: ClassVar = method("lit_attn.data.text.streams:read_python_text")
 
 
 class NamedTokens(Tokens):
@@ -223,7 +223,7 @@ class TextFiles(NamedTokens):
     def splits(self) -> tuple[str, ...]:
         return ("val",) if self.test is None else ("test", "val")
 
-    texts: ClassVar = method("lit_attn.data.text.corpus:read_text_files")
+    texts: ClassVar = method("lit_attn.data.text.streams:read_text_files")
 
 
 class Shards(NamedTokens):

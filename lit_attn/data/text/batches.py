@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Tokens
 from lit_attn.data.module import EvaluationLoader, TextMeasure, TokenDataModule, numpy_generator
-from lit_attn.data.text.stream import Stream
+from lit_attn.data.text.streams import Stream
 from lit_attn.schema.errors import ConfigError
 
 Batch = tuple[Tensor, Tensor]
@@ -22,8 +22,7 @@ Batch = tuple[Tensor, Tensor]
 class TextData(TokenDataModule):
     """Training sequences and evaluation windows of one text.
 
-    The splits are "val" and, if there is one, "test". Raises ConfigError if files are missing or
-    malformed, or do not fill a sequence.
+    Raises ConfigError if files are missing or malformed, or do not fill a sequence.
     """
 
     def __init__(self, data: Tokens, seed: int, device: torch.device) -> None:
@@ -57,7 +56,6 @@ class TextData(TokenDataModule):
         self._permutation = lru_cache(maxsize=2)(self._drawn)
 
     def fingerprint(self) -> str:
-        """Return a hash of the tokens that are trained and evaluated on."""
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
@@ -72,11 +70,7 @@ class TextData(TokenDataModule):
 
         def load(numbers: range) -> Batch:
             windows = [self._window(stream, stride, number, count) for number in numbers]
-            inputs, targets = (
-                torch.from_numpy(np.stack(parts)).to(self.device)
-                for parts in zip(*windows, strict=True)
-            )
-            return inputs, targets
+            return self.tensors(*map(np.stack, zip(*windows, strict=True)))
 
         return self.padded_loader(count, load)
 
@@ -100,8 +94,11 @@ class TextData(TokenDataModule):
 
     def batch(self, step: int) -> Batch:
         """Return this process's sequences of training step `step`."""
-        offsets = self.share(self.offsets(step))
-        return _sequences(self.streams["train"], offsets, self.data.context, self.device)
+        stream, count = self.streams["train"], self.data.context + 1
+        (rows,) = self.tensors(
+            np.stack([stream.read(int(start), count) for start in self.share(self.offsets(step))])
+        )
+        return rows[:, :-1], rows[:, 1:]
 
     def offsets(self, step: int) -> NDArray[np.int64]:
         """Return the first positions of a step's sequences, over all processes; (batch_size,)."""
@@ -144,9 +141,3 @@ class TextData(TokenDataModule):
         drawn = numpy_generator(self.seed, "order", number)
         count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
         return int(drawn.integers(spare + 1)), drawn.permutation(count)
-
-
-def _sequences(stream: Stream, offsets: NDArray[np.int64], n: int, device: torch.device) -> Batch:
-    rows = torch.from_numpy(np.stack([stream.read(int(start), n + 1) for start in offsets]))
-    rows = rows.to(device, non_blocking=True)
-    return rows[:, :-1], rows[:, 1:]

@@ -1,10 +1,17 @@
 """Batches of labelled token sequences, or of labelled pairs of them: ListOps and text files.
 
+ListOps (Nangia & Bowman 2018, arXiv:1804.06028) has the lengths of the Long Range Arena (Tay et al.
+2021, arXiv:2011.04006; github.com/google-research/long-range-arena). An expression like
+`[MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]` has the value 5, its class. MED is the median rounded
+down, SM the sum modulo 10.
+
 Shapes: B batch, n the context. tokens and present: (B, n), or (B, 2, n) for pairs of documents;
 labels: (B,). `present` is False where a token is padding.
 """
 
-import hashlib
+import random
+import statistics
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -16,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Labelled, LabelledText, ListOps
+from lit_attn.data.digests import digest
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
-from lit_attn.data.text import listops
-from lit_attn.data.text.corpus import read_text
+from lit_attn.data.sets import count_steps
+from lit_attn.data.text.streams import read_text
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
@@ -27,11 +35,26 @@ SPLITS = ("train", "val", "test")
 # Generated data are the same for all seeds: a seed varies the training, not the data.
 GENERATOR_SEED = 0
 
+# Id 0 is padding.
+TOKENS = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+IDS = {token: number for number, token in enumerate(TOKENS)}
+END = IDS["]"]
+
+OPERATIONS: dict[int, Callable[[list[int]], int]] = {
+    IDS["[MIN"]: min,
+    IDS["[MAX"]: max,
+    IDS["[MED"]: lambda values: int(statistics.median(values)),
+    IDS["[SM"]: lambda values: sum(values) % 10,
+}
+
+# Share of the arguments that are expressions and not digits, as in both generators.
+NESTED = 0.25
+
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Sample(NamedTuple):
-    """One document, or a pair, as ids from 1 on, and its label."""
+    """Label of one document or of a pair of documents, whose ids are 1 or more."""
 
     documents: tuple[NDArray[np.uint16], ...]
     label: int
@@ -48,24 +71,21 @@ class LabelledData(TokenDataModule):
         self.data = data
         self.samples: dict[str, list[Sample]] = data.read_samples()
         self.splits = ["val", "test"]
-        self.per_pass = len(self.samples["train"]) // data.batch_size
-        if not self.per_pass:
-            raise ConfigError(
-                f"data.batch_size: {data.batch_size} is more than the "
-                f"{len(self.samples['train'])} samples of train"
-            )
+        self.per_pass = count_steps(len(self.samples["train"]), data.batch_size, True)
         self.steps_per_epoch = data.epoch_steps or self.per_pass
         self._order = lru_cache(maxsize=1)(self._drawn)
 
     def fingerprint(self) -> str:
-        """Return a hash of every sample."""
-        digest = hashlib.sha256()
-        for split in SPLITS:
-            for documents, label in self.samples[split]:
-                for ids in documents:
-                    digest.update(len(ids).to_bytes(8, "big") + ids.tobytes())
-                digest.update(label.to_bytes(8, "big"))
-        return digest.hexdigest()[:12]
+        """Return a digest of every sample."""
+        return digest(
+            part
+            for split in SPLITS
+            for documents, label in self.samples[split]
+            for part in (
+                *(len(ids).to_bytes(8, "big") + ids.tobytes() for ids in documents),
+                label.to_bytes(8, "big"),
+            )
+        )
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of all samples of `split`; padding rows have no label."""
@@ -96,11 +116,7 @@ class LabelledData(TokenDataModule):
         present[len(samples) :, :, 0] = True
         if not self.data.pairs:
             tokens, present = tokens[:, 0], present[:, 0]
-        return (
-            torch.from_numpy(tokens).to(self.device),
-            torch.from_numpy(present).to(self.device),
-            torch.from_numpy(labels).to(self.device),
-        )
+        return self.tensors(tokens, present, labels)
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
         return numpy_generator(self.seed, "order", number).permutation(len(self.samples["train"]))
@@ -110,7 +126,7 @@ def write_listops(folder: Path, data: ListOps) -> None:
     """Generate `data` and write it as the arena's three files, for `ListOps.folder`."""
     for split, samples in _generated(data).items():
         lines = (
-            f"{' '.join(listops.TOKENS[i] for i in sample.documents[0])}\t{sample.label}\n"
+            f"{' '.join(TOKENS[i] for i in sample.documents[0])}\t{sample.label}\n"
             for sample in samples
         )
         write_atomic(folder / f"basic_{split}.tsv", "Source\tTarget\n" + "".join(lines))
@@ -131,7 +147,7 @@ def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
 
 def _generated(data: ListOps) -> dict[str, list[Sample]]:
     counts = {"train": data.train, "val": data.val, "test": data.test}
-    expressions = listops.generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
+    expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
     return {
         split: [
             Sample((np.asarray(ids, dtype=np.uint16),), value)
@@ -147,9 +163,9 @@ def _listops(path: Path) -> list[Sample]:
     for number, line in enumerate(read_text(path).splitlines()[1:], start=2):
         expression, _, value = line.partition("\t")
         try:
-            ids = listops.parse(expression)
-            if listops.evaluate(ids) != int(value):
-                raise ValueError(f"the value is {listops.evaluate(ids)}, not {value}")
+            ids = parse(expression)
+            if evaluate(ids) != int(value):
+                raise ValueError(f"the value is {evaluate(ids)}, not {value}")
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
         samples.append(Sample((np.asarray(ids, dtype=np.uint16),), int(value)))
@@ -175,3 +191,76 @@ def _labelled_text(path: Path, data: LabelledText) -> list[Sample]:
         )
         samples.append(Sample(ids, int(label)))
     return samples
+
+
+class TooLong(Exception):
+    """Signal that an expression grew past the limit; it is discarded."""
+
+
+def evaluate(ids: list[int]) -> int:
+    """Return the value of an expression; raise ValueError if `ids` are not one expression."""
+    stack: list[list[int]] = [[]]
+    operations: list[int] = []
+    for number in ids:
+        if number in OPERATIONS:
+            operations.append(number)
+            stack.append([])
+        elif number == END:
+            if not operations or not stack[-1]:
+                raise ValueError("']' without an operation or its arguments")
+            value = OPERATIONS[operations.pop()](stack.pop())
+            stack[-1].append(value)
+        elif 0 < number <= 10:
+            stack[-1].append(number - 1)
+        else:
+            raise ValueError(f"{number} is not a token of an expression")
+    if operations or len(stack[0]) != 1:
+        raise ValueError("not one complete expression")
+    return stack[0][0]
+
+
+def parse(text: str) -> list[int]:
+    """Return the ids of an expression, without the parentheses that the data sets write."""
+    ids = [IDS.get(token, -1) for token in text.split() if token not in ("(", ")")]
+    if not ids or min(ids) < 1:
+        raise ValueError(f"not a ListOps expression: {text[:60]}")
+    return ids
+
+
+def generate(
+    seed: int, lengths: tuple[int, int], depth: int, arguments: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield distinct expressions (ids, value) of `lengths` tokens, both limits included, forever.
+
+    Trees have at most `depth` levels, of which digits are the last, and operations have 2 to
+    `arguments` arguments. The same seed gives the same expressions.
+    """
+    drawn = random.Random(seed)
+    seen: set[tuple[int, ...]] = set()
+    while True:
+        ids: list[int] = []
+        try:
+            value = _grow(drawn, ids, 1, depth, arguments, lengths[1])
+        except TooLong:
+            continue
+        if len(ids) >= lengths[0] and tuple(ids) not in seen:
+            seen.add(tuple(ids))
+            yield ids, value
+
+
+def _grow(
+    drawn: random.Random, ids: list[int], level: int, depth: int, arguments: int, limit: int
+) -> int:
+    """Append an expression of `level` to `ids` and return its value."""
+    if level >= depth or drawn.random() > NESTED:
+        digit = int(drawn.random() * 10)
+        ids.append(1 + digit)
+        return digit
+    operation = 11 + int(drawn.random() * 4)
+    ids.append(operation)
+    count = 2 + int(drawn.random() * (arguments - 1))
+    values = [_grow(drawn, ids, level + 1, depth, arguments, limit) for _ in range(count)]
+    ids.append(END)
+    if len(ids) > limit:
+        raise TooLong
+    return OPERATIONS[operation](values)

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.data.text.stream import Ids, Source, Stream
+from lit_attn.data.text.streams import VOCABULARY, Ids, Source, Stream
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
 
 META = "meta.json"
 DTYPES = ("uint8", "uint16", "uint32")
-VOCABULARY = "vocabulary.txt"
 
 # modded-nanogpt's header is 256 int32: these two numbers, the count of tokens, zeros.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024

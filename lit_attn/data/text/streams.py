@@ -1,20 +1,104 @@
-"""Splits of a text configuration as token streams, and the encoder that made them."""
+"""Streams of token ids, one for each split, from memory or from files of any size."""
 
 import hashlib
 import pydoc_data.topics
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lit_attn.config.data.text import PythonText, TextFiles, Tokens
-from lit_attn.data.text import shards
-from lit_attn.data.text.stream import Source, Stream
+from lit_attn.data.digests import digest
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.schema.errors import ConfigError
+
+Ids = NDArray[np.unsignedinteger]
+
+# Blocks of a stream that its hash covers, evenly spaced: all of them up to 67M tokens.
+BLOCK = 65_536
+BLOCKS = 1024
+
+# File of the words beside shards, one word a line.
+VOCABULARY = "vocabulary.txt"
 
 # Parts of the standard library's folder that are not its source, and files of one build of Python.
 LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
 BUILD_SPECIFIC = "_sysconfigdata"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Ids of one file or text, and the name that errors use for it."""
+
+    name: str
+    ids: Ids
+
+
+class Stream:
+    """Concatenated sources. `text_bytes` and `words` are those of the original text, if known.
+
+    Raises ConfigError for an empty source and, when ids are read, for an id beyond the vocabulary.
+    """
+
+    def __init__(
+        self,
+        sources: list[Source],
+        vocabulary: int,
+        text_bytes: int | None = None,
+        words: int | None = None,
+    ) -> None:
+        for source in sources:
+            if not len(source.ids):
+                raise ConfigError(f"{source.name}: is empty")
+        self.sources = sources
+        self.vocabulary = vocabulary
+        self.text_bytes = text_bytes
+        self.words = words
+        self.starts = np.cumsum([0, *(len(source.ids) for source in sources)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, start: int, count: int) -> NDArray[np.int64]:
+        """Return `count` ids from position `start` on."""
+        parts = []
+        number = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while count:
+            source = self.sources[number]
+            offset = start - int(self.starts[number])
+            ids = source.ids[offset : offset + count]
+            if ids.max() >= self.vocabulary:
+                place = int(np.argmax(ids >= self.vocabulary))
+                raise ConfigError(
+                    f"{source.name}: token {offset + place:,} is {ids[place]}, beyond the "
+                    f"vocabulary of {self.vocabulary}"
+                )
+            parts.append(ids.astype(np.int64))
+            start, count, number = start + len(ids), count - len(ids), number + 1
+        return np.concatenate(parts)
+
+    def head(self, count: int) -> "Stream":
+        """Return the first `count` ids as a stream that does not know its bytes and words."""
+        if count >= len(self):
+            return self
+        number = int(np.searchsorted(self.starts, count, side="left"))
+        last = self.sources[number - 1]
+        cut = Source(last.name, last.ids[: count - int(self.starts[number - 1])])
+        return Stream([*self.sources[: number - 1], cut], self.vocabulary)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the length, the vocabulary and up to BLOCKS blocks of BLOCK ids."""
+        count = -(-len(self) // BLOCK)
+        blocks = np.unique(np.linspace(0, count - 1, min(count, BLOCKS)).astype(int))
+        starts = [int(block) * BLOCK for block in blocks]
+        ids = (self.read(start, min(BLOCK, len(self) - start)) for start in starts)
+        return digest(chain([f"{len(self)} {self.vocabulary}"], ids))
 
 
 def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[str, Stream]:
@@ -26,7 +110,7 @@ def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[
 
 def read_vocabulary(folder: Path) -> WordEncoder:
     """Return the encoder of the words that `lit_attn.data.prepare` wrote beside the shards."""
-    return WordEncoder(read_text(folder / shards.VOCABULARY).splitlines())
+    return WordEncoder(read_text(folder / VOCABULARY).splitlines())
 
 
 def read_text(path: Path) -> str:
@@ -58,10 +142,10 @@ def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     }
     if data.val is None:
         name, text = texts["train"][0]
-        # Cut after a whole line if there is one.
+        # Cut after a complete line if there is one.
         share = round(len(text) * (1 - data.holdout))
-        kept = text.rfind("\n", 0, share) + 1 or share
-        texts["train"], texts["val"] = [(name, text[:kept])], [(name, text[kept:])]
+        cut = text.rfind("\n", 0, share) + 1 or share
+        texts["train"], texts["val"] = [(name, text[:cut])], [(name, text[cut:])]
     return texts
 
 
