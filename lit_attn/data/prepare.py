@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from lit_attn.config.data import text as config
+from lit_attn.data.text.pile import Pile, Records
 from lit_attn.data.text.shards import ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder
@@ -32,10 +33,14 @@ TIMEOUT = 20
 TOKENIZERS = {
     "openwebtext": "gpt2",
     "fineweb": "gpt2",
+    "pile": "gpt-neox",
     "wikitext103": "words",
     "ptb": "words",
     "text": "bytes",
 }
+
+# As in modded-nanogpt, whose first shard is the validation split.
+VAL_TOKENS = {"fineweb": 100_000_000}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,6 +74,10 @@ def prepare(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"prepare {options.source}: --train, --val and --test are only for 'text'"
         )
+    elif options.source == "pile":
+        if options.files is None:
+            raise ConfigError("prepare pile: add --files FOLDER, with the files of its source")
+        source = Pile(options.files)
     else:
         source = SOURCES[options.source]
 
@@ -77,10 +86,12 @@ def prepare(options: argparse.Namespace) -> None:
     if name == "words":
         training = (text for split, text in source.documents(0) if split == "train")
         encode = WordEncoder.of(training, None)
+    elif name == "gpt2":
+        encode = config.Gpt2(folder=options.gpt2_folder).encoder(())
     else:
-        chosen = config.Gpt2(folder=options.gpt2_folder) if name == "gpt2" else config.Bytes()
-        encode = chosen.encoder(())
-    writer = ShardWriter(options.out, encode, {"source": options.source, "tokenizer": name})
+        encode = Records() if options.source == "pile" else config.Bytes().encoder(())
+    recipe = {"source": options.source, "tokenizer": name}
+    writer = ShardWriter(options.out, encode, recipe, VAL_TOKENS.get(options.source, 0))
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None, tokens=writer.tokens)
@@ -113,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
         help="folder with encoder.json and vocab.bpe; without it the hub has them",
     )
     parser.add_argument(
+        "--files",
+        type=Path,
+        metavar="FOLDER",
+        help="downloaded files of Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps, only "
+        "for source 'pile'",
+    )
+    parser.add_argument(
         "--limit", type=int, metavar="TOKENS", help="stop after about TOKENS tokens"
     )
     for split in ("train", "val", "test"):
@@ -123,9 +141,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class Source(Protocol):
-    """Source of documents (split, text), from number `skip` on."""
+    """Source of documents (split, text or ids), from number `skip` on."""
 
-    def documents(self, skip: int) -> Iterator[tuple[str, str]]: ...
+    def documents(self, skip: int) -> Iterator[tuple[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -193,7 +211,7 @@ class PennTreebank:
 
 SOURCES: dict[str, Source] = {
     "openwebtext": Hub("Skylion007/openwebtext", None, {"train": "train"}, held_out=0.0005),
-    "fineweb": Hub("HuggingFaceFW/fineweb", "sample-10BT", {"train": "train"}, held_out=0.01),
+    "fineweb": Hub("HuggingFaceFW/fineweb", "sample-10BT", {"train": "train"}),
     "wikitext103": Hub(
         "Salesforce/wikitext",
         "wikitext-103-v1",

@@ -115,12 +115,13 @@ class Tokens(TokenData):
 
     tokenizer: Tokenizer = Field(description="conversion of text to token ids")
     context: PositiveInt = Field(1024, description="tokens of a sequence")
-    order: Literal["random", "shuffled", "sequential", "files", "columns"] = Field(
+    order: Literal["random", "shuffled", "sequential", "files", "columns", "records"] = Field(
         "random",
         description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
         "in a pass, whose order and first offset are drawn; sequential: in the order of the text; "
         "files: the same without the end of each file that fills no batch (modded-nanogpt); "
-        "columns: `batch_size` equal parts of the text side by side, each in order",
+        "columns: `batch_size` equal parts of the text side by side, each in order; records: "
+        "stored sequences of `context` + 1 tokens in their order, also in evaluation (the Pile)",
     )
     epoch_steps: PositiveInt | None = Field(
         None, description="training steps of an epoch; null: one pass over the tokens"

@@ -44,6 +44,8 @@ class TextData(TokenDataModule):
             self.per_pass = (tokens // data.batch_size - 1) // data.context
         elif data.order == "files":
             self.per_pass = int(self.before_file[-1])
+        elif data.order == "records":
+            self.per_pass = tokens // (data.context + 1) // data.batch_size
         else:
             self.per_pass = (tokens - 1) // data.context // data.batch_size
         if not self.per_pass and data.order != "random":
@@ -66,6 +68,8 @@ class TextData(TokenDataModule):
         """
         stream = self.evaluated(split)
         stride = self.data.eval_stride or self.data.context
+        if self.data.order == "records":
+            stride = self.data.context + 1
         count = 1 + math.ceil(max(0, len(stream) - 1 - self.data.context) / stride)
 
         def load(numbers: range) -> Batch:
@@ -110,6 +114,8 @@ class TextData(TokenDataModule):
         places = np.arange(index * size, (index + 1) * size)
         if self.data.order == "sequential":
             return places * n
+        if self.data.order == "records":
+            return places * (n + 1)
         if self.data.order == "files":
             file = int(np.searchsorted(self.before_file, index, side="right")) - 1
             first = index - int(self.before_file[file])
@@ -132,7 +138,7 @@ class TextData(TokenDataModule):
         start = number * stride
         ids = stream.read(start, min(n + 1, len(stream) - start))
         inputs[: len(ids) - 1] = ids[:-1]
-        new = n - stride if number else 0
+        new = max(0, n - stride) if number else 0
         targets[new : len(ids) - 1] = ids[1 + new :]
         return inputs, targets
 

@@ -27,8 +27,8 @@ MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 PROGRESS = "progress.json"
 DOCUMENTS_AT_ONCE = 1000
 
-# Function from a document's number to an iterator of (split, text) from that document on.
-Documents = Callable[[int], Iterator[tuple[str, str]]]
+# Function from a document's number to an iterator of (split, text or ids) from that document on.
+Documents = Callable[[int], Iterator[tuple[str, Any]]]
 
 
 def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
@@ -48,7 +48,9 @@ def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
         if paths:
             text = meta.get("splits", {}).get(split, {})
             sources = [Source(str(path), open_shard(path, dtype)) for path in paths]
-            splits[split] = Stream(sources, vocabulary, text.get("bytes"), text.get("words"))
+            splits[split] = Stream(
+                sources, vocabulary, text.get("bytes") or None, text.get("words") or None
+            )
     return splits
 
 
@@ -107,11 +109,15 @@ class ShardWriter:
     tokenizer).
     """
 
-    def __init__(self, folder: Path, encoder: Encoder, recipe: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, encoder: Encoder, recipe: dict[str, str], val_tokens: int = 0
+    ) -> None:
+        """Take the number of tokens at the start of the text that become the split val."""
         if (folder / META).exists():
             raise ConfigError(f"{folder}: is complete already; choose another --out, or delete it")
         self.folder = folder
         self.encoder = encoder
+        self.val_tokens = val_tokens
         self.dtype = np.dtype(np.uint32 if encoder.vocabulary > 2**16 else np.uint16)
         folder.mkdir(parents=True, exist_ok=True)
         self.progress: dict[str, Any] = {"recipe": recipe, "documents": 0, "splits": {}}
@@ -143,7 +149,10 @@ class ShardWriter:
             report(self.tokens)
         self._finish()
 
-    def _append(self, part: list[tuple[str, str]]) -> None:
+    def _append(self, part: list[tuple[str, Any]]) -> None:
+        val = self.progress["splits"].get("val", {"tokens": 0})
+        if val["tokens"] < self.val_tokens:
+            part = [("val", text) for _, text in part]
         for split in sorted({split for split, _ in part}):
             texts = [text for name, text in part if name == split]
             ids = np.concatenate(self.encoder.encode(texts)).astype(self.dtype)
@@ -155,8 +164,9 @@ class ShardWriter:
                 split, {"tokens": 0, "bytes": 0, "words": 0}
             )
             counts["tokens"] += len(ids)
-            counts["bytes"] += sum(len(text.encode()) for text in texts)
-            counts["words"] += sum(count_words(text) for text in texts)
+            if isinstance(texts[0], str):
+                counts["bytes"] += sum(len(text.encode()) for text in texts)
+                counts["words"] += sum(count_words(text) for text in texts)
         self.progress["documents"] += len(part)
         write_json(self.folder / PROGRESS, self.progress)
 

@@ -1,0 +1,164 @@
+"""Tokens of the Pile in the order of Pythia's training, from the sources that DCFormer names.
+
+Both sources hold records of 2,049 GPT-NeoX tokens: 2,048 inputs, and targets one token later.
+DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the second:
+
+- Caiyun-AI/Pile_tfrecord: TFRecords, *pile.tfrecord.bN to train and *val_with_eos* to evaluate;
+- EleutherAI/pythia_pile_idxmaps: one .bin and one .idx of GPT-NeoX, and the index maps
+  *_doc_idx.npy, *_sample_idx.npy and *_shuffle_idx.npy of the splits train and valid.
+"""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_attn.config.data.text import GptNeox
+from lit_attn.schema.errors import ConfigError
+
+RECORD = 2049
+"""Tokens of a record."""
+
+MAGIC = b"MMIDIDX\0\0"
+DTYPES = {4: np.int32, 8: np.uint16}
+
+Ids = NDArray[np.integer]
+
+
+class Records:
+    """Encoder of text that is tokens already."""
+
+    vocabulary = GptNeox.vocabulary
+    dtype = np.uint16
+    end: int | None = None
+
+    def encode(self, documents: list[Any]) -> list[NDArray[np.unsignedinteger]]:
+        return documents
+
+    def prompt(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Pile:
+    """Records in `folder`, which holds the files of one of the two sources."""
+
+    folder: Path
+
+    def documents(self, skip: int) -> Iterator[tuple[str, Ids]]:
+        """Yield (split, ids) of every record; raise ConfigError for missing or torn files."""
+        # The validation split is first, so that --limit cuts training alone.
+        paths = sorted(self.folder.glob("*tfrecord*"), key=_order)
+        indices = sorted(self.folder.glob("*.idx"))
+        if paths:
+            records = (
+                ("train" if _order(path)[0] else "val", ids)
+                for path in paths
+                for ids in _tfrecords(path)
+            )
+        elif len(indices) == 1:
+            records = (
+                (split, ids) for split in ("val", "train") for ids in _samples(indices[0], split)
+            )
+        else:
+            raise ConfigError(
+                f"prepare pile: {self.folder} has neither *tfrecord* files nor one .idx file"
+            )
+        return islice(records, skip, None)
+
+
+def _order(path: Path) -> tuple[bool, int, str]:
+    """Return False for the validation split, and the number by which files are read."""
+    number = re.search(r"\d+$", path.name)
+    return "val_with_eos" not in path.name, int(number[0]) if number else -1, path.name
+
+
+def _tfrecords(path: Path) -> Iterator[Ids]:
+    """Yield `input_ids` of every example: length and its checksum, data and their checksum."""
+    with path.open("rb") as file:
+        while header := file.read(12):
+            size = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else 0
+            data = file.read(size + 4)
+            if not size or len(data) != size + 4:
+                raise ConfigError(f"{path}: ends within a record")
+            yield _input_ids(path, data[:-4])
+
+
+def _input_ids(path: Path, example: bytes) -> Ids:
+    """Return the feature `input_ids` of a tf.train.Example, a list of packed integers."""
+    # Example.features (1), map of feature (1), value (2), Feature.int64_list (3), value (1).
+    for feature in _fields(_fields(example)[1][0])[1]:
+        entry = _fields(feature)
+        if entry[1] == [b"input_ids"]:
+            ids = _varints(_fields(_fields(entry[2][0])[3][0])[1][0])
+            if len(ids) == RECORD:
+                return ids
+            raise ConfigError(f"{path}: a record has {len(ids):,} tokens, not {RECORD:,}")
+    raise ConfigError(f"{path}: a record has no feature input_ids")
+
+
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """Return the length-delimited fields of a protocol buffer by their number."""
+    fields: dict[int, list[bytes]] = {}
+    place = 0
+    while place < len(message):
+        number = message[place] >> 3
+        size, place = _varint(message, place + 1)
+        fields.setdefault(number, []).append(message[place : place + size])
+        place += size
+    return fields
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return the integer at `place` and the place after it."""
+    value = shift = 0
+    while message[place] & 0x80:
+        value |= (message[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+    return value | message[place] << shift, place + 1
+
+
+def _varints(packed: bytes) -> Ids:
+    """Return all integers of a packed field."""
+    parts = np.frombuffer(packed, np.uint8)
+    ends = np.flatnonzero(parts < 0x80)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    shifts = 7 * (np.arange(len(parts)) - np.repeat(starts, ends - starts + 1))
+    return np.add.reduceat((parts & 0x7F).astype(np.int64) << shifts, starts)
+
+
+def _samples(index: Path, split: str) -> Iterator[Ids]:
+    """Yield the records of a GPT-NeoX data set in the order of its shuffled index maps."""
+    maps, name = [], {"val": "valid"}.get(split, split)
+    for kind in ("doc_idx", "sample_idx", "shuffle_idx"):
+        paths = sorted(index.parent.glob(f"*_{name}_*{kind}.npy"))
+        if len(paths) != 1:
+            raise ConfigError(f"prepare pile: {index.parent} needs one *_{name}_*{kind}.npy")
+        maps.append(np.load(paths[0], mmap_mode="r", allow_pickle=False))
+    documents, samples, order = maps
+    with index.open("rb") as file:
+        head = file.read(34)
+        code, count = struct.unpack_from("<BQ", head, 17) if len(head) == 34 else (0, 0)
+        if head[:9] != MAGIC or code not in DTYPES:
+            raise ConfigError(f"{index}: is not an index of GPT-NeoX")
+        sizes = np.fromfile(file, np.int32, count)
+        starts = np.fromfile(file, np.int64, count) // np.dtype(DTYPES[code]).itemsize
+    tokens = np.memmap(index.with_suffix(".bin"), DTYPES[code], mode="r")
+    for sample in order:
+        (first, offset), (last, end) = samples[sample].tolist(), samples[sample + 1].tolist()
+        parts = []
+        for place in range(first, last + 1):
+            document = documents[place]
+            stop = end + 1 if place == last else sizes[document]
+            begin = starts[document]
+            parts.append(tokens[begin + (offset if place == first else 0) : begin + stop])
+        yield np.concatenate(parts)
