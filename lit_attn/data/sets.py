@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data.images import Cifar, Digits, Folder, Images, Npz, OwnImages
+from lit_attn.config.data.images import (
+    Cifar,
+    ClassImages,
+    Digits,
+    Folder,
+    Images,
+    Npz,
+    NpzTargets,
+    OwnImages,
+    OwnTargets,
+)
 from lit_attn.data.digests import digest
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -24,10 +34,10 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"}
 
 
 class Split(NamedTuple):
-    """Images with their labels."""
+    """Images with their labels (N,) int64, or with targets (N, outputs) float32."""
 
     images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
 
 
 def load(data: Images) -> dict[str, Split]:
@@ -76,16 +86,17 @@ def hold_out(
 
 
 def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the indices of `count` samples, classes in proportion, and those of the rest.
+    """Return the indices of `count` samples, any classes in proportion, and those of the rest.
 
     The result is a function of the arguments. Raises ConfigError if fewer than two samples would
     remain or `count` misses a class.
     """
     from sklearn.model_selection import train_test_split
 
+    strata = labels if labels.dtype.kind == "i" else None
     try:
         rest, chosen = train_test_split(
-            np.arange(len(labels)), test_size=count, stratify=labels, random_state=SPLIT_SEED
+            np.arange(len(labels)), test_size=count, stratify=strata, random_state=SPLIT_SEED
         )
     except ValueError as error:
         raise ConfigError(f"data.validation: {count} of {len(labels)} samples: {error}") from error
@@ -135,7 +146,7 @@ def read_cifar(data: Cifar) -> dict[str, Split]:
     return splits
 
 
-def read_npz(data: Npz, headers: bool = False) -> dict[str, Split]:
+def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
     """Read the splits; with `headers` the images are placeholders without memory."""
     try:
         with data.path.open("rb") as file:
@@ -165,15 +176,32 @@ def read_npz(data: Npz, headers: bool = False) -> dict[str, Split]:
                 f"{images.shape}"
             )
         labels = arrays[f"y_{name}"]
-        if labels.dtype.kind not in "iu" or labels.size != len(labels):
+        outputs, kinds = (data.outputs, "iuf") if isinstance(data, OwnTargets) else (1, "iu")
+        if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
+            what, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
             raise ConfigError(
-                f"{data.path}: y_{name} must be integers of (N,), is {labels.dtype} of "
+                f"{data.path}: y_{name} must be {what} of {shape}, is {labels.dtype} of "
                 f"{labels.shape}"
             )
         images = images.transpose(0, 3, 1, 2)
         images = images if headers else np.ascontiguousarray(images)
-        splits[name] = Split(images, labels.astype(np.int64).reshape(-1))
+        splits[name] = make_split(images, labels, data)
     return splits
+
+
+def check_npz(data: Npz | NpzTargets) -> int:
+    """Check headers and labels of the file, and return the number of training images."""
+    splits = read_npz(data, headers=True)
+    for name, split in splits.items():
+        check_split(name, split, data)
+    return len(splits["train"].labels)
+
+
+def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
+    """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
+    if isinstance(data, OwnTargets):
+        return Split(images, labels.astype(np.float32).reshape(len(labels), data.outputs))
+    return Split(images, labels.astype(np.int64).reshape(-1))
 
 
 def _placeholder(archive: Any, name: str) -> NDArray[Any]:
@@ -255,7 +283,7 @@ def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
 
 def check_split(name: str, split: Split, data: Images) -> None:
     images, labels = split
-    source = data.path if isinstance(data, OwnImages) else data.kind
+    source = getattr(data, "path", data.kind)
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:
@@ -263,7 +291,11 @@ def check_split(name: str, split: Split, data: Images) -> None:
             f"{source}: {name} images are {images.shape[1:]} (C, H, W), "
             f"configured {data.image_shape}"
         )
-    if len(labels) and not 0 <= labels.min() <= labels.max() < data.num_classes:
+    if not np.isfinite(labels).all():
+        raise ConfigError(f"{source}: {name} has a target that is not a finite number")
+    if not isinstance(data, ClassImages) or not len(labels):
+        return
+    if not 0 <= labels.min() <= labels.max() < data.num_classes:
         raise ConfigError(
             f"{source}: {name} labels go from {labels.min()} to {labels.max()}, "
             f"configured are {data.num_classes} classes"

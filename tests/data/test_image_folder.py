@@ -157,7 +157,7 @@ def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
     train, plain = (Reader(data, files["train"], augmented=a) for a in (True, False))
     for place in range(6):
         for seed in range(3):
-            one, other = train[place, seed, 16].image, plain[place, 0, 16].image
+            one, other = train[place, seed, 16][0], plain[place, 0, 16][0]
             assert torch.equal(one, other)
 
 

@@ -208,7 +208,7 @@ def test_pairs_have_an_axis_of_documents(tmp_path: Path) -> None:
         ("1\tab\n2\tc\n", r"train.tsv:2: label '2' is not one of 0 to 1"),
         ("1 ab\n", r"train.tsv:1: needs 2 columns"),
         ("1\t\n", r"train.tsv:1: needs 2 columns with text"),
-        ("1\ta\n", r"data.batch_size: 2 is more than the 1 samples of train"),
+        ("1\ta\n", r"data.batch_size: 2 is more than the 1 samples of an epoch"),
         ("", r"train.tsv: is empty"),
     ],
 )

@@ -19,7 +19,7 @@ from pydantic import (
 
 from lit_attn.config.augment import Augmentation, NormalizeConfig, check_order
 from lit_attn.config.data.base import Data, method
-from lit_attn.config.signatures import ImageLabels
+from lit_attn.config.signatures import ImageLabels, ImageTargets
 from lit_attn.schema.base import Config, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
@@ -60,9 +60,6 @@ class Images(Data):
                 self.require_a_batch(self.epoch_length * samples)
         return self
 
-    def signature(self) -> ImageLabels:
-        return ImageLabels(self.image_shape, self.num_classes)
-
     build: ClassVar = method("lit_attn.data.images:ImageData")
 
     @abstractmethod
@@ -81,13 +78,20 @@ class Images(Data):
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
 
+
+class ClassImages(Images):
+    """Images whose labels are classes."""
+
+    def signature(self) -> ImageLabels:
+        return ImageLabels(self.image_shape, self.num_classes)
+
     @property
     @abstractmethod
     def num_classes(self) -> int:
         """Number of classes."""
 
 
-class Digits(Images):
+class Digits(ClassImages):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
 
     kind: Literal["digits"] = "digits"
@@ -99,7 +103,7 @@ class Digits(Images):
     read_splits: ClassVar = method("lit_attn.data.sets:read_digits")
 
 
-class Cifar(Images):
+class Cifar(ClassImages):
     """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
 
     kind: Literal["cifar10", "cifar100"]
@@ -126,12 +130,10 @@ class Cifar100(Cifar):
 class OwnImages(Images):
     """Images from the user's files. Identities and tables contain `name` and not the path."""
 
-    kind: Literal["folder", "npz"]
     name: str = Field(description="name of the data set in identities and tables")
-    path: Path = outside_identity(..., "file or folder of the images")
     size: PositiveInt = Field(description="side of an image in pixels")
     channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
-    classes: PositiveInt = Field(description="number of classes")
+    splits: ClassVar = ("test", "val")
 
     @abstractmethod
     def count_training_images(self) -> int:
@@ -149,44 +151,64 @@ class OwnImages(Images):
             raise ConfigError(f"data.path: {error}") from error
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val")
-
-    @property
     def image_shape(self) -> tuple[int, int, int]:
         return (self.channels, self.size, self.size)
+
+
+class OwnClasses(OwnImages, ClassImages):
+    """Images of the user with classes."""
+
+    path: Path = outside_identity(..., "file or folder of the images")
+    classes: PositiveInt = Field(description="number of classes")
 
     @property
     def num_classes(self) -> int:
         return self.classes
 
 
-class Folder(OwnImages):
+class OwnTargets(OwnImages):
+    """Images of the user with numbers to predict, for the task `regression`."""
+
+    outputs: PositiveInt = Field(1, description="numbers to predict for each image")
+
+    def signature(self) -> ImageTargets:
+        return ImageTargets(self.image_shape, self.outputs)
+
+    @model_validator(mode="after")
+    def _has_no_classes_to_mix(self) -> Self:
+        if any(step.stage == "batch" for step in self.augment):
+            raise ValueError("augment: 'mix' mixes classes, and these images have none")
+        return self
+
+
+class Folder(OwnClasses):
     """Class folders of images, resized to `size`: path/train/CLASS/* and path/test/CLASS/*.
 
     The evaluated folder may also be called val. With both, val is the split "val".
     """
 
     kind: Literal["folder"] = "folder"
-
     read_splits: ClassVar = method("lit_attn.data.sets:read_folder")
 
     def count_training_images(self) -> int:
         return len(load("lit_attn.data.sets:list_images")(self)["train"])
 
 
-class Npz(OwnImages):
+class Npz(OwnClasses):
     """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
 
     kind: Literal["npz"] = "npz"
-
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
+    count_training_images: ClassVar = method("lit_attn.data.sets:check_npz")
 
-    def count_training_images(self) -> int:
-        splits = load("lit_attn.data.sets:read_npz")(self, headers=True)
-        for name, split in splits.items():
-            load("lit_attn.data.sets:check_split")(name, split, self)
-        return len(splits["train"].labels)
+
+class NpzTargets(OwnTargets):
+    """One .npz with x_train and x_test (uint8, NHWC), y_train and y_test (numbers; N, outputs)."""
+
+    kind: Literal["npz-targets"] = "npz-targets"
+    path: Path = outside_identity(..., "file of the images")
+    read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
+    count_training_images: ClassVar = method("lit_attn.data.sets:check_npz")
 
 
 class TimmAugmentation(Config):

@@ -28,7 +28,8 @@ class Pipeline:
     """
 
     def __init__(self, data: Images, mean: list[float], std: list[float]) -> None:
-        images = ImageFormat(data.image_shape, data.num_classes, mean, std)
+        classes = getattr(data, "num_classes", 0)
+        images = ImageFormat(data.image_shape, classes, mean, std)
         for config in data.augment:
             images = config.with_statistics(images)
         built = [(config.stage, config.build(images)) for config in data.augment]
