@@ -72,17 +72,6 @@ class ImageTargets(ImageSignature):
 
 
 @dataclass(frozen=True)
-class ImageTargets(ImageSignature):
-    """An image with `outputs` numbers to predict, in the units of the files.
-
-    Batches are images (B, C, H, W) float and targets (B, outputs) float32. A network maps images to
-    predictions (B, outputs).
-    """
-
-    outputs: int
-
-
-@dataclass(frozen=True)
 class ImageMasks(ImageSignature):
     """An image with a label for every pixel, `ignore` where there is none.
 
