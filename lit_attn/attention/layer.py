@@ -29,7 +29,7 @@ from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 
 # Names of the children that the standard layer does not have.
-EXTRA = ("composers", "normaliser", "residual", "similarity", "z")
+EXTRA = ("composers", "normaliser", "residual", "similarity", "z", "z_norm")
 
 
 class LayerRecord(NamedTuple):
@@ -68,8 +68,8 @@ class Attention(nn.Module):
     ) -> None:
         """Raise ValueError if the heads do not divide `dim` or an argument cannot be supported.
 
-        `attn_head_dim` is D, by default d / H. `qk_norm` normalises each head's q and k with
-        `norm_layer(D)`; z is not normalised.
+        `attn_head_dim` is D, by default d / H. `qk_norm` normalises each head's q and k, and z if
+        `zz: like-k`, with `norm_layer(D)` each.
         """
         super().__init__()
         if attn_head_dim is None and dim % num_heads:
@@ -97,19 +97,20 @@ class Attention(nn.Module):
         )
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
-        has_norm = norm_layer is not None and qk_norm
-        self.q_norm = (
-            norm_layer(self.head_dim, **options) if norm_layer and has_norm else nn.Identity()
+        head_norm = (
+            functools.partial(norm_layer, self.head_dim, **options)
+            if norm_layer and qk_norm
+            else nn.Identity
         )
-        self.k_norm = (
-            norm_layer(self.head_dim, **options) if norm_layer and has_norm else nn.Identity()
-        )
+        self.q_norm = head_norm()
+        self.k_norm = head_norm()
         self.composers = nn.ModuleDict(
             {place: _build(self.spec.compose, shape, Composer) for place in places}
         )
         self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
         self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
+        self.z_norm = head_norm() if self.spec.zz == "like-k" else nn.Identity()
         self.temperature = None
         if self.local_self_attention:
             # The logarithm of the scale is learned, one scalar a layer, starting at 1 / sqrt(D).
@@ -132,7 +133,8 @@ class Attention(nn.Module):
         """Return the layer's output (B, n, d) for x (B, n, d).
 
         `attn_mask` is a mask of scaled-dot-product attention, broadcastable to (B, H, n, n):
-        boolean (True may attend) or additive. `rotary` rotates every head's q and k by position.
+        boolean (True may attend) or additive. `rotary` rotates every head's q and k (and z if
+        `zz: like-k`) by position.
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
         Raises ValueError for a cache with a mask, without `is_causal`, or in training.
@@ -183,7 +185,10 @@ class Attention(nn.Module):
         q, keys, v = self.project(x, rotary)
         z = None
         if self.z is not None:
-            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
+            z = self.z_norm(z).transpose(1, 2)
+            if rotary is not None and self.spec.zz == "like-k":
+                z = rotate(z, rotary)
         return Inputs(
             x=x,
             q=q,

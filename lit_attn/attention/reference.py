@@ -36,7 +36,7 @@ def attention(
         seen = seen & attn_mask
     a = parts.similarity.reference_weights(layer.similarity, q, keys, seen, is_causal)
     if a is None:
-        a = weights(layer, x, q, keys, seen, attn_mask)
+        a = weights(layer, x, q, keys, seen, attn_mask, rotary)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, layer.proj)
     return out
@@ -49,6 +49,7 @@ def weights(
     keys: list[Tensor],
     seen: Tensor,
     attn_mask: Tensor | None,
+    rotary: Rotary | None = None,
 ) -> Tensor:
     """Return the weights (B, H, n, n) of the results of `project` and `may_attend`."""
     # The learned temperature replaces 1 / sqrt(D) in the logits.
@@ -57,7 +58,9 @@ def weights(
         tau = math.sqrt(layer.head_dim) * layer.temperature.exp()
     logits = layer.spec.similarity.reference(layer.similarity, q, keys, tau)
     if layer.z is not None:
-        z = split_heads(layer.z(x), layer.num_heads)
+        z = layer.z_norm(split_heads(layer.z(x), layer.num_heads))
+        if rotary is not None and layer.spec.zz == "like-k":
+            z = rotate(z, rotary)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
     if "pre" in layer.composers:
         logits = layer.spec.compose.reference(layer.composers["pre"], x, logits)

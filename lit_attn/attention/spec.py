@@ -7,7 +7,7 @@ lit_attn.attention.parts:
       -> weighted sum of V -> residual -> + x
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
@@ -43,8 +43,10 @@ class AttentionSpec(Config):
     """
 
     similarity: Similarity = Field(DotConfig(), description="logits of a head")
-    zz: bool = Field(
-        False, description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11)"
+    zz: bool | Literal["like-k"] = Field(
+        False,
+        description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
+        "normalised and rotated wherever k is",
     )
     compose: Compose = Field(
         NoComposeConfig(), description="mixing of the heads before and after the normaliser"

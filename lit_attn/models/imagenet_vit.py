@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, Transformer
-from lit_attn.models.layers import Device
+from lit_attn.models.layers import Device, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.vit import AttentionBlock, Shape, initialise, separate_matrices
 
@@ -181,13 +181,8 @@ def fix_positions(vit: VisionTransformer) -> None:
     """
     assert not vit.has_class_token
     positions = vit.get_parameter("pos_embed")
-    count = vit.embed_dim // 4
-    exponents = torch.arange(count, device=positions.device) / max(1, count - 1)
-    rows, columns = (
-        torch.arange(size, device=positions.device)[:, None] * 10_000.0**-exponents
-        for size in vit.patch_embed.grid_size
-    )
-    x, y = columns.repeat(len(rows), 1), rows.repeat_interleave(len(columns), dim=0)
+    rows, columns = vit.patch_embed.grid_size
+    last = max(1, vit.embed_dim // 4 - 1)
     with torch.no_grad():
-        positions.copy_(torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1))
+        positions.copy_(sincos_positions(rows, columns, vit.embed_dim, last))
     positions.requires_grad_(False)

@@ -7,14 +7,14 @@ Images (B, C, H, W) -> logits (B, classes).
 """
 
 import torch
-from timm.layers import SwiGLU, build_sincos2d_pos_embed
+from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
 from lit_attn.config.models.vision import JiTConfig
-from lit_attn.models.layers import Device, HeadNorm
+from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.vit import Shape
 
@@ -81,7 +81,7 @@ class JiTClassifier(nn.Module):
         self.norm = nn.RMSNorm(model.dim, eps=EPS, device=device)
         self.head = nn.Linear(model.dim, num_classes, device=device)
         where = self.head.weight.device
-        positions = build_sincos2d_pos_embed([rows, columns], model.dim, device=where)
+        positions = sincos_positions(rows, columns, model.dim, model.dim // 4, where)
         self.register_buffer("positions", positions, persistent=False)
         turned = axial(rows, columns, model.dim // model.heads, device)
         self.register_buffer("cos", turned.cos, persistent=False)

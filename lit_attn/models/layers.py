@@ -21,6 +21,23 @@ class HeadNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
+def sincos_positions(
+    rows: int, columns: int, dim: int, divisor: int, device: Device = None
+) -> Tensor:
+    """Return fixed positions (rows * columns, dim), float32, computed in float64.
+
+    The first half has the sines and cosines of the column, the second half those of the row.
+    Coordinate k of the dim / 4 frequencies is 10,000^(-k / divisor).
+    """
+    exponents = torch.arange(dim // 4, device=device, dtype=torch.float64) / divisor
+    y, x = (
+        torch.arange(size, device=device)[:, None] * 10_000.0**-exponents
+        for size in (rows, columns)
+    )
+    x, y = x.repeat(rows, 1), y.repeat_interleave(columns, dim=0)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
+
+
 def norm(kind: str, dim: int, eps: float, device: Device) -> nn.Module:
     """Return the norm over the last axis that the configuration calls `kind`."""
     makers: dict[str, Callable[..., nn.Module]] = {

@@ -165,7 +165,7 @@ class UnitRecorder(L.Callback):
         # Every process has the same arrays and fills the places of its own samples.
         loaders = zip(module.splits, trainer.val_dataloaders or (), strict=True)
         self.values = {
-            f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device)
+            f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device).float()
             for split, loader in loaders
             for prefix in ([""] if module.average is None else ["", "ema-"])
         }

@@ -8,6 +8,7 @@ from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.rotary import rotary, rotate
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.models.layers import HeadNorm
 
 every_spec = pytest.mark.parametrize("spec", attention_cases.all_specs(), ids=attention_cases.label)
 
@@ -31,6 +32,34 @@ def test_only_distances_matter(spec: AttentionSpec) -> None:
     original = layer(x, rotary=rotary(torch.arange(6), DIM // HEADS))
     shifted = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
     torch.testing.assert_close(original, shifted, rtol=1e-3, atol=1e-4)
+
+
+def test_z_is_normalised_and_rotated_like_k() -> None:
+    """Scaling W_Z then changes nothing, and only distances matter."""
+    torch.manual_seed(0)
+    spec = AttentionSpec(zz="like-k")
+    layer = attn_layer(spec)(DIM, HEADS, qk_norm=True, norm_layer=HeadNorm).double().eval()
+    x = tokens(6)
+    by = rotary(torch.arange(6), DIM // HEADS)
+    assert_same(layer, x, rotary=by)
+    original = layer(x, rotary=by)
+    shifted = layer(x, rotary=rotary(torch.arange(6) + 40, DIM // HEADS))
+    torch.testing.assert_close(original, shifted, rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        layer.z_norm.weight.mul_(3)
+    assert (layer(x, rotary=by) - original).abs().max() > 1e-3
+    with torch.no_grad():
+        layer.z_norm.weight.div_(3)
+        layer.z.weight.mul_(3)
+    torch.testing.assert_close(layer(x, rotary=by), original, rtol=1e-4, atol=1e-5)
+
+
+def test_z_is_neither_normalised_nor_rotated_by_default() -> None:
+    torch.manual_seed(0)
+    spec = AttentionSpec(zz=True)
+    layer = attn_layer(spec)(DIM, HEADS, qk_norm=True, norm_layer=HeadNorm).double().eval()
+    assert not list(layer.z_norm.parameters())
+    assert_same(layer, tokens(6), rotary=rotary(torch.arange(6), DIM // HEADS))
 
 
 def test_positions_change_the_output() -> None:

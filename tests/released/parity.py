@@ -17,6 +17,7 @@ from released import record, recording, replaying
 PAGE = ROOT / "docs" / "parity.md"
 NAMES = (
     "big_vision",
+    "jit",
     "local_vit",
     "lra",
     "mgk_language_model",

@@ -52,9 +52,9 @@ def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def fill(network: nn.Module, seed: int) -> None:
-    """Give every parameter of released code its initial values, by its name."""
+    """Give every trained parameter of released code its initial values, by its name."""
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in trained(network).items():
             parameter.copy_(initial_values(name, tuple(parameter.shape), seed))
 
 
@@ -227,6 +227,12 @@ class Recorder:
             }
         )
         self.end = {name: tensor.clone() for name, tensor in self._parameters().items()}
+
+    def average(self, averaged: Tensors, decay: float) -> NDArray[np.float64]:
+        """Return samples of how far averaged weights moved, relative to the share of one step."""
+        assert self.start is not None
+        moved = {name: averaged[name] - start for name, start in self.start.items()}
+        return np.array([sample(name, moved[name]) for name in sorted(moved)]) / (1 - decay)
 
     def arrays(self) -> Arrays:
         """Return the record: arrays (steps,) or (steps, parameters), and (parameters, samples)."""

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 import yaml
 from helpers.paths import EXPERIMENTS
+from timm.utils import ModelEmaV3
 
 from lit_attn.attention.spec import attention_spec
 from lit_attn.config.cell import Cell
@@ -94,12 +95,16 @@ def run(replay: Replay, folder: Path) -> Arrays:
     recorder = Recorder(replay.micro_batches)
     seed = replay.cell.seed
     configure = TaskModule.configure_optimizers
+    averages: list[ModelEmaV3] = []
 
     def start(task: TaskModule) -> torch.optim.Optimizer:
         task.double()
         task.network.register_forward_pre_hook(to_double)
         start_from_record(task.network, replay.view, seed)
         recorder.attach(task.network, replay.view)
+        if task.average is not None:
+            task.average.set(task.network)
+            averages.append(task.average)
         return configure(task)
 
     replay.cell.write(folder / "config.yaml")
@@ -118,7 +123,11 @@ def run(replay: Replay, folder: Path) -> Arrays:
             stack.enter_context(context)
         run_cell(folder)
     assert recorder.network is not None
-    return recorder.arrays() | replay.outputs(recorder.network)
+    arrays = recorder.arrays() | replay.outputs(recorder.network)
+    for average in averages:
+        averaged = replay.view(dict(average.module.named_parameters()))
+        arrays["average"] = recorder.average(averaged, average.decay)
+    return arrays
 
 
 def to_double(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
