@@ -4,7 +4,7 @@ The life of a cell, from here downward:
 
 1. `main` reads `config.yaml`, takes the cell's lock (lit_attn.cells.lock) and forks one process for
    each device if the cell uses several (lit_attn.cells.ranks). A runner does the same in
-   lit_attn.cells.worker, and then calls `run_cell` as `main` does.
+   lit_attn.cells.ranks, and then calls `run_cell` as `main` does.
 2. `run_cell` moves temporary files into the cell's folder and joins the process group
    (lit_attn.training.process_group), which knows this process's rank and device.
 3. lit_attn.training.fit trains. It builds data, network and task (lit_attn.training.build), resumes
@@ -54,8 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     from lit_attn.cells.lock import CellLocked, hold_lock
-    from lit_attn.cells.ranks import fork_ranks
-    from lit_attn.cells.worker import BUSY
+    from lit_attn.cells.ranks import BUSY, fork_ranks
 
     # Absolute, because the cell's code may change the working directory.
     folder: Path = options.cell.absolute()

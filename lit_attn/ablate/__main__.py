@@ -10,9 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate import dry_run, logs, papers, rerun, status
+from lit_attn.ablate import dry_run, papers, status
 from lit_attn.ablate.display import silence, write_line
-from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs
+from lit_attn.ablate.plan import (
+    Job,
+    Matrix,
+    expand,
+    require_inputs,
+    select_cells,
+    set_aside,
+)
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.papers import read_paper
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     Start = Callable[[list[Job]], Summary]
 
 TARGET = "lit_attn.train:run_cell"
-COMMANDS = {"status": status.main, "logs": logs.main}
+COMMANDS = {"status": status.print_status, "logs": status.print_log}
 
 EPILOG = """\
 other commands:
@@ -100,6 +107,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     several("--slurm", "KEY=VALUE", "Override a key of the study's `slurm:` section.")
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
+    text = "Measure the step time of each variant alone, interleaved (with --dry-run: only that)."
+    flag("--quiet-timing", text)
+    flag(
+        "--allow-noisy-timing", "Accept step times that vary by more than 10 %; the tables say so."
+    )
     flag("--retry", "Also run the cells that diverged before.")
     return parser
 
@@ -120,16 +132,22 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         choice = None
         if words and words[0] == "rerun":
             if len(words) < 3:
-                raise ConfigError(rerun.USAGE)
+                raise ConfigError(
+                    "rerun: write rerun stale, rerun failed or rerun STUDY/VARIANT/SEED, then the "
+                    "file"
+                )
             choice, words = words[1], words[2:]
         options, unknown = make_parser().parse_known_args(words)
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _expand_studies(options)
-        chosen = None if choice is None else rerun.select_cells(matrices, choice)
         if options.cost:
             items = options.paper.items(options.table)
             papers.print_costs(options.paper, items, matrices, options.cost)
             return 0
+        _measure_step_times(matrices, options)
+        if not all(matrix.is_measured for matrix in matrices):
+            matrices = _expand_studies(options)
+        chosen = None if choice is None else select_cells(matrices, choice)
         if options.dry_run and chosen is not None:
             print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
             return 0
@@ -235,12 +253,30 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
+def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> None:
+    """Measure the step times that `match: time` or --quiet-timing need and that are not stored."""
+    from lit_attn.ablate.match import measure_step_times
+    from lit_attn.ablate.slots import make_slots
+
+    for matrix in matrices:
+        is_needed = not (matrix.is_measured or options.dry_run or options.cancel)
+        if is_needed and options.launcher == "slurm":
+            raise ConfigError(
+                f"{matrix.name}: match: time: measure on a node first: srun python -m "
+                f"lit_attn.ablate {options.file} --study {matrix.source.name} --dry-run "
+                "--quiet-timing"
+            )
+        if is_needed or options.quiet_timing:
+            allowed = options.allow_noisy_timing or options.smoke
+            measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
+
+
 def _run(
     matrices: list[Matrix], options: argparse.Namespace, target: str, chosen: list[Job] | None
 ) -> int:
     """Run the missing cells, or the `chosen` cells from their first step, and write the tables."""
     if options.cancel:
-        from lit_attn.ablate.slurm.queue import cancel
+        from lit_attn.ablate.slurm import cancel
 
         print(f"{cancel(matrices)} jobs cancelled")
         return 0
@@ -250,6 +286,7 @@ def _run(
     for folder in (options.reports, *(folder for folder in tables if folder.exists())):
         require_writable(folder, "--reports")
 
+    matrices, failed_trials = (matrices, 0) if chosen else _tune(matrices, options, start)
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
     diverged = []
     if chosen is not None:
@@ -260,16 +297,7 @@ def _run(
         jobs = [job for job, state in states if state not in ("done", "diverged")]
         diverged = [job for job, state in states if state == "diverged"]
     jobs = jobs[: options.limit]
-    if options.launcher == "local":
-        require_inputs(matrices, jobs)
-    try:
-        for job in jobs if chosen is not None else ():
-            rerun.set_aside(job)
-        for matrix in matrices:
-            matrix.write_plan()
-    except OSError as error:
-        raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
-    require_locks(options.out, "--out")
+    _prepare_folders(matrices, options, jobs, jobs if chosen is not None else [])
     for matrix in matrices:
         if matrix.is_trial:
             text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"
@@ -286,7 +314,52 @@ def _run(
         _write_tables(matrices, options)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
-    return 1 if summary.failed or diverged else 0
+    is_complete = all(len(matrix.tuned) == len(matrix.written) for matrix in matrices)
+    return 1 if summary.failed or diverged or failed_trials or not is_complete else 0
+
+
+def _prepare_folders(
+    matrices: list[Matrix], options: argparse.Namespace, jobs: list[Job], aside: list[Job]
+) -> None:
+    """Check the files that `jobs` read, write the plans, and set the cells of `aside` aside."""
+    if options.launcher == "local":
+        require_inputs(matrices, jobs)
+    try:
+        for job in aside:
+            set_aside(job)
+        for matrix in matrices:
+            matrix.write_plan()
+    except OSError as error:
+        raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
+    require_locks(options.out, "--out")
+
+
+def _tune(
+    matrices: list[Matrix], options: argparse.Namespace, start: "Start"
+) -> tuple[list[Matrix], int]:
+    """Run the trials of `tune`; return the cells of the tuned variants and the failed trials.
+
+    A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
+    SystemExit if the run is stopped.
+    """
+    attempted: set[Path] = set()
+    failed = 0
+    while True:
+        trials = [job for m in matrices for job in m.trials if job.folder not in attempted]
+        trials = [job for job in trials if job.state() not in ("done", "diverged")]
+        trials = trials[: options.limit]
+        if not trials:
+            return matrices, failed
+        if options.limit is not None:
+            options.limit -= len(trials)
+        _prepare_folders(matrices, options, trials, [])
+        write_line(f"tuning: {len(trials)} cells to run", sys.stdout)
+        summary = start(trials)
+        if summary.stopped_by is not None:
+            raise SystemExit(128 + summary.stopped_by)
+        failed += sum(outcome.failure != "diverged" for outcome in summary.failed)
+        attempted.update(job.folder for job in trials)
+        matrices = _expand_studies(options)
 
 
 def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
@@ -314,7 +387,7 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(options.jobs)
-    slots.check(job.cell for matrix in matrices for job in matrix.jobs)
+    slots.check(job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs))
 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once", sys.stdout)
@@ -327,9 +400,8 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
 def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
     from lit_attn.ablate.display import make_display
-    from lit_attn.ablate.slurm.follow import Follower
-    from lit_attn.ablate.slurm.job import SlurmCell
-    from lit_attn.ablate.slurm.submit import merge_resources, submit_missing
+    from lit_attn.ablate.slurm import Follower, merge_resources, submit_missing
+    from lit_attn.ablate.slurm_job import SlurmCell
 
     changes = parse_settings("--slurm", options.slurm)
     requested = {matrix.folder: merge_resources(matrix, changes) for matrix in matrices}

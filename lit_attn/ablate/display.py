@@ -1,17 +1,98 @@
-"""Output of a run: a live table on a terminal, plain lines elsewhere."""
+"""Output of a run: a live table on a terminal, plain lines elsewhere, and the time left."""
 
 import contextlib
 import math
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
+from lit_attn.cells.folder import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+MEASURED = 0.1
+"""Fraction of its steps after which a cell's time per step is used: the first steps are slow."""
+
+
+class StartedCell(NamedTuple):
+    """A cell without a result: its name (`study/variant/seed`), its progress, and the seconds that
+    it has run. Without `seconds` they follow from the steps."""
+
+    name: str
+    progress: Progress | None
+    seconds: float | None = None
+
+    @property
+    def duration(self) -> float | None:
+        """Expected seconds of the whole cell from its own steps, or None."""
+        steps = self.progress
+        if steps is None or steps.step_time is None or steps.step < MEASURED * steps.total:
+            return None
+        elapsed = steps.step * steps.step_time if self.seconds is None else self.seconds
+        return elapsed + (steps.total - steps.step) * steps.step_time
+
+
+def estimate_time_left(
+    finished: Iterable[tuple[str, float]],
+    started: Iterable[StartedCell],
+    waiting: Iterable[str],
+    at_once: int,
+) -> float | None:
+    """Return the seconds until the last cell ends, or None if no cell has been measured.
+
+    `finished` are names and seconds. A cell is expected to take the mean of the finished cells of
+    its variant, or else what the steps of started cells of its variant predict, or else the same
+    for its study, or else for all cells.
+    """
+    started = list(started)
+    predicted = [(cell.name, cell.duration) for cell in started if cell.duration is not None]
+    means = [_means(finished), _means(predicted)]
+    if not any(means):
+        return None
+
+    def duration(name: str) -> float:
+        groups = [mean[group] for group in _groups(name) for mean in means if group in mean]
+        return groups[0]
+
+    left = []
+    for cell in started:
+        seconds, total = cell.seconds, duration(cell.name)
+        if seconds is None:
+            steps = cell.progress
+            seconds = total * steps.step / steps.total if steps and steps.total else 0.0
+        left.append(max(0.0, total - seconds))
+    # Cells of one variant take equally long: each variant is looked up once.
+    variants = Counter(name.rpartition("/")[0] for name in waiting)
+    queued = sum(count * duration(f"{variant}/") for variant, count in variants.items())
+    return max(max(left, default=0.0), (queued + sum(left)) / at_once)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return `2:10` or `1:02:10`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _means(durations: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the mean seconds of a cell by variant, by study, and over all."""
+    seconds: dict[str, list[float]] = {}
+    for name, duration in durations:
+        for group in _groups(name):
+            seconds.setdefault(group, []).append(duration)
+    return {group: sum(values) / len(values) for group, values in seconds.items()}
+
+
+def _groups(name: str) -> tuple[str, str, str]:
+    """Return the groups of cells that a cell belongs to, the smallest first."""
+    variant = name.rpartition("/")[0]
+    return variant, variant.rpartition("/")[0], ""
+
 
 QUIET = 30.0
 """Seconds without output after which plain output reports that the run goes on."""
@@ -48,24 +129,8 @@ class Snapshot:
         return ", ".join(parts)
 
 
-class Display(Protocol):
-    """Output of a runner."""
-
-    def open(self) -> None:
-        """Start before the first cell."""
-
-    def close(self) -> None:
-        """Write what is pending and end after the last cell, however the run ended."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show the state of the run; called several times a second."""
-
-    def say(self, text: str) -> None:
-        """Report an event. Signal handlers may call this."""
-
-
-class Lines:
-    """Display that writes one line per event, then the counts, and a line after long silence."""
+class Display:
+    """Output of a runner: one line per event with the counts, and a line after long silence."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -73,18 +138,22 @@ class Lines:
         self.last = time.monotonic()
 
     def open(self) -> None:
+        """Start before the first cell."""
         self.last = time.monotonic()
 
     def close(self) -> None:
+        """Write what is pending and end after the last cell, however the run ended."""
         self._flush("")
 
     def update(self, snapshot: Snapshot) -> None:
+        """Show the state of the run; called several times a second."""
         if not self.pending and time.monotonic() - self.last > QUIET:
             self.pending.append("still running")
         if self.pending:
             self._flush(f"  [{snapshot.summary()}]")
 
     def say(self, text: str) -> None:
+        """Report an event. Signal handlers may call this."""
         self.pending.append(escape_control(text))
 
     def _flush(self, counts: str) -> None:
@@ -96,16 +165,16 @@ class Lines:
             self.last = time.monotonic()
 
 
-class Live:
+class LiveDisplay(Display):
     """Display with a table of the running cells that stays in place, below the events."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
+        super().__init__(sys.stdout)
         self.console = Console()
         self.live = RichLive(console=self.console, auto_refresh=False, transient=True)
-        self.pending: list[str] = []
         self.drawn = -math.inf
 
     # The terminal may disappear during a run, which then goes on without output.
@@ -116,7 +185,7 @@ class Live:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._flush()
+            self._flush("")
             self.live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
@@ -125,14 +194,12 @@ class Live:
             return
         self.drawn = time.monotonic()
         with contextlib.suppress(OSError):
-            self._flush()
+            self._flush("")
             width, height = self.console.size
             self.live.update(render_table(snapshot, width, height), refresh=True)
 
-    def say(self, text: str) -> None:
-        self.pending.append(escape_control(text))
-
-    def _flush(self) -> None:
+    def _flush(self, counts: str) -> None:
+        """Print the pending events; the table below them has the counts."""
         events, self.pending = self.pending, []
         for text in events:
             style = "red" if text.startswith("FAILED") else ""
@@ -141,7 +208,7 @@ class Live:
 
 def make_display(stream: TextIO = sys.stdout) -> Display:
     """Return a live table if `stream` is a terminal, else plain lines."""
-    return Live() if stream.isatty() else Lines(stream)
+    return LiveDisplay() if stream.isatty() else Display(stream)
 
 
 def write_line(text: str, stream: TextIO) -> None:

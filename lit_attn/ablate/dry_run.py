@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lit_attn.ablate.display import format_seconds
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.time_left import format_seconds
 from lit_attn.cells.records import Timing
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -33,10 +33,17 @@ def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> Non
         print(f"{matrix.name}: {matrix.title}", file=stream)
         experiment, baseline = source.experiment_path, source.study.baseline
         print(f"  experiment {experiment}, baseline {baseline}", file=stream)
+        if not matrix.is_measured:
+            print("  match: time: the step times are not measured yet", file=stream)
+        if matrix.tuning is not None:
+            trials = Counter(job.state() for job in matrix.trials)
+            text = ", ".join(f"{count} {state}" for state, count in trials.items())
+            total = f"{len(matrix.tuned)} of {len(matrix.written)} variants are tuned"
+            print(f"  tuning: {total}; cells of trials: {text}", file=stream)
         _print_warnings(matrix, stream)
         if with_costs:
             _print_costs(matrix, stream)
-        width = max(len(job.cell.variant) for job in matrix.jobs)
+        width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
         counts: Counter[str] = Counter()
         for job in matrix.jobs:
             state = job.state()
@@ -74,7 +81,7 @@ def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
     out.
     """
     # Imported here, because a plain dry run starts no processes.
-    from lit_attn.ablate.display import Lines
+    from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
 
@@ -85,7 +92,7 @@ def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
     launcher.share_cores(slots.at_once(cells))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         jobs = {kind: Job(cell, Path(name) / kind) for kind, cell in distinct.items()}
-        Runner(launcher, slots, Lines(sys.stderr)).run(jobs.values())
+        Runner(launcher, slots, Display(sys.stderr)).run(jobs.values())
         paths = {kind: job.folder / "timing.json" for kind, job in jobs.items()}
         return {
             kind: Timing.model_validate_json(path.read_bytes())
@@ -106,7 +113,7 @@ def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") 
     for job in matrix.jobs:
         first_cells.setdefault(job.cell.variant, job.cell)
     for variant in matrix.variants:
-        timing = timings.get(first_cells[variant.name].kind)
+        timing = timings.get(first_cells[variant.cell_name].kind)
         if timing is None:
             lines.append(f"  {variant.name:<{width}}  could not be measured")
             continue
@@ -154,9 +161,9 @@ def _print_warnings(matrix: Matrix, stream: TextIO) -> None:
 def _print_costs(matrix: Matrix, stream: TextIO) -> None:
     from lit_attn.models import factory
 
-    width = max(len(variant.name) for variant in matrix.variants)
+    width = max(len(variant.name) for variant in matrix.written)
     print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width", file=stream)
-    for variant in matrix.variants:
+    for variant in matrix.written:
         data = variant.experiment.data
         try:
             model = factory.resolve(variant.experiment.model, variant.match_to, data)

@@ -9,11 +9,9 @@ import time
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 
-from lit_attn.ablate.machine import count_cores
 from lit_attn.ablate.plan import Job
-from lit_attn.ablate.slots import Slot
-from lit_attn.cells import folder, lock, worker
-from lit_attn.cells.ranks import END_SIGNAL
+from lit_attn.ablate.slots import Slot, count_cores
+from lit_attn.cells import folder, lock, ranks
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -93,7 +91,7 @@ class CellProcess:
         if number == signal.SIGKILL and not self.is_killed:
             self.is_killed = True
             if self.process.exitcode is None:
-                os.kill(self.process.pid, END_SIGNAL)
+                os.kill(self.process.pid, ranks.END_SIGNAL)
             return
         try:
             os.killpg(self.process.pid, number)
@@ -130,7 +128,7 @@ class Launcher:
         # cells.fork_server comes first: it ends the server with its runner, also during the other
         # imports. The command line is listed because multiprocessing imports the main module in
         # every child.
-        light = ["lit_attn.cells.fork_server", "lit_attn.cells.worker", "lit_attn.ablate.__main__"]
+        light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
         self.context.set_forkserver_preload([*light, module, *heavy])
 
     def share_cores(self, slots: int) -> None:
@@ -148,7 +146,7 @@ class Launcher:
         next call starts a new one), and OSError if the process cannot be created.
         """
         process = self.context.Process(
-            target=worker.run,
+            target=ranks.run_cell_process,
             args=(
                 job.folder,
                 job.identity,

@@ -3,23 +3,38 @@
 A run that does not compute what the study's file describes is a trial: a run with `--set`, or a
 smoke run. Its results and tables have their own folders next to the study's, named after the
 changes (`digits@training.max_steps=20`), so the plan and report of the study do not change.
+
+`rerun` renames the folders of the chosen cells to `aside-<number>-<seed>-<identity>`, which neither
+status nor reports read, and runs the cells again from their first step.
 """
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import get_args
 
+from lit_attn.ablate.match import apply_criteria, read_ratios
+from lit_attn.ablate.tune import Point, Search, read_search, summarize_trial
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.cells.folder import State, read_state
-from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
+from lit_attn.cells.folder import State, read_cell, read_result, read_state
+from lit_attn.cells.lock import CellLocked, hold_lock
+from lit_attn.cells.records import (
+    FailureClass,
+    Plan,
+    PlannedCell,
+    PlannedVariant,
+    Tuning,
+    TuningTrial,
+)
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, Where, format_value, locate
 from lit_attn.config.study import StudySource
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, suggest
 
 SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
@@ -52,22 +67,42 @@ class Job:
 class Matrix:
     """The cells of a study, or of a trial of it, below `folder`.
 
-    `name` is the name of the folder. `jobs` are the cells of `seeds`, which this command runs. All
-    variants of a seed come before the next seed, so a run that stops early still compares all
-    variants.
+    `name` is the name of the folder. `written` are the variants of the study, and `variants` these
+    under each criterion of `match`, without those that are not measured or tuned yet. `jobs` are
+    the cells of `seeds`, which this command runs. All variants of a seed come before the next seed,
+    so a run that stops early still compares all variants. `trials` are the cells of the search of
+    `tune` that have ended or can be run now.
     """
 
     source: StudySource
     name: str
     title: str
+    written: list[Variant]
     variants: list[Variant]
     seeds: tuple[int, ...]
     folder: Path
     jobs: list[Job]
+    trials: list[Job]
+    tuning: Tuning | None
+    tuned: set[str]
+
+    @property
+    def baseline(self) -> Variant:
+        """The baseline as written."""
+        name = self.source.study.baseline
+        return next(variant for variant in self.written if variant.name == name)
 
     @property
     def is_trial(self) -> bool:
         return self.name != self.source.name
+
+    @property
+    def is_measured(self) -> bool:
+        """False if `match: time` needs step times that were not measured yet."""
+        if "time" not in self.source.study.match:
+            return True
+        ratios = read_ratios(self.folder, self.written, self.baseline)
+        return {variant.name for variant in self.written} <= {self.baseline.name, *ratios}
 
     def plan(self) -> Plan:
         """Return the plan of all cells: the study's seeds, this command's, and every seed that has
@@ -80,7 +115,7 @@ class Matrix:
         planned = []
         for seed in seeds:
             for variant in self.variants:
-                cell = cells.get((seed, variant.name)) or variant.cell(self.name, seed)
+                cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
                 planned.append(
                     PlannedCell(
                         variant=variant.name,
@@ -89,29 +124,50 @@ class Matrix:
                         path=cell.folder,
                     )
                 )
+        names = {variant.name for variant in self.variants}
+        untuned = [variant for variant in self.written if variant.name not in names]
         return Plan(
             study=self.name,
             title=self.title,
             source=study.source,
             baseline=study.baseline,
-            metric=next(v.metric for v in self.variants if v.name == study.baseline),
+            metric=self.baseline.metric,
+            criteria=list(study.match),
             variants=[
-                PlannedVariant(name=variant.name, published=study.published.get(variant.name))
-                for variant in self.variants
+                PlannedVariant(
+                    name=variant.name,
+                    variant=variant.written_name,
+                    criterion=variant.criterion,
+                    stretch=variant.stretch,
+                    step_flops=variant.step_flops,
+                    published=study.published.get(variant.name),
+                )
+                for variant in (*self.variants, *untuned)
             ],
             seeds=list(seeds),
             cells=planned,
+            trials=[
+                PlannedCell(
+                    variant=job.cell.variant,
+                    seed=job.cell.seed,
+                    identity=job.identity,
+                    path=job.cell.folder,
+                )
+                for job in self.trials
+            ],
         )
 
     def write_plan(self) -> None:
-        """Write the plan to the study's folder."""
+        """Write the plan, and the record of the search, to the study's folder."""
         self.plan().write(self.folder / "plan.json")
+        if self.tuning is not None:
+            self.tuning.write(self.folder / "tuning.json")
 
     def _started_seeds(self) -> set[int]:
         """Return the seeds for which the folder of a cell with the same identity exists."""
         seeds: set[int] = set()
         for variant in self.variants:
-            for path in (self.folder / variant.name).glob("*-*"):
+            for path in (self.folder / variant.cell_name).glob("*-*"):
                 number = path.name.partition("-")[0]
                 seed = int(number) if number.isdecimal() else -1
                 if 0 <= seed <= LARGEST_SEED and seed not in seeds:
@@ -133,24 +189,82 @@ def expand(
     `changes` come from `--set`, and `seeds` replace those of the study. Raises ConfigError for
     every mistake in the study.
     """
-    variants = resolve(source, changes)
+    written = resolve(source, changes)
     seeds = source.study.seeds if seeds is None else seeds
-    if (count := len(variants) * len(seeds)) > MAX_CELLS:
-        raise source.error(
-            ("seeds",),
-            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the limit"
-            f" of {MAX_CELLS:,}; use fewer, or split the study",
-        )
-    settings = [] if changes is None else _effective_settings(source, variants, changes)
+    settings = [] if changes is None else _effective_settings(source, written, changes)
     notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
         settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
     name = _name(source.name, settings)
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name
+    search = read_search(source, seeds, written, changes)
+    tuned = {variant.name: variant for variant in written}
+    tuning: Tuning | None = None
+    trials: list[Job] = []
+    if search is not None:
+        tuning, trials = _run_search(search, written, name, folder)
+        chosen = {entry.variant: entry.chosen for entry in tuning.variants}
+        tuned = {
+            variant.name: search.variant_with(variant.name, values)
+            for variant in written
+            if (values := chosen[variant.name]) is not None
+        }
+    variants = apply_criteria(source, written, folder, tuned)
+    if (count := len(variants) * len(seeds)) > MAX_CELLS:
+        raise source.error(
+            ("seeds",),
+            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the limit"
+            f" of {MAX_CELLS:,}; use fewer, or split the study",
+        )
     cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
-    jobs = [Job(cell, folder / cell.folder) for cell in cells]
-    return Matrix(source, name, title, variants, seeds, folder, jobs)
+    # Criteria may share cells.
+    jobs = {path: Job(cell, path) for cell in cells for path in [folder / cell.folder]}
+    return Matrix(
+        source,
+        name,
+        title,
+        written,
+        variants,
+        seeds,
+        folder,
+        list(jobs.values()),
+        trials,
+        tuning,
+        set(tuned),
+    )
+
+
+def _run_search(
+    search: Search, written: list[Variant], study: str, folder: Path
+) -> tuple[Tuning, list[Job]]:
+    """Return the record of a search and the cells of its trials, so far as they are determined."""
+    jobs: dict[Path, Job] = {}
+
+    def evaluate(name: str, point: Point) -> TuningTrial | None:
+        tuned = {name: search.variant(name, point)}
+        variants = apply_criteria(search.source, written, folder, tuned)
+        if not variants:
+            # The step time is not measured yet.
+            return None
+        ends = {}
+        started = []
+        for seed in search.options.seeds:
+            cell = variants[0].cell(study, seed)
+            cell = cell.model_copy(update={"variant": f"{name}@{search.label(point)}"})
+            job = Job(cell, folder / cell.folder)
+            status = read_cell(job.folder, job.identity)
+            metrics = {} if status.result is None else status.result.metrics
+            ends[seed] = (status.state, metrics.get(search.metric.name))
+            started.append(job)
+        trial = summarize_trial(search.metric, search.values(point), ends)
+        # The other seeds of a trial with a diverged cell are not needed.
+        needed = [job for job in started if trial is None or ends[job.cell.seed][0] == "done"]
+        jobs.update((job.folder, job) for job in needed)
+        return trial
+
+    tuning = search.run([variant.name for variant in written], evaluate)
+    return tuning, list(jobs.values())
 
 
 def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
@@ -158,10 +272,10 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
 
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
-    names = {(job.cell.study, job.cell.variant) for job in jobs}
+    names = {(job.cell.study, job.cell.variant.partition("@")[0]) for job in jobs}
     checked: set[str] = set()
     for matrix in matrices:
-        for variant in matrix.variants:
+        for variant in matrix.written:
             if (matrix.name, variant.name) in names:
                 _check_files(matrix.source, variant, checked)
 
@@ -222,3 +336,68 @@ def _name(study: str, settings: list[str]) -> str:
     if not LABEL.fullmatch(label):
         label = hashlib.sha256(label.encode()).hexdigest()[:10]
     return f"{study}@{label}"
+
+
+def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
+    """Return the stale cells, the failed cells, or the one cell that `choice` names.
+
+    A result is stale if the code, the parts or the data have changed since. Raises ConfigError for
+    an unknown cell, and if the data of a result cannot be read.
+    """
+    jobs = [job for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
+    if choice == "stale":
+        return list(_find_stale(jobs))
+    if choice == "failed":
+        return [job for job in jobs if job.state() in get_args(FailureClass)]
+    named = [job for job in jobs if choice == job.name or Path(choice) == job.folder]
+    if not named:
+        choices = ["stale", "failed", *(job.name for job in jobs)]
+        raise ConfigError(f"rerun: no cell '{choice}'{suggest(choice, choices)}")
+    return named
+
+
+def set_aside(job: Job) -> None:
+    """Rename the folder of a cell, and write its config.yaml to a new one.
+
+    A SLURM job that waits for its turn finds the config.yaml there. Raises ConfigError if the cell
+    is running, and OSError.
+    """
+    if not job.folder.exists():
+        return
+    number = 1
+    while (aside := job.folder.with_name(f"aside-{number}-{job.folder.name}")).exists():
+        number += 1
+    try:
+        with hold_lock(job.folder):
+            job.folder.rename(aside)
+        (aside / "lock").unlink(missing_ok=True)
+        job.cell.write(job.folder / "config.yaml")
+    except CellLocked as error:
+        raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
+
+
+def _find_stale(jobs: list[Job]) -> Iterator[Job]:
+    """Yield the cells whose results were computed with other code, parts or data."""
+    # Imported here, because it hashes the package.
+    from lit_attn.training.provenance import code_hash
+
+    data_hashes: dict[str, str] = {}
+    for job in jobs:
+        result = read_result(job.folder, job.identity)
+        if result is None:
+            continue
+        is_stale = result.code != code_hash(job.cell.parts)
+        if not is_stale:
+            # Loading the data takes long, so cells with the same data share the hash.
+            data = job.cell.experiment.data.model_dump_json()
+            if data not in data_hashes:
+                data_hashes[data] = _hash_data(job.cell)
+            is_stale = result.data != data_hashes[data]
+        if is_stale:
+            yield job
+
+
+def _hash_data(cell: Cell) -> str:
+    import torch
+
+    return str(cell.experiment.data.build(cell.seed, torch.device("cpu")).fingerprint())

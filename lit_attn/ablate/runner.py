@@ -1,7 +1,6 @@
 """Runner: runs cells, several at once, until each has a result or has failed."""
 
 import contextlib
-import datetime
 import errno
 import math
 import re
@@ -14,14 +13,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-from lit_attn.ablate.display import Display, Snapshot
+from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.launch import CellProcess, Launcher, ServerLost
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
-from lit_attn.ablate.time_left import StartedCell
 from lit_attn.cells import failure, folder, lock
+from lit_attn.cells.ranks import BUSY
 from lit_attn.cells.records import Exit, FailureClass
-from lit_attn.cells.worker import BUSY
 
 TICK = 0.25
 """Seconds between two checks of the running cells and two updates of the display."""
@@ -73,6 +71,16 @@ class Outcome:
     is_crowded: bool = False
     is_lost: bool = False
 
+    def describe(self, smoke: bool = False) -> str:
+        """Return the line of the display about the end of the cell."""
+        if self.failure is None:
+            return f"done     {self.job.name}  {self.seconds:.1f} s"
+        if self.is_stopped:
+            return f"stopped  {self.job.name}"
+        command = folder.rerun_command(self.job.folder, smoke)
+        reason = f"{self.failure}: {self.message}"
+        return f"FAILED   {self.job.name}  {reason}\n         run alone: {command}"
+
 
 @dataclass
 class Summary:
@@ -88,6 +96,12 @@ class Summary:
             for outcome in self.outcomes
             if outcome.failure is not None and not outcome.is_stopped
         ]
+
+    def snapshot(self, waiting: list[str], running: list[StartedCell], slots: int) -> Snapshot:
+        """Return the state of the run for the display."""
+        done = [outcome for outcome in self.outcomes if outcome.failure is None]
+        durations = [(o.job.name, o.seconds) for o in done if o.seconds]
+        return Snapshot(len(done), len(self.failed), waiting, running, durations, slots)
 
 
 @dataclass(frozen=True)
@@ -266,7 +280,6 @@ class Runner:
             returncode=code,
             message=cell.overdue or failure.describe_failure(code, log),
             rank=failure.first_failed_rank(log),
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         # An error here probably kept the cell from writing its log, too.
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
@@ -283,20 +296,15 @@ class Runner:
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome, and schedule a retry if the failure allows one."""
         job = outcome.job
-        reason = f"{outcome.failure}: {outcome.message}"
         if (delay := self._retry_delay(outcome)) is not None:
             self.resting.append((time.monotonic() + delay, job))
+            reason = f"{outcome.failure}: {outcome.message}"
             self.display.say(f"retry    {job.name}  in {delay:.0f} s, after {reason}")
             return
         self.summary.outcomes.append(outcome)
         if outcome.failure is None:
             self.lost_starts = 0
-            self.display.say(f"done     {job.name}  {outcome.seconds:.1f} s")
-        elif outcome.is_stopped:
-            self.display.say(f"stopped  {job.name}")
-        else:
-            command = folder.rerun_command(job.folder, self.launcher.smoke)
-            self.display.say(f"FAILED   {job.name}  {reason}\n         run alone: {command}")
+        self.display.say(outcome.describe(self.launcher.smoke))
         self._skip_failing_variant(outcome)
 
     def _retry_delay(self, outcome: Outcome) -> float | None:
@@ -382,16 +390,9 @@ class Runner:
             cells.append(StartedCell(cell.job.name, steps, cell.seconds))
             if steps is not None and steps.memory is not None:
                 self.slots.learn(cell.job.cell, steps.memory)
-        done = [outcome for outcome in self.summary.outcomes if outcome.failure is None]
-        resting = [job for _, job in self.resting]
-        return Snapshot(
-            done=len(done),
-            failed=len(self.summary.failed),
-            waiting=[] if self.urgency else [job.name for job in (*self.queue, *resting)],
-            running=cells,
-            durations=[(o.job.name, o.seconds) for o in done if o.seconds],
-            slots=max(len(self.slots), len(self.running)),
-        )
+        jobs = [] if self.urgency else [*self.queue, *(job for _, job in self.resting)]
+        slots = max(len(self.slots), len(self.running))
+        return self.summary.snapshot([job.name for job in jobs], cells, slots)
 
 
 def _os_failure(job: Job, seconds: float, error: OSError) -> Outcome:

@@ -1,7 +1,7 @@
-"""`python -m lit_attn.ablate status`: which cells are done, running or failed, and the time left.
+"""The commands `status` and `logs` of `python -m lit_attn.ablate`.
 
-It only reads the folders of the cells, so it works during and after a run and on every machine that
-sees the disk.
+They only read the folders of the cells, so they work during and after a run and on every machine
+that sees the disk.
 """
 
 import argparse
@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from lit_attn.ablate.display import escape_control
+from lit_attn.ablate.display import StartedCell, escape_control, estimate_time_left, format_seconds
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
+from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus, State, read_cell, read_log_tail, rerun_command
+from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.config.study import choose, read_studies
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, suggest
 
 MAX_FAILED = 10
 """Failed cells of a study that are described; the others are only counted."""
@@ -57,12 +58,24 @@ class StudyCell(NamedTuple):
         return f"{self.planned.variant}/{self.planned.seed}"
 
 
-def main(arguments: list[str]) -> int:
+def print_status(arguments: list[str]) -> int:
     """Print the status, repeatedly with `--watch`. Returns 0.
 
     Raises ConfigError if there is no study.
     """
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.ablate status",
+        description="Show which cells are done, running or failed, and the time left.",
+    )
+    add = parser.add_argument
+    where = "A file of studies, or a folder of runs (default: runs)."
+    add("where", type=Path, nargs="?", default=Path("runs"), help=where)
+    add("--study", action="append", default=[], metavar="NAME", help="Show this study only.")
+    out = "Folder of the runs, for a file of studies (default: runs)."
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=out)
+    watch = "Repeat every SECONDS (default 2) until every cell is done."
+    add("--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch)
+    options = parser.parse_args(arguments)
     is_waiting = False
     while True:
         try:
@@ -125,7 +138,7 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
     return [
         StudyCell(planned, folder := place / planned.path, read_cell(folder, planned.identity))
-        for planned in plan.cells
+        for planned in (*plan.trials, *plan.cells)
     ]
 
 
@@ -165,22 +178,6 @@ def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> f
     return estimate_time_left(finished, started, waiting, at_once)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.ablate status",
-        description="Show which cells are done, running or failed, and the time left.",
-    )
-    add = parser.add_argument
-    where = "A file of studies, or a folder of runs (default: runs)."
-    add("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    add("--study", action="append", default=[], metavar="NAME", help="Show this study only.")
-    out = "Folder of the runs, for a file of studies (default: runs)."
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=out)
-    watch = "Repeat every SECONDS (default 2) until every cell is done."
-    add("--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch)
-    return parser
-
-
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not seconds > 0:
@@ -210,3 +207,74 @@ def _describe_failure(cell: StudyCell, study: str, runs: Path) -> Iterator[str]:
     yield f"      advice:    {ADVICE[state]}"
     yield f"      log:       python -m lit_attn.ablate logs {study}/{cell.name}{option}"
     yield f"      run alone: {rerun_command(cell.folder)}"
+
+
+POLL = 0.2
+"""Seconds between two reads of a log that is watched."""
+
+
+def print_log(arguments: list[str]) -> int:
+    """Print a log, with `--watch` until the cell ends. Returns 0.
+
+    Raises ConfigError if there is no such cell or log. On a terminal, control characters are
+    printed in visible form.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_attn.ablate logs",
+        description="Show the log of a cell's last attempt.",
+    )
+    add = parser.add_argument
+    add("cell", metavar="CELL", help="STUDY/VARIANT/SEED, or the folder of the cell.")
+    runs = "Folder of the runs (default: runs)."
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help=runs)
+    rank = "Show rank N of a cell on several devices (default 0)."
+    add("--rank", type=int, default=0, metavar="N", help=rank)
+    add("--attempt", type=int, metavar="N", help="Show attempt N; the first attempt is 1.")
+    add("--watch", action="store_true", help="Show new lines until the cell ends.")
+    options = parser.parse_args(arguments)
+    cell = _find_cell(options.cell, options.runs)
+    path = _find_log(cell, options.attempt, options.rank)
+    stream = sys.stdout
+    with path.open(encoding="utf-8", errors="replace") as log:
+        while True:
+            # Checked before the read, so that the last lines before the cell's end are read too.
+            has_ended = read_holder(cell) is None
+            text = log.read()
+            stream.write(escape_control(text) if stream.isatty() else text)
+            stream.flush()
+            if has_ended or not options.watch:
+                return 0
+            time.sleep(POLL)
+
+
+def _find_log(cell: Path, attempt: int | None, rank: int) -> Path:
+    attempts = {path.name: path for path in folder.list_attempts(cell)}
+    if not attempts:
+        raise ConfigError(f"{cell}: has no log, because the cell was not started")
+    number = str(attempt or list(attempts)[-1])
+    if number not in attempts:
+        raise ConfigError(f"--attempt {number}: {cell} has the attempts {', '.join(attempts)}")
+    path = attempts[number] / folder.log_name(rank)
+    if not path.exists():
+        logs = ", ".join(sorted(entry.name for entry in attempts[number].glob("log*")))
+        raise ConfigError(f"--rank {rank}: {attempts[number]} has {logs or 'no log'}")
+    return path
+
+
+def _find_cell(text: str, runs: Path) -> Path:
+    """Return the folder of a cell. Of several identities, return the one that changed last."""
+    if (Path(text) / "config.yaml").exists():
+        return Path(text)
+    parts = text.split("/")
+    folders = []
+    if len(parts) == 3:
+        study, variant, seed = parts
+        paths = (runs / study / variant).glob("*")
+        folders = [path for path in paths if path.name.partition("-")[0] == seed]
+    if not folders:
+        plans = read_plans(runs, runs, [])
+        names = [f"{p.study}/{c.variant}/{c.seed}" for p, _ in plans for c in p.cells]
+        if text in names:
+            raise ConfigError(f"{text}: has no log, because the cell was not started")
+        raise ConfigError(f"{runs}: has no cell '{text}'{suggest(text, names)}")
+    return max(folders, key=lambda path: path.stat().st_mtime)

@@ -27,7 +27,8 @@ class Variant:
 
     `where` is the line that names the variant, and `tree` is the experiment as written, with the
     line of every key. The FFN width is solved so that the parameter count matches `match_to`, or
-    stays as written if that is None.
+    stays as written if that is None. `criterion` is the entry of the study's `match` that holds for
+    the variant, and `stretch` the factor on the training steps that follows from it.
     """
 
     name: str
@@ -37,18 +38,38 @@ class Variant:
     match_to: Model | None
     metric: Metric
     parts: tuple[Path, ...]
+    criterion: str = ""
+    stretch: float = 1.0
+    step_flops: int | None = None
+
+    @property
+    def written_name(self) -> str:
+        """Name of the variant in the study, without the criterion."""
+        return self.name.partition("@")[0]
+
+    @property
+    def cell_name(self) -> str:
+        """Name of the folder of the cells. Criteria that lead to equal cells share them."""
+        return self.written_name if self.stretch == 1 else self.name
 
     def cell(self, study: str, seed: int) -> Cell:
         """Return the cell of this variant with `seed`."""
         return Cell(
             study=study,
-            variant=self.name,
+            variant=self.cell_name,
             seed=seed,
-            experiment=self.experiment,
+            experiment=self._stretched(),
             match_to=self.match_to,
             metric=self.metric,
             parts=self.parts,
         )
+
+    def _stretched(self) -> Experiment:
+        if self.stretch == 1:
+            return self.experiment
+        training = self.experiment.training
+        longer = training.model_copy(update={"stretch": training.stretch * self.stretch})
+        return self.experiment.model_copy(update={"training": longer})
 
 
 def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant]:
@@ -80,7 +101,8 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         trees[variant.name] = tree
         experiments[variant.name] = _validate(source, sections, variant, tree)
         stated = [change.match for change in (common, *applied) if change.match is not None]
-        matches[variant.name] = stated[-1] if stated else study.match
+        widths = "parameters" if "parameters" in study.match else "none"
+        matches[variant.name] = stated[-1] if stated else widths
     require_names(source, written)
 
     baseline = experiments[study.baseline].model

@@ -3,11 +3,16 @@
 The ranks are forked from a process that trains nothing itself: it holds the cell's lock, waits for
 the ranks, and ends whatever they leave behind. There is no command line that is executed again, and
 no port that two cells could both choose: the ranks meet at a file in a new temporary folder.
+
+The runner forks the process of a cell (`run_cell_process`) from a server that has torch loaded.
+User code runs only in the ranks, so nothing that it does ends that server.
 """
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -15,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -23,7 +29,14 @@ from types import FrameType
 from typing import NamedTuple
 
 from lit_attn.cells import failure
-from lit_attn.cells.folder import log_name, read_log_tail
+from lit_attn.cells.folder import (
+    create_attempt,
+    final_failure_since,
+    log_name,
+    read_log_tail,
+    read_result,
+)
+from lit_attn.cells.lock import CellLocked, LockError, ProcessIdentity, hold_lock
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
@@ -235,3 +248,70 @@ def _temporary_folder() -> Iterator[str]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+BUSY = 75
+"""Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h)."""
+
+
+def run_cell_process(
+    folder: Path,
+    identity: str,
+    target: str,
+    smoke: bool,
+    gpus: tuple[str, ...] | None,
+    devices: int,
+    attempt_count: int,
+    runner: ProcessIdentity,
+) -> None:
+    """Run `target` (`module:function`, called with the folder and `smoke`) on `devices` ranks.
+
+    This process leads a session of its own, holds the cell's lock and writes its output to
+    `attempts/<k>/log.txt`.
+
+    CUDA sees only `gpus`; None changes nothing. Returns at once if another runner has finished the
+    cell meanwhile. Exits with BUSY if another process runs it, or if it has failed for good after
+    the first `attempt_count` attempts. `runner` releases the cell's lock.
+    """
+    # Ctrl-C goes to the terminal's process group. A cell must finish while the runner drains.
+    os.setsid()
+    # Imported here because importing this module ties the importing process to its parent.
+    from lit_attn.cells.fork_server import die_with_parent, restore_signals
+
+    folder = folder.absolute()
+    restore_signals()
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+    def train() -> None:
+        module, _, function = target.partition(":")
+        getattr(importlib.import_module(module), function)(folder, smoke=smoke)
+
+    try:
+        with leave_no_process():
+            die_with_parent(END_SIGNAL)
+            if runner.is_alive() is False:
+                # The runner and the server ended before `die_with_parent` could take effect.
+                sys.exit(BUSY)
+            with fork_ranks(devices, train) as ranks, hold_lock(folder, runner):
+                if read_result(folder, identity) is not None:
+                    return
+                if final_failure_since(folder, attempt_count) is not None:
+                    sys.exit(BUSY)
+                attempt = create_attempt(folder)
+                redirect_output(attempt / "log.txt")
+                if code := ranks.run(attempt):
+                    sys.exit(code)
+    except CellLocked:
+        sys.exit(BUSY)
+    except LockError:
+        # The runner reads the reason from the log.
+        redirect_output(create_attempt(folder) / "log.txt")
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # There may be no room for a log with the reason.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        sys.exit(failure.DISK_FULL)

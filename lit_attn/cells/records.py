@@ -4,6 +4,8 @@ They are the whole interface between training, which writes them, and the report
 nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
 
     runs/<study>/plan.json         Plan; the folder of a trial is <study>@<...>
+    runs/<study>/step_times.json   StepTimes
+    runs/<study>/tuning.json       Tuning
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
@@ -16,6 +18,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
 
 import contextlib
 import csv
+import datetime
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +31,11 @@ from lit_attn.files import write_atomic
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
 ]
+
+
+def utc_now() -> str:
+    """Return the time in UTC as ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Record(BaseModel):
@@ -64,12 +72,17 @@ class Metric(Record):
 
 
 class PlannedVariant(Record):
-    """A variant, and the mean and standard deviation that a paper published for it, if any.
+    """A variant under one criterion of the study's `match`.
 
-    The published values are in printed units.
+    `name` is unique in the plan: `variant`, or `variant@criterion` for every criterion but the
+    first. `published` are the mean and standard deviation of a paper in printed units.
     """
 
     name: str
+    variant: str | None = Field(None, description="name without the criterion; null: `name`")
+    criterion: str | None = Field(None, description="parameters, flops, time or none")
+    stretch: float = Field(1.0, description="factor on the training steps")
+    step_flops: int | None = Field(None, description="FLOPs of a step, forward and backward")
     published: tuple[float, float | None] | None = None
 
 
@@ -90,16 +103,18 @@ class PlannedCell(Record):
 
 
 class Plan(Record):
-    """All cells that a study should have."""
+    """All cells that a study should have. The baseline belongs to every criterion."""
 
     study: str
     title: str
     source: str = ""
     baseline: str
     metric: Metric
+    criteria: list[str] = []
     variants: list[PlannedVariant]
     seeds: list[int]
     cells: list[PlannedCell]
+    trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
 
 
 class Spread(Record):
@@ -163,6 +178,64 @@ class Timing(Record):
         return self.startup + training + self.evaluations * self.evaluation_time
 
 
+class TimedVariant(Record):
+    """Step time of a variant, measured alone and interleaved with the baseline.
+
+    `seconds` is the median of a step and `ratio` the median over rounds of the ratio to the
+    baseline, with the interquartile range `spread` relative to the median.
+    """
+
+    variant: str
+    kind: str = Field(description="hash of the configuration without the seed (Cell.kind)")
+    baseline_kind: str
+    seconds: FiniteFloat
+    ratio: FiniteFloat
+    spread: FiniteFloat
+
+
+class StepTimes(Record):
+    """Measured step times of a study; `is_noisy` if a spread above the limit was allowed."""
+
+    device: str
+    finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
+    is_noisy: bool = False
+    variants: list[TimedVariant]
+
+
+class TuningTrial(Record):
+    """A trial: the tuned values, and the metric of each seed in printed units.
+
+    The metric of a diverged seed is null. `mean` is null if a seed has diverged.
+    """
+
+    values: dict[str, Any]
+    mean: FiniteFloat | None
+    by_seed: dict[str, FiniteFloat | None]
+
+
+class TunedVariant(Record):
+    """The trials of a variant. `chosen` is null until all have ended, or if all have diverged.
+
+    `at_edge` names the keys whose chosen value is the smallest or the largest one.
+    """
+
+    variant: str
+    chosen: dict[str, Any] | None
+    at_edge: list[str]
+    trials: list[TuningTrial]
+
+
+class Tuning(Record):
+    """The search of `tune`: `keys` with their values, and `trials` per variant."""
+
+    sampler: str
+    trials: int
+    seeds: list[int]
+    select: Metric
+    keys: dict[str, list[Any]]
+    variants: list[TunedVariant]
+
+
 class Legend(Record):
     """The legend of a cell's pictures, whose predictions are made after the last step."""
 
@@ -178,7 +251,7 @@ class Exit(Record):
     returncode: int
     message: str = Field(description="one line with the reason")
     rank: int = 0
-    finished: str
+    finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
 
 
 class MetricRow(NamedTuple):

@@ -216,6 +216,14 @@ class Trapezoid(Schedule):
         return rate
 
 
+def stretch(rate: Rate, factor: float) -> Rate:
+    """Return `rate` for a training with `factor` times the steps.
+
+    Step s has the rate of step floor(s / factor) of the original training.
+    """
+    return rate if factor == 1 else lambda step: rate(int(step / factor))
+
+
 def _steps(warmup: float, steps_per_epoch: int, epochs: int) -> tuple[int, int]:
     """Return the steps of the warm-up and of the training; ConfigError if the former are more."""
     if round(warmup * steps_per_epoch) > epochs * steps_per_epoch:

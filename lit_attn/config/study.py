@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.metrics import MetricChoice
@@ -32,6 +32,7 @@ def _are_mappings(values: Iterable[Any]) -> bool:
     return all(isinstance(value, Mapping) for value in values)
 
 
+Criterion = Literal["parameters", "flops", "time", "none"]
 # These values stay mappings with lines until ablate.axes expands them.
 Overrides = Annotated[
     Any, _require(lambda value: isinstance(value, Mapping), "mapping of keys to values")
@@ -53,6 +54,30 @@ Named = Annotated[
 
 MOST_SEEDS = 10_000
 """Largest number of seeds; a larger number is probably meant as one seed."""
+
+
+def _expand_count(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_SEEDS:
+            limits = f"from 1 to {MOST_SEEDS:,}; for one seed write [{value}]"
+            raise ValueError(f"{value} is not a number of seeds {limits}")
+        return tuple(range(value))
+    if not isinstance(value, list) or not value:
+        raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
+    return value
+
+
+def _refuse_repetition(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed is written twice")
+    return seeds
+
+
+Seeds = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...],
+    BeforeValidator(_expand_count),
+    AfterValidator(_refuse_repetition),
+]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
@@ -67,9 +92,7 @@ class Study(Config):
         (), description="Python files with plug-ins, relative to the study's file"
     )
     default: bool = Field(False, description="run the study if no `--study` is given")
-    seeds: tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...] = Field(
-        description="seeds, or their number: 5 is [0, 1, 2, 3, 4]"
-    )
+    seeds: Seeds = Field(description="seeds, or their number: 5 is [0, 1, 2, 3, 4]")
     set: Overrides = Field(EMPTY, description="overrides for every variant")
     cells: Named = Field(EMPTY, description="named variants and their overrides")
     axes: Overrides = Field(
@@ -82,35 +105,36 @@ class Study(Config):
         EMPTY, description="overrides for the variants whose names contain these terms"
     )
     baseline: str = Field(description="name of the variant that the others are compared with")
-    match: Literal["parameters", "none"] = Field(
-        "parameters",
-        description="solve the FFN width of each variant for the baseline's number of "
-        "parameters, or keep it",
+    match: tuple[Criterion, ...] = Field(
+        ("parameters",),
+        description="what is equal for all variants: `parameters` (the FFN width is solved for), "
+        "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
     )
     published: dict[str, tuple[float, float | None]] = Field(
         {}, description="published mean and standard deviation of variants, in printed units"
     )
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
+    tune: Overrides = Field(
+        EMPTY,
+        description="keys with the values to try for every variant, and `select`, `seeds`, "
+        "`sampler` and `trials` of the search",
+    )
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 
-    @field_validator("seeds", mode="before")
+    @field_validator("match", mode="before")
     @classmethod
-    def _expand_count(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if not 1 <= value <= MOST_SEEDS:
-                limits = f"from 1 to {MOST_SEEDS:,}; for one seed write [{value}]"
-                raise ValueError(f"{value} is not a number of seeds {limits}")
-            return tuple(range(value))
-        if not isinstance(value, list) or not value:
-            raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
-        return value
+    def _list_criteria(cls, value: Any) -> Any:
+        return value if isinstance(value, list) else (value,)
 
-    @field_validator("seeds")
+    @field_validator("match")
     @classmethod
-    def _refuse_repetition(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is written twice")
-        return seeds
+    def _check_criteria(cls, match: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
+        if not match or len(set(match)) < len(match) or {"parameters", "none"} <= set(match):
+            raise ValueError(
+                "needs one or several of parameters, flops, time, each once; or none in place of "
+                "parameters"
+            )
+        return match
 
     @field_validator("baseline", mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 """Length, precision and devices of a cell's training, and the diagnostics recorded meanwhile."""
 
+import math
 from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -74,6 +75,11 @@ class Training(Config):
     max_steps: PositiveInt | None = Field(
         None, description="training steps after which the cell stops; null: all epochs"
     )
+    stretch: PositiveFloat = Field(
+        1.0,
+        description="factor on the number of training steps, rounded to whole steps; the schedule "
+        "is stretched with them (the `match: flops | time` of a study sets it)",
+    )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     ema: float | None = Field(
         None,
@@ -88,3 +94,8 @@ class Training(Config):
     diagnostics: Diagnostics | None = outside_identity(
         None, "records of the attention layers; null: none"
     )
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Return the number of training steps."""
+        steps = min(self.epochs * steps_per_epoch, self.max_steps or math.inf)
+        return max(1, round(self.stretch * steps))

@@ -4,7 +4,7 @@ import re
 from abc import ABC
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -27,6 +27,13 @@ class Config(BaseModel):
                 if key in _number_keys(cls) and _has_boolean(item):
                     raise boolean_number(key)
         return value
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
+        """Return a copy without cached properties, which belong to the values before `update`."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[name]
+        return copy
 
     def identity(self) -> dict[str, Any]:
         """Return what this configuration computes: its values that differ from the defaults.

@@ -8,6 +8,7 @@ import torch
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
+from lit_attn.config.schedules import stretch
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError, suggest
@@ -35,8 +36,9 @@ def build(cell: Cell, device: torch.device) -> Parts:
     added = {metric.info(outputs).name: metric.build(outputs) for metric in experiment.metrics}
     if added:
         task.add_metrics(added)
-    epochs = experiment.training.epochs
-    task.momentum = experiment.schedule.momentum(data.steps_per_epoch, epochs)
+    training = experiment.training
+    momentum = experiment.schedule.momentum(data.steps_per_epoch, training.epochs)
+    task.momentum = None if momentum is None else stretch(momentum, training.stretch)
     task.evaluates_as_training = experiment.training.evaluation == "as-training"
     if experiment.training.ema is not None:
         task.average_weights(experiment.training.ema)
@@ -50,6 +52,7 @@ def _build_task(experiment: Experiment, data: DataModule) -> TaskModule:
     network = factory.build(experiment.model, experiment.data)
     optimizer, training = experiment.optimizer, experiment.training
     rate = experiment.schedule.rate(optimizer.lr, data.steps_per_epoch, training.epochs)
+    rate = stretch(rate, training.stretch)
     task: TaskModule = experiment.task.build(network, data, experiment.loss, optimizer, rate)
     _require_type(task, TaskModule, f"task: `build` of kind '{experiment.task.kind}'")
     return task

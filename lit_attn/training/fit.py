@@ -49,7 +49,7 @@ def fit(
     training, device = cell.experiment.training, group.device
     parts = build(cell, device)
     data, task = parts.data, parts.task
-    total_steps = int(min(training.epochs * data.steps_per_epoch, training.max_steps or math.inf))
+    total_steps = training.steps(data.steps_per_epoch)
     steps = total_steps if limits is None else min(total_steps, limits.steps)
 
     def describe() -> Provenance:
@@ -87,7 +87,7 @@ def fit(
             num_nodes=group.ranks.nodes,
             strategy="auto" if group.world_size == 1 else "ddp",
             plugins=[make_precision(training.precision, device), group.cluster_environment()],
-            max_epochs=training.epochs,
+            max_epochs=max(training.epochs, epochs),
             max_steps=steps,
             limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
             limit_val_batches=limits.evaluation_batches if limits else 1.0,

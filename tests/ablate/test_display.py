@@ -6,8 +6,16 @@ import sys
 import pytest
 from rich.console import Console
 
-from lit_attn.ablate.display import Lines, Live, Snapshot, make_display, render_table
-from lit_attn.ablate.time_left import StartedCell, estimate_time_left, format_seconds
+from lit_attn.ablate.display import (
+    Display,
+    LiveDisplay,
+    Snapshot,
+    StartedCell,
+    estimate_time_left,
+    format_seconds,
+    make_display,
+    render_table,
+)
 from lit_attn.cells.folder import Progress
 
 WAITING = "tiny/c/0"
@@ -62,8 +70,8 @@ def test_seconds_are_written_as_minutes_and_hours() -> None:
 
 
 def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(make_display(), Lines)
-    display = Lines(sys.stdout)
+    assert isinstance(make_display(), Display)
+    display = Display(sys.stdout)
     state = snapshot(done=2, failed=1, waiting=[WAITING], running=[], slots=1)
     display.open()
     display.say("done a")
@@ -76,7 +84,7 @@ def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str])
 
 def test_an_event_during_the_output_is_not_lost() -> None:
     """A signal handler may report an event while a line is written."""
-    display = Lines(sys.stdout)
+    display = Display(sys.stdout)
 
     class Interrupted(io.StringIO):
         def flush(self) -> None:
@@ -92,7 +100,7 @@ def test_an_event_during_the_output_is_not_lost() -> None:
 
 def test_escape_sequences_become_visible() -> None:
     stream = io.StringIO()
-    display = Lines(stream)
+    display = Display(stream)
     display.say("FAILED  \x1b[2Jerror: \x9b31m\r\ttext")
     display.close()
     assert stream.getvalue() == "FAILED  \\x1b[2Jerror: \\x9b31m\\x0d\ttext\n"
@@ -145,7 +153,7 @@ def test_without_running_cells_there_are_only_the_counts() -> None:
 def test_the_live_table_takes_names_literally() -> None:
     running = [StartedCell("tiny/residual=[red]/0", Progress(1, 2, 5.0), 5.0)]
     assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[1]
-    live = Live()
+    live = LiveDisplay()
     live.open()
     live.say("FAILED [x]")
     live.update(snapshot())

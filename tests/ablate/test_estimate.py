@@ -10,9 +10,8 @@ from helpers import studies
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.dry_run import format_estimate
-from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slots import Slots
+from lit_attn.ablate.slots import Device, Slots
 from lit_attn.cells.records import Result, Timing
 
 BODY = """\

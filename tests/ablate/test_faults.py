@@ -26,7 +26,7 @@ from helpers.runs import (
 )
 
 from lit_attn.ablate import runner
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import RETRIES, Limits, Runner, Summary
@@ -48,7 +48,7 @@ def run(cells: list[Job], limits: Limits | None = None, at_once: int = 2) -> tup
     return summary, "\n".join(display.events)
 
 
-class Recorder(Lines):
+class Recorder(Display):
     """Display that keeps the events and prints nothing."""
 
     def __init__(self) -> None:

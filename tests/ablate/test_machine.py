@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_attn.ablate import machine
-from lit_attn.ablate.machine import available_memory
+from lit_attn.ablate import slots
+from lit_attn.ablate.slots import available_memory
 
 GIB = 2**30
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -24,8 +24,8 @@ def write_group(
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that stands for /sys/fs/cgroup; `own` next to it is /proc/self/cgroup."""
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(slots, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(slots, "OWN_CGROUPS", tmp_path / "own")
     return tmp_path / "cgroup"
 
 

@@ -20,15 +20,14 @@ from helpers.runs import (
 )
 
 from lit_attn.ablate import runner
-from lit_attn.ablate.display import Lines, Snapshot
+from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import Slots, make_slots
+from lit_attn.ablate.slots import Device, Slots, make_slots
 from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import hold_lock, read_holder
-from lit_attn.cells.worker import BUSY
+from lit_attn.cells.ranks import BUSY
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +89,7 @@ def test_cells_share_a_device_by_their_measured_memory(
     )
     started: list[int] = []
 
-    class Opening(Lines):
+    class Opening(Display):
         """Display that opens the gate when the expected number of cells runs."""
 
         def update(self, snapshot: Snapshot) -> None:
@@ -111,7 +110,7 @@ def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) 
     for job in cells:
         slots.learn(job.cell, 1)
 
-    class Opening(Lines):
+    class Opening(Display):
         def say(self, text: str) -> None:
             super().say(text)
             if text.startswith("retry"):

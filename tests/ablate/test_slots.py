@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from helpers.training_cells import digits_cell
 
-from lit_attn.ablate.machine import Device, count_cores
-from lit_attn.ablate.slots import MARGIN, Slot, Slots, make_slots
+from lit_attn.ablate.slots import MARGIN, Device, Slot, Slots, count_cores, make_slots
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 

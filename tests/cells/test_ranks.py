@@ -21,7 +21,7 @@ from helpers.runs import (
 )
 
 from lit_attn.ablate import runner
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.slots import make_slots
@@ -127,7 +127,7 @@ def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, "rankhang")
     limits = runner.Limits(stall=4.0)
     summary = runner.Runner(
-        Launcher(fake_cells.TARGET), make_slots(None), Lines(io.StringIO()), limits
+        Launcher(fake_cells.TARGET), make_slots(None), Display(io.StringIO()), limits
     ).run([job])
     assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
     first, *_ = folder.list_attempts(job.folder)

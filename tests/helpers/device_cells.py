@@ -21,10 +21,9 @@ from helpers.training_cells import digits_cell, scenes_cell, text_cell
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import make_display
 from lit_attn.ablate.launch import TRAINING, Launcher
-from lit_attn.ablate.machine import Device
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
-from lit_attn.ablate.slots import Slots
+from lit_attn.ablate.slots import Device, Slots
 from lit_attn.config.cell import Cell
 from lit_attn.training.recording import Progress
 

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = expand(study, options.out).jobs[: options.cells]
     missing = [job for job in jobs if job.state() != "done"]
     launcher = Launcher(f"helpers.empty_cells:{target.__name__}")
-    summary = Runner(launcher, make_slots(options.jobs), Lines(io.StringIO())).run(missing)
+    summary = Runner(launcher, make_slots(options.jobs), Display(io.StringIO())).run(missing)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"ran": len(missing), "failed": len(summary.failed), "memory": memory}))
     return 1 if summary.failed else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from helpers import fake_cells, studies
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
@@ -37,7 +37,7 @@ def jobs(path: Path, *variants: str) -> list[Job]:
 def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
     output = io.StringIO()
     launcher = Launcher(fake_cells.TARGET)
-    return Runner(launcher, make_slots(at_once), Lines(output)).run(cells), output.getvalue()
+    return Runner(launcher, make_slots(at_once), Display(output)).run(cells), output.getvalue()
 
 
 def count_runs(path: Path) -> Counter[str]:

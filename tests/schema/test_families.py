@@ -10,6 +10,7 @@ from lit_attn.config.augment import CropConfig, FlipConfig, NormalizeConfig
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import Cifar10, Digits
 from lit_attn.config.optimizers import AdamW, Optimizer
+from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind, outside_identity
 from lit_attn.schema.errors import explain, suggest
 
@@ -134,3 +135,9 @@ def test_a_default_kind_can_be_left_out_and_is_not_part_of_the_identity() -> Non
     assert Filter.parse({"cutoff": 2}) == LowPass(cutoff=2)
     assert LowPass(cutoff=2).identity() == {"cutoff": 2}
     assert HighPass().identity() == {"kind": "high-pass"}
+
+
+def test_a_copy_with_other_values_has_an_identity_of_its_own() -> None:
+    training = Training(epochs=2)
+    assert training.identity() == {"epochs": 2}
+    assert training.model_copy(update={"stretch": 1.5}).identity() == {"epochs": 2, "stretch": 1.5}

@@ -10,7 +10,7 @@ import pytest
 from helpers import slurm_cluster, studies
 from helpers.runs import TIMEOUT, count_runs, list_holders, make_body, start_cli, wait_until
 
-from lit_attn.ablate.slurm.queue import NAME
+from lit_attn.ablate.slurm import NAME
 from lit_attn.cells import folder
 
 pytestmark = [

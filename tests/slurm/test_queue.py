@@ -7,11 +7,10 @@ import pytest
 from helpers import studies
 from helpers.runs import make_body
 
+from lit_attn.ablate import slurm
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import follow, queue
-from lit_attn.ablate.slurm.queue import NAME, Batch, BatchCell, find_tasks
-from lit_attn.ablate.slurm.submit import merge_resources
+from lit_attn.ablate.slurm import NAME, Batch, BatchCell, find_tasks, merge_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, parse_minutes
@@ -105,8 +104,8 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
 
 
 def test_states_are_pending_running_or_over() -> None:
-    assert not queue.PENDING & queue.RUNNING
-    assert not (queue.PENDING | queue.RUNNING) & queue.ENDS.keys()
+    assert not slurm.PENDING & slurm.RUNNING
+    assert not (slurm.PENDING | slurm.RUNNING) & slurm.ENDS.keys()
 
 
 def test_no_cell_ends_while_slurm_does_not_answer(
@@ -116,7 +115,7 @@ def test_no_cell_ends_while_slurm_does_not_answer(
     write_batch(matrix, "aaaa")
     install_squeue(tmp_path, monkeypatch, code=1)
     events: list[str] = []
-    follower = follow.Follower([matrix], Recorder(events))
+    follower = slurm.Follower([matrix], Recorder(events))
     follower.unfinished = list(matrix.jobs)
     for _ in range(3):
         follower.poll()
@@ -162,7 +161,7 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     begun = create_attempt(job.folder)
     write_batch(matrix, "aaaa", attempts=1)
     install_squeue(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
-    follower = follow.Follower([matrix], Recorder([]))
+    follower = slurm.Follower([matrix], Recorder([]))
     follower.unfinished = [job]
     follower.poll()
     follower.poll()

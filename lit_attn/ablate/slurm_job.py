@@ -6,7 +6,6 @@ the time limit: the cell writes a checkpoint, and submitit requeues the job as o
 `slurm.timeouts` allows.
 """
 
-import datetime
 import faulthandler
 import importlib
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate.display import Lines
+from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Limits, Runner
@@ -82,7 +81,7 @@ class SlurmCell:
         launcher = Launcher(self.target, self.smoke)
         forkserver.ensure_running()
         limit.install()
-        summary = Runner(launcher, slots, Lines(sys.stdout), self.limits).run([job])
+        summary = Runner(launcher, slots, Display(sys.stdout), self.limits).run([job])
         if job.state() == "done":
             return
         if limit.is_reached:
@@ -139,7 +138,6 @@ def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
                 failure=failure.classify_failure(1, text),
                 returncode=1,
                 message=failure.describe_failure(1, text),
-                finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             ).write(attempt / "exit.json")
             if not (isinstance(error, Preempted) and limit.is_reached):
                 raise

@@ -1,4 +1,4 @@
-"""Tests of the worker: effects of a cell's own code, and processes that it leaves behind."""
+"""The process of a cell: effects of the cell's own code, and processes that it leaves behind."""
 
 import os
 import signal

@@ -1,0 +1,243 @@
+"""Equal cost of training: `match: flops` and `match: time` of a study.
+
+The training of each variant is stretched so that all of its steps together cost as much as those of
+the baseline. The FLOPs of a step, forward and backward, are counted on the meta device. The time of
+a step is measured before the first cell, on the device of the cells: every round trains a few steps
+of each variant in turn, in one process, and a variant's ratio to the baseline is the median over
+the rounds. The measurement is stored in the study's folder, because the identities of the cells
+follow from it. Evaluations are not part of the budget.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from lit_attn.ablate.variants import Variant
+from lit_attn.cells.records import StepTimes, TimedVariant
+from lit_attn.config.cell import Cell
+from lit_attn.config.study import StudySource
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.plan import Matrix
+    from lit_attn.ablate.slots import Slots
+
+MAX_SPREAD = 0.1
+"""Largest interquartile range of a ratio of step times, relative to its median."""
+ROUNDS = 5
+STEPS = 20
+"""Steps of a variant in one round. The first steps are a warm-up and do not count."""
+TARGET = "lit_attn.ablate.match:time_variants"
+# FLOPs of a step by Cell.kind.
+_FLOPS: dict[str, int] = {}
+
+
+def apply_criteria(
+    source: StudySource, written: list[Variant], folder: Path, tuned: dict[str, Variant]
+) -> list[Variant]:
+    """Return the `tuned` variants under each criterion of `match`, without unmeasured ones.
+
+    The factors are those of the `written` variants. The baseline occurs once. Raises ConfigError if
+    the trainings of two variants differ by more than the model, the optimizer and the schedule, so
+    that a factor cannot make them equal.
+    """
+    study = source.study
+    baseline = next(variant for variant in written if variant.name == study.baseline)
+    variants = []
+    for number, criterion in enumerate(study.match):
+        timed = read_ratios(folder, written, baseline) if criterion == "time" else {}
+        for variant in written:
+            if variant.name not in tuned or (variant is baseline and number > 0):
+                continue
+            flops = count_step_flops(variant) if "flops" in study.match else None
+            factor = 1.0
+            if criterion in ("flops", "time"):
+                _require_equal_lengths(source, variant, baseline, criterion)
+            if flops is not None and criterion == "flops":
+                factor = count_step_flops(baseline) / flops
+            elif criterion == "time" and variant is not baseline:
+                if variant.name not in timed:
+                    continue
+                factor = 1 / timed[variant.name]
+            variants.append(
+                replace(
+                    tuned[variant.name],
+                    name=variant.name if number == 0 else f"{variant.name}@{criterion}",
+                    criterion=criterion,
+                    # config.yaml and the tables print all digits of the factor.
+                    stretch=float(f"{factor:.4g}"),
+                    step_flops=flops,
+                )
+            )
+    return variants
+
+
+def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict[str, float]:
+    """Return the measured ratios of step times to the baseline, by variant."""
+    times = read_step_times(folder)
+    entries = {} if times is None else {entry.variant: entry for entry in times.variants}
+    return {
+        variant.name: entry.ratio
+        for variant in written
+        if (entry := entries.get(variant.name)) is not None
+        and (entry.kind, entry.baseline_kind) == (_kind(variant), _kind(baseline))
+    }
+
+
+def read_step_times(folder: Path) -> StepTimes | None:
+    """Return the measurements of a study, or None if there are none."""
+    path = folder / "step_times.json"
+    try:
+        return StepTimes.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{path}: cannot be read; delete it to measure again") from error
+
+
+def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
+    """Measure the missing step times of a study's variants and store them in its folder.
+
+    Raises ConfigError if a variant
+    fails or if the ratios of a variant vary by more than MAX_SPREAD, and SystemExit if the run is
+    stopped.
+    """
+    from lit_attn.ablate.display import Display
+    from lit_attn.ablate.launch import Launcher
+    from lit_attn.ablate.plan import Job
+    from lit_attn.ablate.runner import Runner
+
+    baseline = matrix.baseline
+    known = read_ratios(matrix.folder, matrix.written, baseline)
+    variants = [v for v in matrix.written if v.name not in known]
+    if not any(variant is not baseline for variant in variants):
+        return
+    variants = [baseline, *(variant for variant in variants if variant is not baseline)]
+    launcher = Launcher(TARGET)
+    launcher.share_cores(slots.at_once(v.cell("", s) for v in matrix.written for s in matrix.seeds))
+    with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
+        job = Job(replace(baseline, name="step-times").cell(matrix.name, 0), Path(name) / "cell")
+        for number, variant in enumerate(variants):
+            path = job.folder / "timed" / f"{number:04}" / "config.yaml"
+            variant.cell(matrix.name, 0).write(path)
+        summary = Runner(launcher, slots, Display(sys.stderr)).run([job])
+        if summary.stopped_by is not None:
+            raise SystemExit(128 + summary.stopped_by)
+        if summary.failed:
+            message = summary.failed[0].message
+            raise ConfigError(f"{matrix.name}: the step times could not be measured: {message}")
+        seconds = StepTimes.model_validate_json((job.folder / "step_times.json").read_bytes())
+    measured = seconds.variants
+    noisiest = max(measured, key=lambda entry: entry.spread)
+    is_noisy = noisiest.spread > MAX_SPREAD
+    if is_noisy and not is_noise_allowed:
+        raise ConfigError(
+            f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the baseline "
+            f"varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}; measure on a "
+            "quiet machine, or add --allow-noisy-timing"
+        )
+    before = read_step_times(matrix.folder)
+    if before is not None:
+        names = {entry.variant for entry in measured}
+        measured = [*(e for e in before.variants if e.variant not in names), *measured]
+        is_noisy |= before.is_noisy
+    times = seconds.model_copy(update={"variants": measured, "is_noisy": is_noisy})
+    times.write(matrix.folder / "step_times.json")
+
+
+def time_variants(folder: Path, *, smoke: bool = False) -> None:
+    """Train a few steps of each cell in `folder`/timed in turn and write step_times.json.
+
+    The first cell is the baseline. Its result becomes that of the cell in `folder`, which tells the
+    runner that the measurement is complete. `smoke` has no effect.
+    """
+    from lit_attn.training import measurement
+    from lit_attn.training.fit import Limits, fit
+    from lit_attn.training.process_group import join_process_group
+    from lit_attn.training.result import at_final_image_size
+
+    folders = sorted((folder / "timed").iterdir())
+    cells = [at_final_image_size(Cell.read(path / "config.yaml")) for path in folders]
+    rounds: list[list[float]] = []
+    with join_process_group(cells[0].experiment.training.accelerator) as group:
+        for _ in range(ROUNDS):
+            limits = Limits(steps=STEPS, evaluation_batches=1)
+            runs = [fit(*each, group, limits) for each in zip(cells, folders, strict=True)]
+            rounds.append([run.result.step_time.median for run in runs if run is not None])
+        device = measurement.device_name(group.device)
+    if runs[0] is None:
+        return
+    StepTimes(
+        device=f"{device}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads",
+        variants=[
+            _summarize(cell, cells[0], [(row[i], row[0]) for row in rounds])
+            for i, cell in enumerate(cells)
+        ],
+    ).write(folder / "step_times.json")
+    identity = Cell.read(folder / "config.yaml").fingerprint
+    runs[0].result.model_copy(update={"identity": identity}).write(folder / "result.json")
+
+
+def _summarize(cell: Cell, baseline: Cell, pairs: Iterable[tuple[float, float]]) -> TimedVariant:
+    """Return the step time of `cell` from pairs of its seconds and those of the baseline."""
+    seconds, ratios = zip(*((own, own / other) for own, other in pairs), strict=True)
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return TimedVariant(
+        variant=cell.variant,
+        kind=cell.kind,
+        baseline_kind=baseline.kind,
+        seconds=statistics.median(seconds),
+        ratio=ratio,
+        spread=(high - low) / ratio,
+    )
+
+
+def count_step_flops(variant: Variant) -> int:
+    """Return the FLOPs of a training step, forward and backward; a multiply-add is 2.
+
+    They are those of convolutions and matrix products, attention included.
+    """
+    kind = _kind(variant)
+    if kind not in _FLOPS:
+        _FLOPS[kind] = _count_flops(variant)
+    return _FLOPS[kind]
+
+
+def _count_flops(variant: Variant) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from lit_attn.models import factory
+
+    data = variant.experiment.data
+    model = factory.resolve(variant.experiment.model, variant.match_to, data)
+    network = factory.build(model, data, "meta").train()
+    with FlopCounterMode(display=False) as counter, factory.model_errors():
+        network(*model.sample(data.signature())).sum().backward()
+    return int(counter.get_total_flops()) * data.batch_size
+
+
+def _kind(variant: Variant) -> str:
+    return replace(variant, stretch=1.0).cell("", 0).kind
+
+
+def _require_equal_lengths(
+    source: StudySource, variant: Variant, baseline: Variant, criterion: str
+) -> None:
+    """Raise ConfigError if the steps of a variant are not comparable with the baseline's."""
+    own, other = variant.experiment, baseline.experiment
+    context = f"{variant.where}: {source.name}: variant '{variant.name}': match: {criterion}"
+    if own.data.at_final_size() != own.data:
+        raise ConfigError(f"{context}: excludes images that grow")
+    lengths = [(e.data, e.training.epochs, e.training.max_steps) for e in (own, other)]
+    if lengths[0] != lengths[1]:
+        raise ConfigError(
+            f"{context}: data, training.epochs and training.max_steps must be those of the "
+            f"baseline '{baseline.name}'"
+        )

@@ -1,0 +1,387 @@
+"""Cells as SLURM jobs: submission, search, display and cancellation.
+
+A batch is a job array of cells of one study. Its folder `<study>/.slurm/<token>/` lists the cells
+before the array is submitted, and the array is named after the token. A later command on any
+terminal asks `squeue` for jobs of that name and so finds the job of every cell. The jobs do not
+depend on the command that follows them.
+"""
+
+import contextlib
+import getpass
+import secrets
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
+from lit_attn.ablate.slurm_job import SlurmCell
+from lit_attn.cells import failure, folder
+from lit_attn.cells.records import Exit, FailureClass, Record
+from lit_attn.config.slurm import Slurm
+from lit_attn.config.source import Mapping
+from lit_attn.schema.errors import ConfigError, explain
+
+NAME = "lit_attn-"
+# States in squeue of jobs that wait and of jobs that run.
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+PENDING |= {"RESV_DEL_HOLD"}
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+ENDS: dict[str, FailureClass] = {
+    "TIMEOUT": "timed-out",
+    "DEADLINE": "timed-out",
+    "OUT_OF_MEMORY": "out-of-memory",
+    "CANCELLED": "killed",
+    "PREEMPTED": "killed",
+    "NODE_FAIL": "killed",
+    "BOOT_FAIL": "killed",
+    "REVOKED": "killed",
+}
+"""Failure classes of the states that name the reason of a job's end."""
+
+
+class BatchCell(Record):
+    """A cell of an array: its folder below the study's, and its attempts before the submission."""
+
+    folder: str
+    attempts: int
+
+
+class Batch(Record):
+    """Cells of a job array, in the order of their indices."""
+
+    cells: list[BatchCell]
+
+
+class Task(NamedTuple):
+    """Job of a cell: its id such as `123_4`, its state in squeue, its batch's folder, its cell."""
+
+    id: str
+    state: str
+    batch: Path
+    cell: BatchCell
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in PENDING | RUNNING
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Sorting key of the jobs of a cell: the largest is the active job, or else the newest."""
+        return not self.is_over, int(self.id.split("_")[0])
+
+    def last_line(self) -> str:
+        """Return the last line of the job's own error output, which is not the cell's log."""
+        lines = []
+        for path in sorted(self.batch.glob(f"{self.id}_*_log.err")):
+            lines += path.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
+    """Return the job of every cell that SLURM still knows, by the cell's folder.
+
+    Raises OSError if SLURM does not answer.
+    """
+    batches: dict[str, tuple[Path, Path, list[BatchCell]]] = {}
+    for matrix in matrices:
+        for path in (matrix.folder / ".slurm").glob("*/batch.json"):
+            with contextlib.suppress(ValidationError):
+                cells = Batch.model_validate_json(path.read_bytes()).cells
+                batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
+    tasks: dict[Path, Task] = {}
+    for name, index, task_id, state in _list_jobs() if batches else ():
+        if name not in batches:
+            continue
+        study, batch, cells = batches[name]
+        task = Task(task_id, state, batch, cells[index])
+        folder = study / task.cell.folder
+        if folder not in tasks or tasks[folder].rank < task.rank:
+            tasks[folder] = task
+    return tasks
+
+
+def cancel(matrices: Iterable[Matrix]) -> int:
+    """Cancel the active jobs, whose cells write a checkpoint and end. Return their number.
+
+    Raises ConfigError if SLURM does not answer.
+    """
+    try:
+        ids = [task.id for task in find_tasks(matrices).values() if not task.is_over]
+        if ids:
+            _run("scancel", *ids)
+    except OSError as error:
+        raise ConfigError(f"--cancel: {error}") from error
+    return len(ids)
+
+
+def _list_jobs() -> Iterator[tuple[str, int, str, str]]:
+    """Yield name, array index, id and state of every job of this user that SLURM knows.
+
+    SLURM forgets a job some minutes after its end (MinJobAge).
+    """
+    columns = "--format=%K|%i|%T|%j"
+    user = f"--user={getpass.getuser()}"
+    output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
+    for line in output.splitlines():
+        if line.count("|") < 3:
+            continue
+        index, task_id, state, name = line.split("|", 3)
+        yield name, int(index) if index.isdecimal() else 0, task_id, state
+
+
+def _run(*command: str) -> str:
+    """Return the output of a SLURM command.
+
+    Raises OSError if the command fails, and ConfigError if it does not exist.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError(f"--launcher slurm: command '{command[0]}' not found") from error
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{command[0]} does not answer") from error
+    if done.returncode:
+        raise OSError(f"{command[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+MAX_ARRAY = 1000
+"""Jobs of one array; SLURM's default limit is 1001."""
+WARNING = 120
+"""Seconds before the time limit at which a job is told to write a checkpoint."""
+
+
+def merge_resources(matrix: Matrix, changes: Mapping) -> Slurm:
+    """Return a study's `slurm:` section with `changes` from the command line.
+
+    Raises ConfigError if a value is wrong or the GPUs do not suffice for a cell.
+    """
+    written = matrix.source.study.slurm.model_dump(exclude_unset=True)
+    try:
+        slurm = Slurm.model_validate({**written, **changes})
+    except ValidationError as error:
+        raise explain(error, "--slurm") from error
+    devices = {job.cell.experiment.training.devices for job in matrix.jobs}
+    largest = max(devices)
+    if slurm.gpus is not None and slurm.gpus * slurm.nodes < largest:
+        raise ConfigError(
+            f"{matrix.source.name}: training.devices: {largest} exceeds the "
+            f"{slurm.gpus * slurm.nodes} GPUs of slurm.gpus x slurm.nodes"
+        )
+    if slurm.nodes > 1 and (len(devices) > 1 or largest % slurm.nodes):
+        numbers = ", ".join(map(str, sorted(devices)))
+        raise ConfigError(
+            f"{matrix.source.name}: slurm.nodes: training.devices ({numbers}) must be one multiple "
+            f"of {slurm.nodes} nodes"
+        )
+    return slurm
+
+
+def submit_missing(
+    matrices: Sequence[Matrix],
+    missing: Sequence[Job],
+    resources: dict[Path, Slurm],
+    make: Callable[[Job], SlurmCell],
+    at_once: int | None,
+) -> int:
+    """Submit the `missing` cells that are not running and have no job. Return their number.
+
+    `resources` are those of each study, by its folder. At most `at_once` cells of a study run at
+    once. Raises ConfigError if SLURM does not answer or refuses.
+    """
+    try:
+        tasks = find_tasks(matrices)
+    except OSError as error:
+        raise ConfigError(f"--launcher slurm: {error}") from error
+    queued = {folder for folder, task in tasks.items() if not task.is_over}
+    jobs = [job for job in missing if job.folder not in queued and job.state() != "running"]
+    for matrix in matrices:
+        study_jobs = [job for job in jobs if job.cell.study == matrix.name]
+        for start in range(0, len(study_jobs), MAX_ARRAY):
+            array = study_jobs[start : start + MAX_ARRAY]
+            _submit(matrix.folder, array, resources[matrix.folder], make, at_once)
+    return len(jobs)
+
+
+def _submit(
+    study: Path,
+    jobs: Sequence[Job],
+    slurm: Slurm,
+    make: Callable[[Job], SlurmCell],
+    at_once: int | None,
+) -> None:
+    """Submit one array. Raises ConfigError if submitit is missing or SLURM refuses."""
+    try:
+        from submitit.core.utils import FailedJobError
+        from submitit.slurm.slurm import SlurmExecutor
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--launcher slurm: {error.name} is not installed; run pip install 'lit_attn[slurm]'"
+        ) from error
+    token = secrets.token_hex(4)
+    batch = study / ".slurm" / token
+    for job in jobs:
+        job.cell.write(job.folder / "config.yaml")
+    # Written before the submission, so that a later command finds the jobs even if this one dies.
+    cells = [
+        BatchCell(folder=job.cell.folder, attempts=len(folder.list_attempts(job.folder)))
+        for job in jobs
+    ]
+    Batch(cells=cells).write(batch / "batch.json")
+    devices = jobs[0].cell.experiment.training.devices
+    parameters = slurm.model_dump(
+        include={"partition", "account", "qos", "constraint", "nodes", "mem"}
+    )
+    parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
+    parameters["setup"] = list(slurm.setup) or None
+    try:
+        executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts)
+        executor.update_parameters(
+            job_name=NAME + token,
+            array_parallelism=min(at_once or len(jobs), len(jobs)),
+            signal_delay_s=WARNING,
+            # Since SLURM 22.05, srun does not inherit sbatch's number of cores.
+            srun_args=[f"--cpus-per-task={slurm.cpus}", "--kill-on-bad-exit=1"],
+            ntasks_per_node=devices // slurm.nodes if slurm.nodes > 1 else 1,
+            # Without a value, the cluster's default applies.
+            **{name: value for name, value in parameters.items() if value is not None},
+        )
+        with executor.batch():
+            for job in jobs:
+                executor.submit(make(job))
+    except (FailedJobError, RuntimeError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ConfigError(f"--launcher slurm: {lines[-1] if lines else error}") from error
+
+
+POLL = 10.0
+"""Seconds between two requests to SLURM."""
+ABSENCES = 2
+"""Consecutive requests that find neither a job nor a result before a cell counts as failed: a
+network disk may show the result late."""
+
+
+class Follower:
+    """Waits until every cell has a result or its job is over."""
+
+    def __init__(self, matrices: list[Matrix], display: Display) -> None:
+        self.matrices = matrices
+        self.display = display
+        self.tasks: dict[Path, Task] = {}
+        self.unfinished: list[Job] = []
+        self.started: dict[Path, float] = {}
+        self.absences: Counter[Path] = Counter()
+        self.summary = Summary()
+        self.has_answer = True
+
+    def run(self, jobs: Iterable[Job]) -> Summary:
+        """Follow the SLURM jobs of `jobs`, whichever command submitted them."""
+        self.unfinished = list(jobs)
+        with handle_signals(self._interrupt):
+            self.display.open()
+            try:
+                while self.unfinished and self.summary.stopped_by is None:
+                    self.poll()
+                    polled = time.monotonic()
+                    while self.summary.stopped_by is None and time.monotonic() - polled < POLL:
+                        self.display.update(self._snapshot())
+                        if not self.unfinished:
+                            break
+                        time.sleep(TICK)
+            finally:
+                self.display.close()
+        return self.summary
+
+    def poll(self) -> None:
+        """Ask SLURM for the jobs, and record the ends of cells. Without an answer, nothing ends."""
+        try:
+            self.tasks = find_tasks(self.matrices)
+            self.has_answer = True
+        except OSError as error:
+            if self.has_answer:
+                self.display.say(f"SLURM does not answer: {error}")
+            self.has_answer = False
+            return
+        for job in list(self.unfinished):
+            outcome = self._outcome(job, self.tasks.get(job.folder))
+            if outcome is not None:
+                self.unfinished.remove(job)
+                self.summary.outcomes.append(outcome)
+                self.display.say(outcome.describe())
+
+    def _outcome(self, job: Job, task: Task | None) -> Outcome | None:
+        """Return the outcome of a cell, or None if it has not ended."""
+        if task is not None and task.is_running:
+            self.started.setdefault(job.folder, time.monotonic())
+        seconds = time.monotonic() - self.started.get(job.folder, time.monotonic())
+        state = job.state()
+        if state == "done":
+            return Outcome(job, seconds)
+        if state == "running" or (task is not None and not task.is_over):
+            del self.absences[job.folder]
+            return None
+        self.absences[job.folder] += 1
+        if self.absences[job.folder] < ABSENCES:
+            return None
+        end = _read_end(job, task)
+        return Outcome(job, seconds, end.failure, end.message)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.summary.stopped_by = signal.Signals(number)
+        self.display.say(
+            f"{len(self.unfinished)} jobs go on; the same command follows them again, and with "
+            "--cancel it cancels them"
+        )
+
+    def _snapshot(self) -> Snapshot:
+        now = time.monotonic()
+        running = [
+            StartedCell(
+                job.name, folder.read_progress(job.folder), now - self.started.get(job.folder, now)
+            )
+            for job in self.unfinished
+            if (task := self.tasks.get(job.folder)) is not None and task.is_running
+        ]
+        names = {cell.name for cell in running}
+        waiting = [job.name for job in self.unfinished if job.name not in names]
+        return self.summary.snapshot(waiting, running, max(1, len(running)))
+
+
+def _read_end(job: Job, task: Task | None) -> Exit:
+    """Return how a cell without a result ended: as its job recorded it, or as SLURM reports it."""
+    attempts = folder.list_attempts(job.folder)
+    new = [] if task is None else attempts[task.cell.attempts :]
+    if new and (end := folder.read_exit(new[-1])) is not None:
+        return end
+    failure_class: failure.FailureClass
+    if task is None:
+        failure_class, message = "killed", "SLURM does not know its job any more"
+    elif task.state in ENDS or new:
+        # The runner in the job records all other ends.
+        failure_class, message = ENDS.get(task.state, "killed"), f"its job ended: {task.state}"
+    else:
+        line = task.last_line()
+        failure_class = failure.classify_failure(1, line)
+        message = f"its job ended before the cell began: {task.state}; last line: {line}"
+    end = Exit(
+        failure=failure_class,
+        returncode=1,
+        message=message,
+    )
+    with contextlib.suppress(OSError):
+        # On a full disk the record is lost; the other cells are still followed.
+        end.write((new[-1] if new else folder.create_attempt(job.folder)) / "exit.json")
+    return end

@@ -1,1 +1,0 @@
-"""Cells as SLURM jobs: submission, search, display and cancellation."""

@@ -1,0 +1,242 @@
+"""Equal tuning: `tune:` of a study gives every variant the same number of trials.
+
+A trial is a variant with one combination of the tuned values. It is trained with the tuning seeds
+and judged on the validation split. The state of the search is the results on disk: the sampler has
+a fixed seed, and its trials are told in the order in which it has asked for them, so a stopped
+search goes on as if it had not been stopped, and the speed of the cells changes nothing.
+"""
+
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.cells.folder import State
+from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
+from lit_attn.config.metrics import MetricChoice
+from lit_attn.config.source import Mapping, Sequence, format_value
+from lit_attn.config.study import Seeds, StudySource
+from lit_attn.schema.base import Config
+from lit_attn.schema.errors import ConfigError, find_problem
+
+BATCH = 4
+"""Trials that the TPE sampler asks for before it is told the results of the trials before."""
+
+Point = tuple[int, ...]
+"""Index of the value of every tuned key."""
+Evaluate = Callable[[str, Point], TuningTrial | None]
+"""Function that returns a trial of a variant, or None if cells of it have not ended."""
+
+
+class TuningOptions(Config):
+    """The keys of `tune:` that are no tuned keys."""
+
+    select: str = Field(description="validation metric that chooses the values, as val/loss")
+    seeds: Seeds = Field(description="seeds of the trials; the final cells use other seeds")
+    sampler: Literal["grid", "random", "tpe"] = Field(
+        "grid", description="all combinations, a random choice of them, or Optuna's TPE"
+    )
+    trials: PositiveInt | None = Field(
+        None, description="trials of each variant; null: all combinations"
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search of a study: tuned keys with their values, options and the metric that selects."""
+
+    source: StudySource
+    keys: dict[str, Sequence]
+    options: TuningOptions
+    metric: Metric
+    changes: Mapping | None
+    resolved: dict[Point, dict[str, Variant]] = field(default_factory=dict)
+
+    @property
+    def trials(self) -> int:
+        """Trials of each variant."""
+        return self.options.trials or math.prod(map(len, self.keys.values()))
+
+    def values(self, point: Point) -> dict[str, Any]:
+        """Return the values of the tuned keys at `point`."""
+        pairs = zip(self.keys.items(), point, strict=True)
+        return {key: values[index] for (key, values), index in pairs}
+
+    def variant(self, name: str, point: Point) -> Variant:
+        """Return a variant with the values at `point`; ConfigError if they are wrong."""
+        if point not in self.resolved:
+            where = self.source.tree.where["tune"]
+            changes = Mapping(where)
+            for key, value in (self.changes or {}).items():
+                changes.put(key, value, self.changes.where[key])  # type: ignore[union-attr]
+            for key, value in self.values(point).items():
+                changes.put(key, value, self.source.study.tune.where[key])
+            variants = resolve(self.source, changes)
+            self.resolved[point] = {variant.name: variant for variant in variants}
+        return self.resolved[point][name]
+
+    def variant_with(self, name: str, values: dict[str, Any]) -> Variant:
+        """Return a variant with `values` of the tuned keys."""
+        point = tuple(list(self.keys[key]).index(value) for key, value in values.items())
+        return self.variant(name, point)
+
+    def label(self, point: Point) -> str:
+        """Return the end of the folder name of a trial, such as `lr=0.001`."""
+        pairs = self.values(point).items()
+        text = ",".join(f"{key.split('.')[-1]}={format_value(value)}" for key, value in pairs)
+        is_short = len(text) <= 60 and text.replace("=", "").replace(",", "").isprintable()
+        safe = is_short and not set(text) & set("/\\ ")
+        return text if safe else hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def points(self) -> list[Point]:
+        """Return all combinations, or the same random choice of them for every variant."""
+        points = list(itertools.product(*(range(len(values)) for values in self.keys.values())))
+        if self.options.sampler == "random":
+            return random.Random(0).sample(points, self.trials)
+        return points
+
+    def run(self, names: list[str], evaluate: Evaluate) -> Tuning:
+        """Return the record of the search as far as the trials have ended.
+
+        `evaluate` is called for every trial that can be run now.
+        """
+        search = self._search_tpe if self.options.sampler == "tpe" else self._search_points
+        return Tuning(
+            sampler=self.options.sampler,
+            trials=self.trials,
+            seeds=list(self.options.seeds),
+            select=self.metric,
+            keys={key: list(values) for key, values in self.keys.items()},
+            variants=[self._choose(name, list(search(name, evaluate))) for name in names],
+        )
+
+    def _search_points(self, name: str, evaluate: Evaluate) -> Iterator[TuningTrial]:
+        ended = [evaluate(name, point) for point in self.points()]
+        return (trial for trial in ended if trial is not None)
+
+    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[TuningTrial]:
+        optuna = _import_optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        direction = "maximize" if self.metric.goal == "max" else "minimize"
+        sampler = optuna.samplers.TPESampler(seed=0)
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        for start in range(0, self.trials, BATCH):
+            asked = [study.ask() for _ in range(min(BATCH, self.trials - start))]
+            points = [
+                tuple(
+                    trial.suggest_int(key, 0, len(values) - 1) for key, values in self.keys.items()
+                )
+                for trial in asked
+            ]
+            ended = [evaluate(name, point) for point in points]
+            for trial, outcome in zip(asked, ended, strict=True):
+                if outcome is None:
+                    return
+                if outcome.mean is None:
+                    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                else:
+                    study.tell(trial, outcome.mean)
+                yield outcome
+
+    def _choose(self, name: str, trials: list[TuningTrial]) -> TunedVariant:
+        """Return the trials of a variant, with the best values if all trials have ended."""
+        sign = 1 if self.metric.goal == "max" else -1
+        valid = [(sign * trial.mean, trial) for trial in trials if trial.mean is not None]
+        best = max(valid, key=lambda pair: pair[0])[1] if valid else None
+        chosen = best.values if best is not None and len(trials) == self.trials else None
+        edges = []
+        for key, value in (chosen or {}).items():
+            numbers = [v for v in self.keys[key] if isinstance(v, int | float)]
+            if len(numbers) == len(self.keys[key]) and value in (min(numbers), max(numbers)):
+                edges.append(key)
+        return TunedVariant(variant=name, chosen=chosen, at_edge=edges, trials=trials)
+
+
+def read_search(
+    source: StudySource, seeds: tuple[int, ...], written: list[Variant], changes: Mapping | None
+) -> Search | None:
+    """Return the search of a study, or None without `tune:`. Raises ConfigError for a mistake."""
+    tune = source.study.tune
+    if not tune:
+        return None
+    keys = {key: tune[key] for key in tune if key not in TuningOptions.model_fields}
+    for key, values in keys.items():
+        if not isinstance(values, Sequence) or len(values) < 2:
+            raise source.error(("tune", key), "needs a list of at least two values")
+        if changes is not None and key in changes:
+            raise source.error(("tune", key), f"is tuned, so --set {key} has no effect")
+        is_cheap = key.split(".")[0] in ("optimizer", "schedule")
+        if {"flops", "time"} & set(source.study.match) and not is_cheap:
+            raise source.error(
+                ("tune", key), "may change the cost of a step, which `match` holds equal"
+            )
+    if not keys:
+        raise source.error(("tune",), "needs a key to tune, as optimizer.lr: [1e-4, 3e-4, 1e-3]")
+    try:
+        options = TuningOptions.model_validate({k: v for k, v in tune.items() if k not in keys})
+    except ValidationError as error:
+        path, message = find_problem(error)
+        raise source.error(("tune", *path), message) from error
+    count = math.prod(map(len, keys.values()))
+    if options.sampler != "grid" and options.trials is None:
+        raise source.error(("tune",), f"sampler: {options.sampler} needs `trials:`, their number")
+    is_too_large = options.sampler == "random" and (options.trials or 0) > count
+    if is_too_large or (options.sampler == "grid" and options.trials not in (None, count)):
+        raise source.error(("tune", "trials"), f"{options.trials}, but there are {count} points")
+    if common := set(options.seeds) & set(seeds):
+        raise source.error(
+            ("tune", "seeds"),
+            f"{min(common)} is a seed of the final cells, which need seeds that chose nothing",
+        )
+    if not options.select.startswith("val/"):
+        raise source.error(
+            ("tune", "select"), "needs a metric of the validation split, as val/loss"
+        )
+    for variant in written:
+        if "val" not in variant.experiment.data.splits:
+            raise source.error(
+                ("tune",), f"variant '{variant.name}': its data have no validation split"
+            )
+        try:
+            metric = MetricChoice(name=options.select).resolve(variant.experiment)
+        except ValueError as error:
+            raise source.error(("tune", "select"), str(error)) from error
+    if options.sampler == "tpe":
+        _import_optuna()
+    return Search(source, keys, options, metric, changes)
+
+
+def summarize_trial(
+    metric: Metric, values: dict[str, Any], ends: dict[int, tuple[State, float | None]]
+) -> TuningTrial | None:
+    """Return a trial from the state and the logged value of the cell of each seed.
+
+    A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a cell
+    has neither a result nor diverged.
+    """
+    has_diverged = any(state == "diverged" for state, _ in ends.values())
+    if not has_diverged and any(value is None for _, value in ends.values()):
+        return None
+    by_seed = {
+        str(seed): None if value is None else metric.scale * value
+        for seed, (_, value) in ends.items()
+    }
+    numbers = [value for value in by_seed.values() if value is not None]
+    mean = None if has_diverged else math.fsum(numbers) / len(numbers)
+    return TuningTrial(values=values, mean=mean, by_seed=by_seed)
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "tune: sampler: tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
+        ) from error
+    return optuna

@@ -1,0 +1,176 @@
+"""Equal cost: `match: flops`, `match: time`, and lists of criteria."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.paths import ROOT
+
+from lit_attn.ablate import match
+from lit_attn.ablate.match import count_step_flops, time_variants
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
+from lit_attn.config.cell import Cell
+from lit_attn.config.schedules import Cosine, stretch
+from lit_attn.config.study import read_studies
+from lit_attn.models import factory
+from lit_attn.schema.errors import ConfigError
+
+BODY = """\
+baseline: a
+match: [parameters, flops, time]
+cells: {a: {}, b: {attention: mgk}, c: {zz: with}}
+"""
+STEPS = 2 * 18
+
+
+def make_matrix(folder: Path, body: str = BODY) -> Matrix:
+    return expand(read_studies(studies.write(folder, body))["tiny"], folder / "runs")
+
+
+def write_times(matrix: Matrix, **ratios: float) -> None:
+    kinds = {variant.name: variant.cell("", 0).kind for variant in matrix.written}
+    StepTimes(
+        device="CPU",
+        variants=[
+            TimedVariant(
+                variant=name,
+                kind=kinds[name],
+                baseline_kind=kinds["a"],
+                seconds=ratio,
+                ratio=ratio,
+                spread=0.0,
+            )
+            for name, ratio in ratios.items()
+        ],
+    ).write(matrix.folder / "step_times.json")
+
+
+def test_criteria_give_blocks_that_share_the_baseline(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    assert not matrix.is_measured
+    write_times(matrix, a=1.0, b=2.0, c=0.8)
+    matrix = make_matrix(tmp_path)
+    assert matrix.is_measured
+    plan = matrix.plan()
+    assert plan.criteria == ["parameters", "flops", "time"]
+    names = {(v.variant, v.criterion): (v.name, v.stretch) for v in plan.variants}
+    assert names[("a", "parameters")] == ("a", 1)
+    assert ("a", "time") not in names
+    assert names[("b", "time")] == ("b@time", 0.5)
+    assert names[("c", "time")] == ("c@time", 1.25)
+    a, b = (next(v for v in matrix.written if v.name == name) for name in "ab")
+    expected = count_step_flops(a) / count_step_flops(b)
+    assert names[("b", "flops")] == ("b@flops", pytest.approx(expected, rel=1e-3))
+    # A cell is complete: alone it trains the same number of steps.
+    path = tmp_path / "config.yaml"
+    cells = {job.cell.variant: job.cell for job in matrix.jobs}
+    assert len({cell.fingerprint for cell in cells.values()}) == len(cells) == 7
+    cells["b@time"].write(path)
+    assert Cell.read(path).fingerprint == cells["b@time"].fingerprint
+    assert Cell.read(path).experiment.training.steps(18) == STEPS / 2
+    # The widths are matched in every block.
+    assert cells["b@time"].match_to == cells["b"].match_to is not None
+
+
+def test_a_measurement_of_another_model_is_not_used(tmp_path: Path) -> None:
+    write_times(make_matrix(tmp_path), a=1.0, b=2.0, c=0.8)
+    changed = BODY.replace("b: {attention: mgk}", "b: {attention: smgk}")
+    variants = make_matrix(tmp_path, changed).plan().variants
+    assert [v.name for v in variants if v.criterion == "time"] == ["c@time"]
+
+
+def test_equal_cost_shares_the_cell(tmp_path: Path) -> None:
+    write_times(make_matrix(tmp_path), a=1.0, b=1.0, c=0.8)
+    plan = make_matrix(tmp_path).plan()
+    paths = {(cell.variant, cell.seed): cell.path for cell in plan.cells}
+    assert paths[("b@time", 0)] == paths[("b", 0)]
+
+
+def test_the_count_of_flops_includes_the_backward_pass(tmp_path: Path) -> None:
+    """The backward pass of a matrix product is two products of the same size."""
+    a = make_matrix(tmp_path).written[0]
+    forward = factory.describe(a.experiment.model, a.experiment.data).flops
+    ratio = count_step_flops(a) / a.experiment.data.batch_size / forward
+    # The first layer needs no gradient of its input.
+    assert 2.6 < ratio < 3.4
+
+
+def test_a_stretched_schedule_keeps_its_proportions() -> None:
+    rate = Cosine(warmup=1).rate(1.0, 10, 4)
+    slower, faster = stretch(rate, 1.5), stretch(rate, 0.5)
+    assert [slower(15), slower(59)] == [rate(10), rate(39)]
+    assert [faster(5), faster(19)] == [rate(10), rate(38)]
+    assert stretch(rate, 1.0) is rate
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("match: [time, time]", "ablations.yaml:9: studies.tiny.match: needs one or several of"),
+        ("match: [none, parameters]", "ablations.yaml:9: studies.tiny.match: needs one or several"),
+        ("match: []", "ablations.yaml:9: studies.tiny.match: needs one or several of"),
+        ("match: flop", "ablations.yaml:9: studies.tiny.match.0: "),
+    ],
+)
+def test_wrong_criteria_are_one_error_line(tmp_path: Path, written: str, message: str) -> None:
+    body = f"baseline: a\ncells: {{a: {{}}, b: {{zz: with}}}}\n{written}"
+    with pytest.raises(ConfigError) as caught:
+        make_matrix(tmp_path, body)
+    text = str(caught.value).replace(f"{tmp_path}/", "")
+    assert text.startswith(message), text
+    assert "\n" not in text
+
+
+def test_another_length_of_training_is_refused(tmp_path: Path) -> None:
+    body = "baseline: a\nmatch: flops\ncells: {a: {}, b: {training.epochs: 3}}"
+    with pytest.raises(ConfigError, match=r"variant 'b': match: flops: data, training.epochs and"):
+        make_matrix(tmp_path, body)
+
+
+def test_the_measurement_trains_every_variant_in_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = make_matrix(tmp_path)
+    monkeypatch.setattr(match, "ROUNDS", 3)
+    for number, variant in enumerate(matrix.written[:2]):
+        path = tmp_path / "cell" / "timed" / str(number) / "config.yaml"
+        variant.cell("tiny", 0).write(path)
+    matrix.written[0].cell("tiny", 0).write(tmp_path / "cell" / "config.yaml")
+    time_variants(tmp_path / "cell")
+    times = StepTimes.model_validate_json((tmp_path / "cell" / "step_times.json").read_bytes())
+    a, b = times.variants
+    assert (a.ratio, a.spread) == (1.0, 0.0)
+    assert b.kind == matrix.written[1].cell("", 0).kind
+    assert b.seconds > 0
+    assert b.ratio > 0
+
+
+def run_study(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_a_study_at_equal_time_trains_stretched_cells(tmp_path: Path) -> None:
+    body = "baseline: a\nmatch: [parameters, time]\ncells: {a: {}, b: {attention: mgk}}"
+    studies.write(tmp_path, body, studies.EXPERIMENT + "  accelerator: cpu\n")
+    options = ("--seeds", "0,", "--jobs", "1", "--allow-noisy-timing")
+    run_study(tmp_path, *options)
+    plan = Plan.model_validate_json((tmp_path / "runs/tiny/plan.json").read_bytes())
+    (stretched,) = (v for v in plan.variants if v.criterion == "time" and v.variant == "b")
+    (cell,) = (c for c in plan.cells if c.variant == "b@time" and c.seed == 0)
+    path = tmp_path / "runs/tiny" / cell.path / "result.json"
+    result = Result.model_validate_json(path.read_bytes())
+    assert result.steps == max(1, round(STEPS * stretched.stretch))
+    stored = (tmp_path / "runs/tiny/step_times.json").read_bytes()
+    assert "3 cells: 3 done, 0 to run" in run_study(tmp_path, *options)
+    assert (tmp_path / "runs/tiny/step_times.json").read_bytes() == stored

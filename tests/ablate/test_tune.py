@@ -1,0 +1,225 @@
+"""Equal tuning: `tune:` of a study."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import studies
+from helpers.paths import ROOT
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.tune import Point, Search, read_search, summarize_trial
+from lit_attn.cells.records import Metric, Plan, TunedVariant, Tuning, TuningTrial
+from lit_attn.config.study import read_studies
+from lit_attn.schema.errors import ConfigError
+
+TUNE = "{optimizer.lr: [1e-3, 2e-3, 4e-3, 8e-3], select: val/loss, seeds: [100, 101]}"
+BODY = "baseline: a\ncells: {a: {}, b: {attention: mgk}}\ntune: "
+METRIC = Metric(name="val/loss", label="loss", goal="min", scale=10.0)
+
+
+def make_matrix(folder: Path, tune: str = TUNE, body: str = BODY) -> Matrix:
+    return expand(read_studies(studies.write(folder, body + tune))["tiny"], folder / "runs")
+
+
+def make_search(folder: Path, tune: str = TUNE) -> Search:
+    matrix = make_matrix(folder, tune)
+    search = read_search(matrix.source, matrix.seeds, matrix.written, None)
+    assert search is not None
+    return search
+
+
+def evaluate_all(search: Search, best: Point) -> tuple[TunedVariant, list[Point]]:
+    """Run a search whose metric is the distance to `best`; return it and the points in order."""
+    points = []
+
+    def evaluate(name: str, point: Point) -> TuningTrial:
+        points.append(point)
+        distance = float(sum(abs(i - j) for i, j in zip(point, best, strict=True)))
+        return TuningTrial(values=search.values(point), mean=distance, by_seed={})
+
+    return search.run(["a"], evaluate).variants[0], points
+
+
+def test_every_variant_gets_the_same_trials_with_the_tuning_seeds(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    assert not matrix.jobs
+    assert not matrix.tuned
+    trials = {(job.cell.variant, job.cell.seed) for job in matrix.trials}
+    names = ["lr=0.001", "lr=0.002", "lr=0.004", "lr=0.008"]
+    assert trials == {(f"{v}@{name}", s) for v in "ab" for name in names for s in (100, 101)}
+    rates = {job.cell.experiment.optimizer.lr for job in matrix.trials}
+    assert rates == {1e-3, 2e-3, 4e-3, 8e-3}
+    plan = matrix.plan()
+    assert len(plan.trials) == 16
+    assert [variant.name for variant in plan.variants] == ["a", "b"]
+    assert plan.cells == []
+
+
+def test_the_grid_chooses_the_best_mean_and_reports_the_edge(tmp_path: Path) -> None:
+    search = make_search(tmp_path)
+    inside, points = evaluate_all(search, (1,))
+    assert points == [(0,), (1,), (2,), (3,)]
+    assert (inside.chosen, inside.at_edge) == ({"optimizer.lr": 2e-3}, [])
+    edge, _ = evaluate_all(search, (3,))
+    assert (edge.chosen, edge.at_edge) == ({"optimizer.lr": 8e-3}, ["optimizer.lr"])
+
+
+def test_random_trials_are_equal_for_all_variants_and_do_not_repeat(tmp_path: Path) -> None:
+    grid = "optimizer.lr: [1, 2, 3, 4], optimizer.weight_decay: [0, 0.1, 0.2]"
+    search = make_search(
+        tmp_path, f"{{{grid}, select: val/loss, seeds: [9], sampler: random, trials: 7}}"
+    )
+    points = search.points()
+    assert len(set(points)) == len(points) == 7
+    assert search.points() == points
+
+
+def test_tpe_depends_on_results_and_not_on_interruptions(tmp_path: Path) -> None:
+    grid = "optimizer.lr: [1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    search = make_search(
+        tmp_path, f"{{{grid}, select: val/loss, seeds: [9], sampler: tpe, trials: 40}}"
+    )
+    tuned, points = evaluate_all(search, (6,))
+    assert tuned.chosen == {"optimizer.lr": 7}
+    assert evaluate_all(search, (6,))[1] == points
+    assert evaluate_all(search, (1,))[1] != points
+    # The last trials are near the best one.
+    assert sum(abs(point[0] - 6) for point in points[-12:]) < sum(
+        abs(point[0] - 6) for point in points[:12]
+    )
+    ended: set[Point] = set()
+    asked: list[Point] = []
+
+    def evaluate(name: str, point: Point) -> TuningTrial | None:
+        """Return the trials that ended in the run before."""
+        asked.append(point)
+        mean = float(abs(point[0] - 6))
+        trial = TuningTrial(values=search.values(point), mean=mean, by_seed={})
+        return trial if point in ended else None
+
+    tuning = search.run(["a"], evaluate)
+    while tuning.variants[0].chosen is None:
+        ended.update(asked)
+        asked.clear()
+        tuning = search.run(["a"], evaluate)
+    assert tuning.variants[0] == tuned
+    assert asked == points
+
+
+def test_a_trial_with_a_diverged_seed_is_not_chosen() -> None:
+    values = {"optimizer.lr": 1.0}
+    trial = summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("diverged", None)})
+    assert trial == TuningTrial(values=values, mean=None, by_seed={"1": 2.5, "2": None})
+    assert summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("killed", None)}) is None
+    complete = summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("done", 0.75)})
+    assert complete is not None
+    assert complete.mean == 5.0
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ("{select: val/loss, seeds: 1}", "tiny.tune: needs a key to tune"),
+        ("{optimizer.lr: 1e-3, select: val/loss, seeds: [9]}", "tune.optimizer.lr: needs a list"),
+        ("{optimizer.lr: [1, 2], seeds: [9]}", "tiny.tune.select: "),
+        (
+            "{optimizer.lr: [1, 2], select: test/loss, seeds: [9]}",
+            "select: needs a metric of the validation",
+        ),
+        ("{optimizer.lr: [1, 2], select: val/los, seeds: [9]}", "did you mean 'val/loss'?"),
+        ("{optimizer.lr: [1, 2], select: val/loss, seeds: [1]}", "seeds: 1 is a seed of the final"),
+        (
+            "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], trials: 3}",
+            "tune.trials: 3, but there are 2 points",
+        ),
+        (
+            "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: tpe}",
+            "sampler: tpe needs `trials:`",
+        ),
+        (
+            "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: best}",
+            "tune.sampler: ",
+        ),
+        ("{optimizer.rl: [1, 2], select: val/loss, seeds: [9]}", "optimizer.rl"),
+    ],
+)
+def test_mistakes_are_one_error_line(tmp_path: Path, tune: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_matrix(tmp_path, tune)
+    text = str(caught.value)
+    assert message in text
+    assert "ablations.yaml:" in text
+    assert "\n" not in text
+
+
+def test_data_without_a_validation_split_are_refused(tmp_path: Path) -> None:
+    body = BODY.replace("a: {}", "a: {data: {kind: cifar10, root: x}}")
+    experiment = studies.EXPERIMENT.replace("patch: 4", "patch: 4")
+    studies.write(tmp_path, body + TUNE, experiment)
+    with pytest.raises(ConfigError, match="variant 'a': its data have no validation split"):
+        expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path / "runs")
+
+
+def run_study(folder: Path, seconds: float | None = None) -> bool:
+    """Run the study of `folder`; kill the runner with SIGKILL after `seconds`.
+
+    Return True if it has ended by itself.
+    """
+    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2"]
+    with (folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return False
+    assert code == 0, (folder / "log.txt").read_text()
+    return True
+
+
+def read_numbers(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of all final cells."""
+    plan = Plan.model_validate_json((folder / "runs/tiny/plan.json").read_bytes())
+    metrics = {}
+    for cell in plan.cells:
+        result = json.loads((folder / "runs/tiny" / cell.path / "result.json").read_text())
+        del result["metrics"]["evaluation/seconds"]
+        metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
+    return metrics
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_again_and_again_gives_the_same_table(tmp_path: Path) -> None:
+    tune = "{optimizer.lr: [1e-3, 1e-2], select: val/loss, seeds: [100], sampler: tpe, trials: 6}"
+    experiment = studies.EXPERIMENT + "  accelerator: cpu\n  checkpoint_every: 0.2\n"
+    folders = tmp_path / "undisturbed", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+        studies.write(folder, BODY + tune, experiment)
+    assert run_study(folders[0])
+    generator = random.Random(0)
+    kills = 0
+    while not run_study(folders[1], generator.uniform(6, 14) + 3 * kills):
+        kills += 1
+        time.sleep(0.2)
+    assert kills
+    records = [(folder / "runs/tiny/tuning.json").read_bytes() for folder in folders]
+    assert records[0] == records[1]
+    tuning = Tuning.model_validate_json(records[0])
+    assert all(variant.chosen is not None for variant in tuning.variants)
+    numbers = [read_numbers(folder) for folder in folders]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) == 4

@@ -1,0 +1,79 @@
+"""Cells with members from outside the package as jobs of a real SLURM on one node."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import slurm_cluster
+from helpers.paths import ROOT
+
+from lit_attn.cells.records import Plan, Result, read_metrics
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
+]
+
+SCHEDULE = """\
+from typing import Literal
+
+from lit_attn.config.schedules import Rate, Schedule
+
+
+class Halving(Schedule):
+    kind: Literal["halving"] = "halving"
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        return lambda step: peak * 0.5 ** (step // steps_per_epoch)
+"""
+
+
+def write_study(folder: Path) -> None:
+    """Write data, model, task and metric of docs/own-members.md, and a schedule of another file."""
+    text = (ROOT / "docs" / "own-members.md").read_text(encoding="utf-8")
+    (folder / "signals.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", text, re.S)))
+    (folder / "halving.py").write_text(SCHEDULE)
+    experiment, study = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    experiment = re.sub(r"^schedule: .*\n", "", experiment, flags=re.M) + "schedule: halving\n"
+    (folder / "signals.yaml").write_text(experiment)
+    study, count = re.subn(r"parts: \[signals\.py\]", "parts: [signals.py, halving.py]", study)
+    assert count == 1
+    (folder / "signals-study.yaml").write_text(study)
+
+
+def run_study(folder: Path, environment: dict[str, str], *options: str) -> None:
+    command = [sys.executable, "-m", "lit_attn.ablate", "signals-study.yaml", "--seeds", "1"]
+    finished = subprocess.run(
+        [*command, *options],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    logs = "".join(path.read_text() for path in folder.glob("runs/*/.slurm/*/*_log.*"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr + logs
+
+
+def test_jobs_train_members_of_five_families_as_this_machine_does(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    with slurm_cluster.cluster() as environment:
+        run_study(tmp_path, environment, "--launcher", "slurm")
+    run_study(tmp_path, dict(os.environ), "--jobs", "1", "--out", "local")
+    plan = Plan.model_validate_json((tmp_path / "runs/signals/plan.json").read_bytes())
+    cells = [cell for cell in plan.cells if cell.seed == 0]
+    assert len(cells) == 2
+    for cell in cells:
+        job, local = (tmp_path / out / "signals" / cell.path for out in ("runs", "local"))
+        result = Result.model_validate_json((job / "result.json").read_bytes())
+        assert result.metrics["test/mae"] > 0
+        timed = "evaluation/seconds"
+        rows, expected = (
+            [row for row in read_metrics(folder / "metrics.csv") if row.name != timed]
+            for folder in (job, local)
+        )
+        assert rows == expected
