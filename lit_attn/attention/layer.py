@@ -137,10 +137,11 @@ class Attention(nn.Module):
         `zz: like-k`) by position.
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
-        Raises ValueError for a cache with a mask, without `is_causal`, or in training.
+        Then `attn_mask` has a column for each of these tokens, and `is_causal` can be left to it.
+        Raises ValueError for a cache without both of them, or in training.
         """
-        if cache is not None and (not is_causal or attn_mask is not None or self.training):
-            raise ValueError("a cache needs causal attention without a mask, in evaluation mode")
+        if cache is not None and (not (is_causal or attn_mask is not None) or self.training):
+            raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
         inputs = self.inputs(x, attn_mask, is_causal, rotary, cache)
         heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:

@@ -41,6 +41,8 @@ class Linear(MixedKeys):
         assert past is None or isinstance(past, RunningSums)
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
+        if past is not None and masks.attn_mask is not None:
+            raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
         with without_autocast(v.device):
             k = self._mixed(wide(keys), 0 if past is None else past.seen)

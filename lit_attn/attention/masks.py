@@ -97,7 +97,7 @@ def in_chunks(n: int, size: int) -> list[slice]:
 
 
 def _cut(mask: Tensor, rows: slice, columns: slice, n: int) -> Tensor:
-    """Return the rows and columns of a mask that is broadcastable to (B, H, n, n)."""
+    """Return the rows and columns of a mask that is broadcastable to (B, H, queries, n)."""
     if mask.shape[-1] == n:
         mask = mask[..., columns]
-    return mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] == n else mask
+    return mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] > 1 else mask

@@ -16,7 +16,11 @@ from torch import Tensor
 
 
 class Rotary(NamedTuple):
-    """Cosine and sine of every angle, (n, D / 2) each, float32."""
+    """Cosine and sine of every angle, (n, D / 2) each, float32.
+
+    Axes of size B or 1 and H or 1 may come first. If there are fewer than D / 2 angles, the last
+    coordinates are not rotated (partial rotary embedding).
+    """
 
     cos: Tensor
     sin: Tensor
@@ -34,9 +38,13 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
 
 
 def rotate(x: Tensor, by: Rotary) -> Tensor:
-    """Return x (B, H, n, D) rotated, in its own precision; products are in float32 or wider."""
+    """Return x, q (B, H, n, D) or keys (B, H', M, n, D), rotated; products are float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    first, second = x.to(wide).chunk(2, dim=-1)
     cos, sin = by.cos.to(wide), by.sin.to(wide)
+    if x.ndim == 5 and cos.ndim > 2:
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    width = 2 * cos.shape[-1]
+    first, second = x[..., :width].to(wide).chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    return rotated.to(x.dtype)
+    rotated = rotated.to(x.dtype)
+    return rotated if width == x.shape[-1] else torch.cat([rotated, x[..., width:]], dim=-1)

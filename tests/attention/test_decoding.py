@@ -212,18 +212,32 @@ def test_the_numbers_that_a_cache_keeps_for_a_token(spec: AttentionSpec, numbers
     assert cache_bytes(layer, 9, 1) == 9 * 8 * numbers
 
 
+@every_softmax
+def test_a_mask_can_replace_causality(spec: AttentionSpec) -> None:
+    """The mask has a row for each new token and a column for each token up to the last one."""
+    layer, x = make(spec), tokens(N)
+    present = torch.ones(2, 1, 1, N, dtype=torch.bool)
+    present[1, ..., :3] = False
+    seen = torch.ones(N, N, dtype=torch.bool).tril() & present | torch.eye(N, dtype=torch.bool)
+    cache, outputs = layer.new_cache(), []
+    with torch.no_grad():
+        for start, stop in pairwise([0, 4, 5, N]):
+            mask = seen[..., start:stop, cache.first : stop]
+            outputs.append(layer(x[:, start:stop], attn_mask=mask, cache=cache))
+        expected = layer(x, attn_mask=seen)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-11)
+
+
 def test_a_cache_is_for_causal_inference() -> None:
     layer = make(AttentionSpec())
-    cases = [
-        {"is_causal": False},
-        {"is_causal": True, "attn_mask": torch.ones(3, 3, dtype=torch.bool)},
-    ]
-    for arguments in cases:
-        with pytest.raises(ValueError, match="a cache needs causal attention without a mask"):
-            layer(tokens(3), cache=layer.new_cache(), **arguments)
+    with pytest.raises(ValueError, match="a cache needs `is_causal` or `attn_mask`"):
+        layer(tokens(3), cache=layer.new_cache())
     layer.train()
-    with pytest.raises(ValueError, match="in evaluation mode"):
+    with pytest.raises(ValueError, match="evaluation mode"):
         layer(tokens(3), is_causal=True, cache=layer.new_cache())
+    linear, mask = make(PRESETS["linear"]), torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="without a mask for a cache"):
+        linear(tokens(3), attn_mask=mask, cache=linear.new_cache())
 
 
 def test_two_caches_are_independent() -> None:
