@@ -1,3 +1,19 @@
 """lit_attn: ablations of attention mechanisms that a reviewer believes."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_attn.models.replace import replace_attention as replace_attention
+
 __version__ = "0.1.0"
+
+_PUBLIC = {"replace_attention": "lit_attn.models.replace:replace_attention"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is used, so that `import lit_attn` imports no PyTorch."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'lit_attn' has no attribute '{name}'")
+    from lit_attn.schema.base import load
+
+    return load(_PUBLIC[name])

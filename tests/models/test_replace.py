@@ -1,0 +1,356 @@
+"""Tests of `replace_attention`: the standard layer leaves the outputs of other models unchanged.
+
+All models are tiny and have random weights, to which noise is added: many position biases start at
+zero, which would hide that they are missing.
+"""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models.nest import Nest
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
+
+from lit_attn import replace_attention
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.residual import Full
+from lit_attn.models.replace import Adapter, Projections, adapts, linear
+from lit_attn.schema.errors import ConfigError
+
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+STAGES = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16}
+STAGES |= {"depths": (2, 2), "num_heads": (2, 4)}
+MAXVIT = {"img_size": 64, "embed_dim": (32, 64), "depths": (1, 1)}
+
+TIMM: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": TINY,
+    "vit_base_patch16_siglip_224": TINY,
+    "deit_tiny_distilled_patch16_224": TINY,
+    "deit3_small_patch16_224": TINY,
+    "vit_small_patch14_reg4_dinov2": TINY,
+    "vit_small_patch16_dinov3": TINY,
+    "vit_relpos_small_patch16_224": TINY,
+    "vit_pe_core_tiny_patch16_384": TINY,
+    "vit_small_patch16_rope_mixed_224": TINY,
+    "eva02_tiny_patch14_224": TINY,
+    "eva02_base_patch14_224": TINY,
+    "beit_base_patch16_224": TINY,
+    "cait_xxs24_224": TINY,
+    "swin_tiny_patch4_window7_224": STAGES,
+    "swinv2_tiny_window8_256": STAGES,
+    "maxvit_rmlp_pico_rw_256": MAXVIT,
+    "maxvit_tiny_tf_224": MAXVIT,
+    "hiera_tiny_224": {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 2, 1)},
+    "tiny_vit_5m_224": {
+        "embed_dims": (16, 32, 32, 32),
+        "depths": (1, 1, 1, 1),
+        "num_heads": (1, 1, 1, 1),
+        "window_sizes": (4, 4, 4, 4),
+    },
+    "pit_ti_224": {"img_size": 64},
+}
+
+DECODER = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+DECODER |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+GROUPED = DECODER | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
+GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"scale_attn_by_inverse_layer_idx": True, "bos_token_id": 1, "eos_token_id": None}
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2,
+    "gpt_neox": DECODER | {"bos_token_id": 1, "eos_token_id": None},
+    "llama": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 5},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED | {"head_dim": 16},
+}
+
+
+def disturb(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def make_timm(name: str) -> tuple[nn.Module, Tensor]:
+    arguments = TIMM[name]
+    torch.manual_seed(0)
+    size = arguments.get("img_size", 32)
+    return disturb(timm.create_model(name, num_classes=5, **arguments)), torch.randn(
+        2, 3, size, size
+    )
+
+
+def make_decoder(kind: str, implementation: str = "sdpa") -> nn.Module:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **DECODERS[kind])
+    return disturb(AutoModelForCausalLM.from_config(config, attn_implementation=implementation))
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def layers(model: nn.Module) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def results(model: nn.Module, *inputs: Any, **arguments: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the output, and the gradients of the first parameters: embeddings or convolutions."""
+    out = model(*inputs, **arguments)
+    out = getattr(out, "logits", out)
+    first = list(model.parameters())[:3]
+    gradients = torch.autograd.grad(out.square().sum(), first)
+    return out.detach(), list(gradients)
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_a_timm_model_computes_the_same(name: str) -> None:
+    model, images = make_timm(name)
+    expected, gradients = results(model, images)
+    parameters = count(model)
+    assert replace_attention(model, "standard") is model
+    assert layers(model)
+    assert count(model) == parameters
+    out, found = results(model, images)
+    assert_close(out, expected)
+    for ours, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_blocks_of_nest_compute_the_same() -> None:
+    torch.manual_seed(0)
+    sizes = {"embed_dims": (16, 32), "num_heads": (1, 2), "depths": (1, 1), "num_levels": 2}
+    model = disturb(Nest(img_size=32, patch_size=2, num_classes=5, **sizes))
+    images = torch.randn(2, 3, 32, 32)
+    expected = model(images)
+    assert_close(replace_attention(model, "standard")(images), expected)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+def test_a_mechanism_that_contains_the_standard_layer_starts_from_it(name: str) -> None:
+    """Belief2's W_p is a copy of W, so without z the two parts add up to the standard output."""
+    model, images = make_timm(name)
+    expected = model(images)
+    residual = {"kind": "split", "activation": "identity", "init": "copy"}
+    replace_attention(model, {"residual": residual})
+    assert not any(isinstance(layer.residual, Full) for layer in layers(model))
+    assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize("preset", ["belief2", "mgk", "dcmha"])
+@pytest.mark.parametrize("name", ["eva02_base_patch14_224", "swin_tiny_patch4_window7_224"])
+def test_every_weight_of_another_mechanism_is_trained(preset: str, name: str) -> None:
+    model, images = make_timm(name)
+    replace_attention(model, preset)
+    model(images).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_computes_and_generates_the_same(kind: str, implementation: str) -> None:
+    model = make_decoder(kind, implementation)
+    tokens = torch.randint(0, 50, (2, 11))
+    present = torch.ones_like(tokens)
+    present[1, :3] = 0
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
+    def compute() -> list[Tensor]:
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits
+            padded = model(tokens, attention_mask=present, use_cache=False).logits[:, 3:]
+            greedy = model.generate(tokens, attention_mask=present, **options)
+            beams = model.generate(tokens, attention_mask=present, num_beams=3, **options)
+        return [logits, padded, greedy, beams]
+
+    parameters = count(model)
+    expected = compute()
+    replace_attention(model, "standard")
+    assert count(model) == parameters
+    for ours, theirs in zip(compute(), expected, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("preset", ["belief2", "mgk", "dcmha", "gaussian", "talking-heads"])
+def test_the_cache_of_transformers_changes_no_token(preset: str) -> None:
+    model = replace_attention(make_decoder("qwen3"), preset)
+    tokens = torch.randint(0, 50, (2, 9))
+    present = torch.ones_like(tokens)
+    present[0, :2] = 0
+    options = {"attention_mask": present, "max_new_tokens": 8, "do_sample": False}
+    options["pad_token_id"] = 0
+    with torch.no_grad():
+        cached = model.generate(tokens, **options)
+        assert torch.equal(cached, model.generate(tokens, use_cache=False, **options))
+
+
+def test_a_window_limits_what_is_read_from_the_cache() -> None:
+    model = replace_attention(make_decoder("llama"), {"window": 4})
+    tokens = torch.randint(0, 50, (2, 9))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        cached = model.generate(tokens, **options)
+        assert torch.equal(cached, model.generate(tokens, use_cache=False, **options))
+
+
+def test_linear_attention_has_no_cache_of_transformers() -> None:
+    model = replace_attention(make_decoder("llama"), "linear")
+    tokens = torch.randint(0, 50, (1, 5))
+    assert model(tokens).logits.isfinite().all()
+    with pytest.raises(ValueError, match="'linear' attention has no keys and values to cache"):
+        model(tokens, use_cache=True)
+
+
+def test_a_static_cache_is_refused() -> None:
+    model = replace_attention(make_decoder("llama"), "standard")
+    with pytest.raises(ValueError, match="needs a cache that grows, such as DynamicCache"):
+        model.generate(
+            torch.zeros(1, 3, dtype=torch.long),
+            cache_implementation="static",
+            max_new_tokens=2,
+            pad_token_id=0,
+            disable_compile=True,
+        )
+
+
+def test_encoders_of_transformers_compute_the_same() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
+    sizes["intermediate_size"] = 48
+    torch.manual_seed(0)
+    vit = AutoConfig.for_model("vit", image_size=16, patch_size=4, **sizes)
+    model = disturb(AutoModelForImageClassification.from_config(vit))
+    images = torch.randn(2, 3, 16, 16)
+    expected = model(images).logits
+    assert_close(replace_attention(model, "standard")(images).logits, expected)
+    bert = AutoConfig.for_model("bert", vocab_size=50, **sizes)
+    for implementation in ("sdpa", "eager"):
+        model = AutoModelForSequenceClassification.from_config(
+            bert, attn_implementation=implementation
+        )
+        disturb(model)
+        tokens, present = torch.randint(0, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+        present[1, 6:] = 0
+        expected = model(tokens, attention_mask=present).logits
+        replace_attention(model, "standard")
+        assert_close(model(tokens, attention_mask=present).logits, expected)
+        assert len(layers(model)) == 2
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested")
+def test_an_encoder_of_pytorch_computes_the_same(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first)
+    model = disturb(nn.TransformerEncoder(layer, 2))
+    x = torch.randn(2, 7, 32) if batch_first else torch.randn(7, 2, 32)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, 5:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(7)
+    cases: list[dict[str, Any]] = [
+        {},
+        {"src_key_padding_mask": padding},
+        {"mask": causal, "is_causal": True},
+        {"mask": causal != 0, "src_key_padding_mask": padding},
+        {"mask": torch.randn(8, 7, 7)},
+    ]
+    shown = ~padding if batch_first else ~padding.T
+    with torch.no_grad():
+        # PyTorch's fused path returns NaN for a mask of each head.
+        torch.backends.mha.set_fastpath_enabled(False)
+        expected = [model(x, **case)[shown] for case in cases]
+        torch.backends.mha.set_fastpath_enabled(True)
+        replace_attention(model, "standard")
+        for case, theirs in zip(cases, expected, strict=True):
+            assert_close(model(x, **case)[shown], theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("xcit_nano_12_p16_224", TINY, r"blocks\.0\.attn \(XCA\): its weights relate channels"),
+        ("levit_128s", {}, r"stages\.0\.blocks\.0\.attn \(Attention\): its class has no adapter"),
+        ("coatnet_pico_rw_224", {"img_size": 32}, r"attn \(Attention2d\): it maps a width of 128"),
+        ("resnet18", {}, "ResNet has no self-attention layers"),
+    ],
+)
+def test_other_layers_are_refused_with_their_path(
+    name: str, arguments: dict[str, Any], message: str
+) -> None:
+    model = timm.create_model(name, **arguments)
+    with pytest.raises(ConfigError, match=f"^replace_attention: .*{message}"):
+        replace_attention(model, "belief2")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("swin_tiny_patch4_window7_224", "linear", "'linear' attention has no logits"),
+        ("cait_xxs24_224", "dcmha", "compose: 'query\\+key' would mix heads that it mixes itself"),
+        ("vit_tiny_patch16_224", {"kv_heads": 1}, "kv_heads: 1, but the module has 2 key heads"),
+    ],
+)
+def test_mechanisms_that_do_not_fit_are_refused(name: str, spec: Any, message: str) -> None:
+    model, _ = make_timm(name)
+    with pytest.raises(ConfigError, match=message):
+        replace_attention(model, spec)
+
+
+def test_cross_attention_is_refused() -> None:
+    model = replace_attention(nn.MultiheadAttention(16, 2, batch_first=True), "standard")
+    with pytest.raises(ValueError, match="cross-attention"):
+        model(torch.randn(1, 3, 16), torch.randn(1, 4, 16), torch.randn(1, 4, 16))
+
+
+class Single(nn.Module):
+    """Attention of one head, with a sign that its adapter has to respect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, 8)
+        self.sign = -1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (self.queries(x) @ self.keys(x).transpose(-1, -2) / 8**0.5).softmax(-1)
+        return self.sign * self.out(weights @ x)
+
+
+class SingleAttention(Single):
+    """A class without adapter."""
+
+
+def test_a_class_of_ones_own_needs_an_adapter() -> None:
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(ConfigError, match=r"0 \(SingleAttention\): its class has no adapter"):
+        replace_attention(nn.Sequential(SingleAttention()), "standard")
+
+    @adapts(f"{__name__}:Single")
+    class SingleAdapter(Adapter):
+        moved = ("queries", "keys", "out")
+
+        def read(self, original: Single) -> Projections:
+            values = torch.eye(8)
+            weight = torch.cat([original.queries.weight, original.keys.weight, values])
+            biases = [original.queries.bias, original.keys.bias, torch.zeros(8)]
+            return Projections(1, linear(weight, torch.cat(biases)), original.out)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sign * self.layer(x)
+
+    model = nn.Sequential(Single())
+    expected = model(x)
+    assert_close(replace_attention(model, "standard")(x), expected)
+    assert len(layers(model)) == 1
