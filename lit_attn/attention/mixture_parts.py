@@ -105,7 +105,6 @@ class LinearConfig(MixedKeysConfig):
 
     has_logits = False
     fast = "lit_attn.attention.linear:Linear"
-    has_logits = False
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.attention.choose import attention_spec
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import AttentionSpec
+from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 
