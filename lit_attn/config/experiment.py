@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 # Importing these modules registers the members of the families.
-from lit_attn.config.data import composition, images, segmentation, text
+from lit_attn.config.data import composition, images, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric
 from lit_attn.config.models import language, segmenter, vision
@@ -21,7 +21,7 @@ from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError
 
 MEMBERS = (
-    *(composition, images, segmentation, text),
+    *(composition, images, segmentation, tables, text),
     *(vision, language, segmenter),
 )
 """Modules with the data sets and models of this package."""

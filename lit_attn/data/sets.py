@@ -3,8 +3,10 @@
 Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
+import contextlib
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +56,33 @@ def load(data: Images) -> dict[str, Split]:
     return splits
 
 
-def check_epoch(data: OwnImages, samples: int) -> None:
+def check_npz(data: Npz | NpzTargets) -> None:
+    """Raise the ConfigErrors that can be found without reading the images."""
+    with _naming_the_path():
+        splits = read_npz(data, headers=True)
+        for name, split in splits.items():
+            check_split(name, split, data)
+        _check_epoch(data, len(splits["train"].labels))
+
+
+def check_folder(data: Folder) -> None:
+    """Raise the ConfigErrors that can be found without reading the images."""
+    with _naming_the_path():
+        _check_epoch(data, len(list_images(data)["train"]))
+
+
+@contextlib.contextmanager
+def _naming_the_path() -> Iterator[None]:
+    """Let every ConfigError begin with a key, which is the path's if it names none."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(error).startswith("data."):
+            raise
+        raise ConfigError(f"data.path: {error}") from error
+
+
+def _check_epoch(data: OwnImages, samples: int) -> None:
     """Raise ConfigError if an epoch of `samples` training images has no batch."""
     count_steps(data.epoch_length * (samples - data.validation), data.batch_size, data.drop_last)
 
@@ -176,7 +204,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
                 f"{images.shape}"
             )
         labels = arrays[f"y_{name}"]
-        outputs, kinds = (data.outputs, "iuf") if isinstance(data, OwnTargets) else (1, "iu")
+        outputs, kinds = (data.num_outputs, "iuf") if isinstance(data, OwnTargets) else (1, "iu")
         if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
             what, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
             raise ConfigError(
@@ -189,18 +217,10 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
     return splits
 
 
-def check_npz(data: Npz | NpzTargets) -> int:
-    """Check headers and labels of the file, and return the number of training images."""
-    splits = read_npz(data, headers=True)
-    for name, split in splits.items():
-        check_split(name, split, data)
-    return len(splits["train"].labels)
-
-
 def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
     """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
     if isinstance(data, OwnTargets):
-        return Split(images, labels.astype(np.float32).reshape(len(labels), data.outputs))
+        return Split(images, labels.astype(np.float32).reshape(len(labels), data.num_outputs))
     return Split(images, labels.astype(np.int64).reshape(-1))
 
 
@@ -216,7 +236,7 @@ def _placeholder(archive: Any, name: str) -> NDArray[Any]:
 def read_folder(data: Folder) -> dict[str, Split]:
     splits = {}
     for name, files in list_images(data).items():
-        images = [_read_image(path, data.size, data.channels) for path, _ in files]
+        images = [fit_image(str(path), path, data) for path, _ in files]
         labels = np.asarray([label for _, label in files], dtype=np.int64)
         splits[name] = Split(np.stack(images), labels)
     return splits
@@ -271,14 +291,15 @@ def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
 
 
-def _read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
+def fit_image(name: str, source: Any, data: OwnImages) -> NDArray[np.uint8]:
+    """Return an image, path or file as (C, H, W); raise ConfigError, naming it, if it is bad."""
     try:
-        with Image.open(path) as image:
-            converted = image.convert("RGB" if channels == 3 else "L")
-            resized = converted.resize((size, size), Image.Resampling.BICUBIC)
-    except OSError as error:
-        raise ConfigError(f"{path}: is not a readable image: {error}") from error
-    return np.asarray(resized).reshape(size, size, channels).transpose(2, 0, 1)
+        with source if isinstance(source, Image.Image) else Image.open(source) as image:
+            converted = image.convert("RGB" if data.channels == 3 else "L")
+            resized = converted.resize((data.size, data.size), Image.Resampling.BICUBIC)
+    except (OSError, SyntaxError) as error:
+        raise ConfigError(f"{name}: is not a readable image: {error}") from error
+    return np.asarray(resized).reshape(data.size, data.size, data.channels).transpose(2, 0, 1)
 
 
 def check_split(name: str, split: Split, data: Images) -> None:

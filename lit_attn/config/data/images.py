@@ -135,21 +135,6 @@ class OwnImages(Images):
     channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
     splits: ClassVar = ("test", "val")
 
-    @abstractmethod
-    def count_training_images(self) -> int:
-        """Check headers, labels and names of the files; return the number of training images.
-
-        Raises the ConfigErrors of `read_splits` that can be found without reading the images.
-        """
-
-    def check_files(self) -> None:
-        try:
-            load("lit_attn.data.sets:check_epoch")(self, self.count_training_images())
-        except ConfigError as error:
-            if str(error).startswith("data."):
-                raise
-            raise ConfigError(f"data.path: {error}") from error
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         return (self.channels, self.size, self.size)
@@ -158,7 +143,6 @@ class OwnImages(Images):
 class OwnClasses(OwnImages, ClassImages):
     """Images of the user with classes."""
 
-    path: Path = outside_identity(..., "file or folder of the images")
     classes: PositiveInt = Field(description="number of classes")
 
     @property
@@ -169,10 +153,13 @@ class OwnClasses(OwnImages, ClassImages):
 class OwnTargets(OwnImages):
     """Images of the user with numbers to predict, for the task `regression`."""
 
-    outputs: PositiveInt = Field(1, description="numbers to predict for each image")
-
     def signature(self) -> ImageTargets:
-        return ImageTargets(self.image_shape, self.outputs)
+        return ImageTargets(self.image_shape, self.num_outputs)
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image."""
 
     @model_validator(mode="after")
     def _has_no_classes_to_mix(self) -> Self:
@@ -188,18 +175,18 @@ class Folder(OwnClasses):
     """
 
     kind: Literal["folder"] = "folder"
+    path: Path = outside_identity(..., "folder of the images")
     read_splits: ClassVar = method("lit_attn.data.sets:read_folder")
-
-    def count_training_images(self) -> int:
-        return len(load("lit_attn.data.sets:list_images")(self)["train"])
+    check_files: ClassVar = method("lit_attn.data.sets:check_folder")
 
 
 class Npz(OwnClasses):
     """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
 
     kind: Literal["npz"] = "npz"
+    path: Path = outside_identity(..., "file of the images")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
-    count_training_images: ClassVar = method("lit_attn.data.sets:check_npz")
+    check_files: ClassVar = method("lit_attn.data.sets:check_npz")
 
 
 class NpzTargets(OwnTargets):
@@ -207,8 +194,13 @@ class NpzTargets(OwnTargets):
 
     kind: Literal["npz-targets"] = "npz-targets"
     path: Path = outside_identity(..., "file of the images")
+    outputs: PositiveInt = Field(1, description="numbers to predict for each image")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
-    count_training_images: ClassVar = method("lit_attn.data.sets:check_npz")
+    check_files: ClassVar = method("lit_attn.data.sets:check_npz")
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
 
 
 class TimmAugmentation(Config):

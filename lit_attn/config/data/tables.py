@@ -1,0 +1,117 @@
+"""Data sets of rows: Parquet, CSV or JSON files, or a data set of the Hugging Face hub."""
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from lit_attn.config.data.base import method
+from lit_attn.config.data.images import OwnClasses, OwnTargets
+from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, Tokenizer
+from lit_attn.schema.base import Config, outside_identity
+
+
+class Table(Config):
+    """Rows of `train`, `test` and `val`, which are files, or splits of a data set of the hub."""
+
+    column_keys: ClassVar[tuple[str, ...]]
+    """Keys that name columns."""
+
+    hub: str | None = Field(None, description="data set of the hub, owner/name; null: files")
+    subset: str | None = Field(None, description="configuration of the data set of the hub")
+    train: Path | None = outside_identity(None, "Parquet, CSV or JSON file of the split train")
+    test: Path | None = outside_identity(None, "file of the split test")
+    val: Path | None = outside_identity(None, "file of the split val")
+
+    check_files: ClassVar = method("lit_attn.data.tables:check_columns")
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """File of each split; empty for a data set of the hub."""
+        paths = {"train": self.train, "test": self.test, "val": self.val}
+        return {split: path for split, path in paths.items() if path is not None}
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names of the columns that are read, by the key in `data`."""
+        columns = {}
+        for key in self.column_keys:
+            value = getattr(self, key)
+            for column in (value,) if isinstance(value, str) else value or ():
+                columns[key if isinstance(value, str) else f"{key}.{column}"] = column
+        return columns
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if self.hub is None and (self.train is None or not (self.test or self.val)):
+            raise ValueError("train: needs the files `train` and `test` or `val`, or `hub`")
+        if self.hub is not None and self.files:
+            raise ValueError(f"hub: with the file `{next(iter(self.files))}`; drop one of them")
+        return self
+
+
+class TableImages(Table, OwnClasses):
+    """Images and their classes: numbers from 0, or names in alphabetical order.
+
+    An image is a cell of `datasets` or the path of a file, relative to the table.
+    """
+
+    kind: Literal["table-images"] = "table-images"
+    column_keys: ClassVar = ("image", "label")
+    image: str = Field("image", description="column of the images")
+    label: str = Field("label", description="column of the classes")
+    read_splits: ClassVar = method("lit_attn.data.tables:read_images")
+
+
+class TableTargets(Table, OwnTargets):
+    """Images and numbers to predict, for the task `regression`."""
+
+    kind: Literal["table-targets"] = "table-targets"
+    column_keys: ClassVar = ("image", "targets")
+    image: str = Field("image", description="column of the images")
+    targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers")
+    read_splits: ClassVar = method("lit_attn.data.tables:read_images")
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.targets)
+
+
+class TableText(Table, NamedTokens):
+    """Documents, one in each row, for language modelling."""
+
+    kind: Literal["table-text"] = "table-text"
+    column_keys: ClassVar = ("text",)
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+    text: str = Field("text", description="column of the documents")
+    texts: ClassVar = method("lit_attn.data.tables:read_texts")
+
+
+class TableLabels(Table, Labelled):
+    """Texts, or with `second` pairs of texts, and their classes (numbers or names)."""
+
+    kind: Literal["table-labels"] = "table-labels"
+    column_keys: ClassVar = ("text", "second", "label")
+    name: str = Field(description="name of the data set in identities and tables")
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
+    text: str = Field("text", description="column of the texts")
+    second: str | None = Field(None, description="column of the second texts, with `pairs`")
+    label: str = Field("label", description="column of the classes")
+    vocabulary: PositiveInt = Field(512, description="number of embeddings of the model")
+    classes: PositiveInt = Field(2, description="number of classes")
+    read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if self.pairs != (self.second is not None):
+            raise ValueError("second: name the column of the second texts exactly if `pairs`")
+        if self.vocabulary <= self.tokenizer.vocabulary:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary}, but the tokenizer has {self.tokenizer.vocabulary} "
+                f"ids and 0 is padding; choose at least {self.tokenizer.vocabulary + 1}"
+            )
+        return self

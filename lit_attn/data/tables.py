@@ -1,0 +1,178 @@
+"""Rows of Parquet, CSV and JSON files and of the hub, read by Hugging Face `datasets`."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lit_attn.config.data.base import require_files
+from lit_attn.config.data.tables import Table, TableImages, TableLabels, TableTargets, TableText
+from lit_attn.data.sets import Split, fit_image, make_split
+from lit_attn.extras import require
+from lit_attn.schema.errors import ConfigError, suggest
+
+READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+
+
+def check_columns(data: Table) -> None:
+    """Raise ConfigError if a file is missing, is not a table, or lacks a column of `data`."""
+    require("datasets", "data.kind", "datasets")
+    for split, path in data.files.items():
+        require_files(f"data.{split}", [path])
+        if path.suffix not in READERS:
+            raise ConfigError(f"data.{split}: {path} is none of {', '.join(READERS)}")
+        try:
+            names = _column_names(path)
+        except Exception as error:  # Each reader has classes of its own.
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"data.{split}: {path} cannot be read: {reason}") from error
+        _require_columns(data, str(path), names)
+
+
+def _column_names(path: Path) -> list[str]:
+    """Return the names of the columns; of large files only the beginning is read."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        names: list[str] = parquet.read_schema(path).names
+        return names
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            return next(csv.reader(file))
+        line = file.readline()
+        row = json.loads(line if line.rstrip().endswith("}") else line + file.read())
+    return list(row if isinstance(row, dict) else row[0])
+
+
+def _require_columns(data: Table, source: str, names: Iterable[str]) -> None:
+    for key, column in data.columns.items():
+        if column not in names:
+            hint = suggest(column, names)
+            raise ConfigError(f"data.{key}: {source} has no column '{column}'{hint}")
+
+
+def load_rows(data: Table) -> dict[str, Any]:
+    """Return the `datasets.Dataset` of each split; raise ConfigError if one cannot be read."""
+    library = require("datasets", "data.kind", "datasets")
+    library.disable_progress_bars()
+    splits: dict[str, Any] = {}
+    try:
+        if data.hub is not None:
+            loaded = library.load_dataset(data.hub, data.subset)
+            splits = {{"validation": "val"}.get(name, name): loaded[name] for name in loaded}
+        for split, path in data.files.items():
+            files = {split: str(path)}
+            splits[split] = library.load_dataset(READERS[path.suffix], data_files=files)[split]
+    except Exception as error:  # Readers of files and the hub have many classes of errors.
+        key = "hub" if data.hub else "train"
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ConfigError(f"data.{key}: the rows cannot be loaded: {reason}") from error
+    for split, rows in splits.items():
+        _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
+    if "train" not in splits:
+        raise ConfigError(f"data.hub: {data.hub} has no split train; it has {', '.join(splits)}")
+    return splits
+
+
+def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
+    """Return the splits; a single evaluated split is "test"."""
+    tables = load_rows(data)
+    if "test" not in tables and "val" in tables:
+        tables["test"] = tables.pop("val")
+    names: list[Any] = []
+    splits: dict[str, Split] = {}
+    for split in [name for name in ("train", "val", "test") if name in tables]:
+        rows, source = tables[split], data.files.get(split, Path())
+        images = [
+            fit_image(f"{split} row {number}", _open(image, source.parent), data)
+            for number, image in enumerate(rows[data.image])
+        ]
+        if isinstance(data, TableTargets):
+            labels: NDArray[Any] = np.stack(
+                [_numbers(rows, column) for column in data.targets], axis=1
+            )
+        else:
+            labels, names = _classes(data.label, split, rows[data.label], names)
+        splits[split] = make_split(np.stack(images), labels, data)
+    return splits
+
+
+def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
+    """Return (name, text) of every document of every split; val may be called test."""
+    tables = load_rows(data)
+    if "val" not in tables:
+        tables["val"] = tables.pop("test")
+    return {
+        split: [(f"{split} row {i}", str(text)) for i, text in enumerate(rows[data.text]) if text]
+        for split, rows in tables.items()
+        if split in ("train", "val", "test")
+    }
+
+
+def read_samples(data: TableLabels) -> dict[str, list[Any]]:
+    """Return the labelled samples of "train", "val" and "test"; each of the last may be both."""
+    from lit_attn.data.text.labelled import Sample
+
+    tables = load_rows(data)
+    columns = [column for column in (data.text, data.second) if column is not None]
+    encode = data.tokenizer.encoder(text for column in columns for text in tables["train"][column])
+    names: list[Any] = []
+    samples: dict[str, list[Any]] = {}
+    for split in [name for name in ("train", "val", "test") if name in tables]:
+        rows = tables[split]
+        labels, names = _classes(data.label, split, rows[data.label], names)
+        if len(names) > data.classes or labels.max() >= data.classes or labels.min() < 0:
+            raise ConfigError(
+                f"data.classes: {data.classes}, but {split} has the labels {labels.min()} to "
+                f"{labels.max()}"
+            )
+        # Id 0 is padding.
+        texts = [
+            [
+                np.asarray(encode.prompt(text or " "), np.uint16) + np.uint16(1)
+                for text in rows[name]
+            ]
+            for name in columns
+        ]
+        samples[split] = list(map(Sample, zip(*texts, strict=True), labels.tolist()))
+    evaluated = samples.get("val") or samples.get("test") or []
+    return {"val": evaluated, "test": evaluated} | samples
+
+
+def _open(image: Any, folder: Path) -> Any:
+    """Return an image, or what Pillow can open: a path, or the bytes in a cell of `datasets`."""
+    if isinstance(image, dict):
+        content = image.get("bytes")
+        return io.BytesIO(content) if content else folder / str(image.get("path"))
+    return image if isinstance(image, Image.Image) else folder / str(image)
+
+
+def _classes(
+    key: str, split: str, values: Iterable[Any], names: list[Any]
+) -> tuple[NDArray[np.int64], list[Any]]:
+    """Return class numbers (N,) and the names of the classes, which train defines."""
+    values = list(values)
+    if all(isinstance(value, int) for value in values):
+        return np.asarray(values, np.int64), names
+    names = names or sorted({str(value) for value in values})
+    numbers = {name: number for number, name in enumerate(names)}
+    for row, value in enumerate(values):
+        if str(value) not in numbers:
+            raise ConfigError(
+                f"data.label: {split} row {row} of '{key}' is '{value}', no class of train"
+                f"{suggest(str(value), names)}"
+            )
+    return np.asarray([numbers[str(value)] for value in values], np.int64), names
+
+
+def _numbers(rows: Any, column: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray([float(value) for value in rows[column]])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data.targets: column '{column}': a cell is not a number") from error

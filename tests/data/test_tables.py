@@ -1,0 +1,188 @@
+"""Tests of data sets of rows: Parquet, CSV and JSON files."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from lit_attn.config.data.tables import TableImages, TableLabels, TableTargets, TableText
+from lit_attn.config.signatures import ImageTargets
+from lit_attn.schema.errors import ConfigError
+
+datasets = pytest.importorskip("datasets")
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the cache of `datasets` in the folder of the test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2))
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    return path
+
+
+def write_images(folder: Path, names: list[Any]) -> list[dict[str, Any]]:
+    """Write one image for each of `names`; its grey level is its number."""
+    rows = []
+    for number, name in enumerate(names):
+        Image.new("L", (6, 6), 10 * number).save(folder / f"{number}.png")
+        rows.append({"image": f"{number}.png", "label": name, "x": number / 2, "y": -number})
+    return rows
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_images_are_read_from_every_kind_of_file(suffix: str, tmp_path: Path) -> None:
+    rows = write_images(tmp_path, ["dog", "cat", "cat", "emu"])
+    train = write(tmp_path / f"train{suffix}", rows)
+    test = write(tmp_path / f"test{suffix}", rows[:2])
+    config = TableImages(
+        name="t", train=train, test=test, size=6, channels=1, classes=3, batch_size=2
+    )
+    config.check_files()
+    data = config.build(0, CPU)
+    images, labels = data.tensors["train"]
+    assert labels.tolist() == [1, 0, 0, 2]
+    assert images[:, 0, 3, 3].tolist() == [0, 10, 20, 30]
+    assert data.tensors["test"][1].tolist() == [1, 0]
+
+
+def test_images_in_cells_of_datasets_are_decoded(tmp_path: Path) -> None:
+    rows = [{"image": Image.new("RGB", (4, 4), (9, 0, i)), "label": i} for i in range(3)]
+    names = ("a", "b", "c")
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
+    table = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+    table.to_parquet(tmp_path / "train.parquet")
+    path = tmp_path / "train.parquet"
+    config = TableImages(name="t", train=path, val=path, size=4, classes=3, batch_size=3)
+    data = config.build(0, CPU)
+    assert data.splits == ["test"]
+    images, labels = data.tensors["train"]
+    assert images[:, :, 0, 0].tolist() == [[9, 0, 0], [9, 0, 1], [9, 0, 2]]
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_columns_of_numbers_are_targets(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
+    config = TableTargets(
+        name="t", train=path, test=path, size=6, channels=1, targets=("x", "y"), batch_size=3
+    )
+    assert config.signature() == ImageTargets((1, 6, 6), 2)
+    config.check_files()
+    assert config.build(0, CPU).tensors["test"][1].tolist() == [[0, 0], [0.5, -1], [1, -2]]
+
+
+def test_texts_and_labels_make_padded_rows(tmp_path: Path) -> None:
+    rows = [
+        {"text": "no", "other": "x", "label": "bad"},
+        {"text": "a", "other": "yz", "label": "ok"},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    choices = {"name": "t", "train": path, "test": path, "context": 4, "batch_size": 2}
+    data = TableLabels.model_validate(choices).build(0, CPU)
+    tokens, present, labels = next(iter(data.val_dataloader()[0]))
+    assert tokens[:2].tolist() == [[111, 112, 0, 0], [98, 0, 0, 0]]
+    assert present[:2].sum(1).tolist() == [2, 1]
+    assert labels[:2].tolist() == [0, 1]
+    pairs = TableLabels.model_validate(choices | {"second": "other", "pairs": True}).build(0, CPU)
+    assert next(iter(pairs.train_dataloader()))[0].shape == (2, 2, 4)
+
+
+def test_documents_are_the_rows_of_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", [{"text": "hello there"}, {"text": None}, {"text": "you"}])
+    config = TableText(name="t", train=path, val=path, context=4, batch_size=1)
+    config.check_files()
+    stream = config.streams()["train"]
+    assert bytes(stream.read(0, len(stream)).tolist()) == b"hello there\0you\0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"label": "lable"},
+            r"data\.label: .*a\.csv has no column 'lable'; did you mean 'label'\?",
+        ),
+        ({"train": Path("no.csv")}, r"data\.train: no file no\.csv"),
+        ({"train": Path(__file__)}, r"data\.train: .*test_tables\.py is none of \.parquet, \.csv"),
+    ],
+)
+def test_wrong_files_are_refused_before_anything_runs(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
+    choices = {"name": "t", "train": path, "test": path, "size": 6, "classes": 3}
+    with pytest.raises(ConfigError, match=message):
+        TableImages.model_validate(choices | changes).check_files()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_unreadable_tables_are_named(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_text("[")
+    config = TableText(name="t", train=path, val=path)
+    with pytest.raises(ConfigError, match=rf"data\.train: .*a\{suffix} cannot be read: ") as caught:
+        config.check_files()
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_cells_are_named(tmp_path: Path) -> None:
+    rows = write_images(tmp_path, ["cat", "dog"])
+    train = write(tmp_path / "train.csv", rows)
+    test = write(tmp_path / "test.csv", [{**rows[0], "label": "cart", "x": "one"}])
+    choices = {"name": "t", "train": train, "test": test, "size": 6, "batch_size": 1}
+    with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
+        TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
+    with pytest.raises(ConfigError, match=r"data\.targets: column 'x': a cell is not a number"):
+        TableTargets.model_validate(choices | {"targets": ["x"]}).build(0, CPU)
+    (tmp_path / "1.png").write_text("text")
+    with pytest.raises(ConfigError, match=r"train row 1: is not a readable image"):
+        TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({}, "train: needs the files `train` and `test` or `val`, or `hub`"),
+        ({"train": "a.csv"}, "train: needs the files"),
+        ({"hub": "o/n", "val": "a.csv"}, "hub: with the file `val`; drop one of them"),
+    ],
+)
+def test_one_source_is_needed(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TableText.model_validate({"name": "t", **choices})
+
+
+def test_the_splits_of_the_hub_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = datasets.Dataset.from_list([{"text": "a"}])
+    splits = datasets.DatasetDict({"train": table, "validation": table})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: splits)
+    assert set(TableText(name="t", hub="owner/name").texts()) == {"train", "val"}
+    with pytest.raises(ConfigError, match=r"data\.text: owner/name has no column 'txt'"):
+        TableText(name="t", hub="owner/name", text="txt").texts()
+
+
+def test_a_large_vocabulary_needs_as_many_embeddings() -> None:
+    choices = {"name": "t", "hub": "o/n", "context": 8, "tokenizer": "gpt-neox"}
+    with pytest.raises(ValidationError, match=r"vocabulary: 512, but .* choose at least 50278"):
+        TableLabels.model_validate(choices)
+    assert np.iinfo(np.uint16).max > 50_278
