@@ -120,7 +120,7 @@ def print_costs(
 
 def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float | None]) -> str:
     """Return the hours of one table or figure, or the reason why they are unknown."""
-    needed = set(source.references(item))
+    needed = source.references(item)
     if not needed:
         return item.absent or "no study measures it"
     known = [hours[reference] for reference in needed if reference in hours]

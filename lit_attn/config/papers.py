@@ -1,9 +1,5 @@
 """Papers: the keys of an `experiments/papers/NAME.yaml`, which lays out every table and figure.
 
-    title: Improving Transformers with Probabilistic Attention Keys
-    link: https://proceedings.mlr.press/v162/nguyen22c.html
-    studies: ../../ablations.yaml              # relative to this file
-    small: {file: small.yaml, studies: {mgk-listops: small-mgk-listops}}      # for --small
     tables:
       "1":
         caption: Test accuracy on the Long Range Arena
@@ -14,18 +10,16 @@
         rows:
           Softmax 12 heads: {variant: softmax-12, published: 36.64 | 65.62 | 51.13}
         readings: [released-*]                 # further variants of the same rows
-        claims:
-          - {text: ..., row: ..., against: ..., column: ListOps}
     figures:
       "1":
         caption: Training loss
         lines: {Softmax 12 heads: mgk-listops/softmax-12}         # study/variant
         panels: [{x: step, y: train/loss, log: [x]}]
 
-A published cell is a text, exactly as the paper prints it; a bar separates the cells of a row. The
-names of rows and columns are the paper's. `GROUP / NAME` is a name below a heading.
+A published cell is a text, exactly as the paper prints it; a bar separates the cells of a row.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -77,17 +71,11 @@ class Column(Config):
     )
     absent: str | None = Field(None, description="reason why no study measures this column")
 
-    @property
-    def is_derived(self) -> bool:
-        """True if the column is computed from other columns."""
-        return bool(self.mean) or self.relative is not None
-
 
 class Row(Config):
     """A row of a table with the published cells, `|` between them."""
 
     variant: str | None = Field(None, description="variant of the row; null: not measured")
-    study: str | None = Field(None, description="study in place of the study of each column")
     published: str = Field(description="cells exactly as printed")
 
     @property
@@ -228,32 +216,33 @@ class PaperSource:
         chosen = list(numbers) or list(items)
         return {number: items[number] for number in items if number in chosen}
 
-    def find(self, item: Layout, reference: Reference) -> Reference | None:
+    def locate(self, item: Layout, reference: Reference) -> Reference | None:
         """Return the variant that is run for `reference`, or None if this size has none."""
         if not self.size:
             return reference
         small = self.paper.small
         studies = small.studies | (small.data if self.size == "data" else {}) | item.small
         study, variant = reference
-        if (other := studies.get(f"{study}/{variant}")) is not None:
-            return Reference(*other.split("/", 1))
+        if other := studies.get(f"{study}/{variant}"):
+            return split_line(other)
         return Reference(studies[study], variant) if study in studies else None
 
-    def references(self, item: Layout) -> Iterator[Reference]:
-        """Yield the variants that a table or figure needs, some of them more than once."""
+    def locate_lines(self, item: Layout, lines: dict[str, str]) -> Iterator[tuple[str, Reference]]:
+        """Yield label and variant of the lines that this size has."""
+        for label, line in lines.items():
+            if located := self.locate(item, split_line(line)):
+                yield label, located
+
+    def references(self, item: Layout) -> set[Reference]:
+        """Return the variants that a table or figure needs."""
         if item.absent and not self.size:
-            return
+            return set()
         if isinstance(item, Figure):
-            written = [Reference(*line.split("/", 1)) for line in item.all_lines.values()]
-        else:
-            assert isinstance(item, Table)
-            cells = [
-                (row, column) for row in item.rows.values() for column in item.columns.values()
-            ]
-            written = [ref for row, column in cells if (ref := cell_reference(row, column))]
-        for reference in written:
-            if (located := self.find(item, reference)) is not None:
-                yield located
+            return {reference for _, reference in self.locate_lines(item, item.all_lines)}
+        assert isinstance(item, Table)
+        cells = itertools.product(item.rows.values(), item.columns.values())
+        written = {reference for row, column in cells if (reference := refer(row, column))}
+        return {located for one in written if (located := self.locate(item, one))}
 
     @cached_property
     def known_variants(self) -> dict[str, list[str] | None]:
@@ -267,13 +256,21 @@ class PaperSource:
         return known
 
 
-def cell_reference(row: Row, column: Column) -> Reference | None:
-    """Return the variant behind a cell, or None for a cell without a measurement."""
-    study = row.study or column.study
-    if row.variant is None or column.absent or column.is_derived or column.study is None:
+def split_line(line: str) -> Reference:
+    """Return the variant that `study/variant` names."""
+    study, _, variant = line.partition("/")
+    return Reference(study, variant)
+
+
+def refer(row: Row, column: Column, pattern: str = "*") -> Reference | None:
+    """Return the variant behind a cell, or None for a cell without a measurement.
+
+    In `pattern` the star is the variant of the row.
+    """
+    if row.variant is None or column.study is None or column.absent:
         return None
-    assert study is not None
-    return Reference(study, column.variant.replace("{}", row.variant))
+    variant = pattern.replace("*", row.variant)
+    return Reference(column.study, column.variant.replace("{}", variant))
 
 
 def find_numbers(cell: str) -> list[float]:
@@ -299,59 +296,42 @@ def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
         key = ".".join(str(part) for part in keys)
         raise ConfigError(f"{locate(tree, keys)}: {key}: {message}") from error
     source = PaperSource(name, paper, path, size, tree)
-    for number, table in paper.tables.items():
-        _check_table(source, number, table)
     for number, item in source.items(()).items():
         keys = ("figures", number[7:]) if isinstance(item, Figure) else ("tables", number)
-        _check_references(source, keys, item)
+        try:
+            _check(source, item)
+        except ValueError as error:
+            place = locate(tree, keys)
+            raise ConfigError(f"{place}: {'.'.join(keys)}: {error}") from error
     return source
 
 
-def _check_table(source: PaperSource, number: str, table: Table) -> None:
-    """Raise ConfigError for a wrong count of cells, or a name that is no row or no column."""
-
-    def error(keys: tuple[str | int, ...], message: str) -> ConfigError:
-        path = ("tables", number, *keys)
-        place = locate(source.tree, path)
-        return ConfigError(f"{place}: {'.'.join(map(str, path))}: {message}")
-
-    for name, row in table.rows.items():
-        if len(row.cells) != len(table.columns):
-            text = f"{len(row.cells)} cells for {len(table.columns)} columns"
-            raise error(("rows", name, "published"), text)
-    for name, column in table.columns.items():
-        for other in (*column.mean, *filter(None, [column.relative])):
-            if other not in table.columns:
-                hint = suggest(other, table.columns)
-                raise error(("columns", name), f"no column '{other}'{hint}")
-    for place, claim in enumerate(table.claims):
-        for key, word, names in (
-            ("row", claim.row, table.rows),
-            ("against", claim.against, table.rows),
-            ("column", claim.column or next(iter(table.columns)), table.columns),
-        ):
-            if word not in names:
-                raise error(("claims", place, key), f"no {key} '{word}'{suggest(word, names)}")
-
-
-def _check_references(source: PaperSource, keys: tuple[str, str], item: Layout) -> None:
-    """Raise ConfigError if a table or figure names a study or variant that does not exist."""
-    place, key = locate(source.tree, keys), ".".join(keys)
-    if isinstance(item, Figure):
-        for claim in item.claims:
-            for line in (claim.row, claim.against):
-                if line not in item.all_lines:
-                    hint = suggest(line, item.all_lines)
-                    raise ConfigError(f"{place}: {key}: claims: no line '{line}'{hint}")
-        for line in item.all_lines.values():
-            if "/" not in line:
-                raise ConfigError(f"{place}: {key}: lines: '{line}': write STUDY/VARIANT")
+def _check(source: PaperSource, item: Layout) -> None:
+    """Raise ValueError for a wrong count of cells or a name that does not exist."""
+    rows: Iterable[str] = ()
+    columns: Iterable[str] = ()
+    if isinstance(item, Table):
+        rows, columns = item.rows, item.columns
+        for name, row in item.rows.items():
+            if len(row.cells) != len(item.columns):
+                count = f"{len(row.cells)} cells for {len(item.columns)} columns"
+                raise ValueError(f"row '{name}': {count}")
+        for column in item.columns.values():
+            for other in (*column.mean, column.relative):
+                _require("column", other, columns)
+    elif isinstance(item, Figure):
+        rows = item.all_lines
+    for claim in item.claims:
+        _require("row or line", claim.row, rows)
+        _require("row or line", claim.against, rows)
+        _require("column", claim.column, columns)
     known = source.known_variants
-    for study, variant in source.references(item):
-        if study not in known:
-            hint = suggest(study, known)
-            raise ConfigError(f"{place}: {key}: no study '{study}' in {source.studies_path}{hint}")
-        variants = known[study]
-        if variants is not None and variant not in variants:
-            hint = suggest(variant, variants)
-            raise ConfigError(f"{place}: {key}: study '{study}' has no variant '{variant}'{hint}")
+    for study, variant in sorted(source.references(item)):
+        _require(f"{source.studies_path}: study", study, known)
+        _require(f"study '{study}': variant", variant, known[study])
+
+
+def _require(kind: str, name: str | None, names: Iterable[str] | None) -> None:
+    """Raise ValueError, which suggests the nearest name, if `names` are known and lack `name`."""
+    if name is not None and names is not None and name not in names:
+        raise ValueError(f"{kind}: no '{name}'{suggest(name, names)}")

@@ -1,0 +1,206 @@
+"""Numbers of a paper's tables: published cells, our values of each seed, and claims."""
+
+import csv
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_attn.cells.records import Metric, read_diagnostics
+from lit_attn.config.papers import (
+    COSTS,
+    Claim,
+    Figure,
+    Layout,
+    PaperSource,
+    Reference,
+    Table,
+    find_numbers,
+    refer,
+)
+from lit_attn.report import stats
+from lit_attn.report.read import CellRecord, StudyRecord, read_studies
+
+Records = dict[str, StudyRecord]
+"""Studies by name."""
+Values = dict[int, float]
+"""Values in printed units by seed."""
+UNIT = re.compile(r"\d([KMBG%])")
+DECIMALS = re.compile(r"\d+\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of a table: the published text, our values of each seed, and our text."""
+
+    row: str
+    column: str
+    published: str
+    values: Values
+    ours: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, the published difference, ours with its 95 % interval, and the judgement.
+
+    `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".
+    """
+
+    claim: Claim
+    published: str
+    ours: str
+    pairs: int
+    judgement: str
+
+
+def read_records(source: PaperSource, items: Iterable[Layout], runs: Path) -> Records:
+    """Read the studies that `items` need, by name; studies that have not started are left out."""
+    needed = {reference.study for item in items for reference in source.references(item)}
+    planned = [study for study in sorted(needed) if (runs / study / "plan.json").exists()]
+    records = read_studies(runs, planned) if planned else ()
+    return {record.plan.study: record for record in records}
+
+
+def measure(
+    records: Records, reference: Reference | None, value: str, epoch: int | None = None
+) -> Values:
+    """Return a value (see `Column.value`) of every finished seed of a variant, by seed."""
+    if reference is None or reference.study not in records:
+        return {}
+    study = records[reference.study]
+    cells = study.finished_cells(reference.variant)
+    measured = {cell.seed: _read_value(cell, study.plan.metric, value, epoch) for cell in cells}
+    return {seed: number for seed, number in measured.items() if number is not None}
+
+
+def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None) -> float | None:
+    """Return one value of a cell in recorded units, the study's metric in printed units."""
+    if epoch is not None:
+        logged = {"name": value, "scale": 1.0}
+        curve = cell.curve(metric if value == "metric" else metric.model_copy(update=logged))
+        # Epochs of the records count from 0.
+        return next((row.value for row in curve if row.epoch + 1 == epoch), None)
+    if value == "metric":
+        return cell.value
+    numbers = cell.measurements
+    if value == "epoch_time":
+        return float(numbers["step_time"] * numbers["steps"] / numbers["epochs"])
+    if value.startswith("diagnostics/"):
+        _, layer, name = value.split("/")
+        rows = read_diagnostics(cell.folder / "diagnostics.csv") if cell.folder else []
+        chosen = [row for row in rows if row.layer == int(layer) and row.name == name]
+        last = [row.value for row in chosen if row.step == chosen[-1].step]
+        return statistics.fmean(last) if last else None
+    return numbers.get(value if value in COSTS else f"metric {value}")
+
+
+def read_clock(folder: Path | None) -> dict[int, float]:
+    """Return the seconds since the start of training at the recorded steps of a cell."""
+    path = None if folder is None else folder / "clock.csv"
+    if path is None or not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        return {int(row["step"]): float(row["seconds"]) for row in csv.DictReader(stream)}
+
+
+def make_entries(
+    source: PaperSource, table: Table, records: Records, pattern: str = "*"
+) -> list[list[Entry]]:
+    """Return the cells of a table, row by row.
+
+    `pattern` selects the variants: in `released-*` the star is the variant of a row.
+    """
+    grid = []
+    first: dict[str, Values] = {}
+    for name, row in table.rows.items():
+        values: dict[str, Values] = {}
+        for heading, column in table.columns.items():
+            reference = refer(row, column, pattern)
+            located = None if reference is None else source.locate(table, reference)
+            measured = measure(records, located, column.value, column.epoch)
+            values[heading] = {seed: v * column.scale for seed, v in measured.items()}
+        for heading, column in table.columns.items():
+            if column.mean:
+                parts = [values[other] for other in column.mean]
+                seeds = sorted(set(parts[0]).intersection(*parts))
+                values[heading] = {seed: statistics.fmean(p[seed] for p in parts) for seed in seeds}
+            elif column.relative and (start := (first or values)[column.relative]):
+                mean = statistics.fmean(start.values())
+                values[heading] = {s: v / mean for s, v in values[column.relative].items()}
+        texts = [_format(table, heading, values[heading], first) for heading in table.columns]
+        first = first or values
+        cells = zip(table.columns, row.cells, values.values(), texts, strict=True)
+        grid.append([Entry(name, *cell) for cell in cells])
+    return grid
+
+
+def _format(table: Table, heading: str, values: Values, first: dict[str, Values]) -> str:
+    """Return our text of a cell: mean ± standard deviation (n), with the decimals of the paper.
+
+    `first` has the values of the first row, and is empty in the first row.
+    """
+    if not values:
+        return ""
+    column = table.columns[heading]
+    place = list(table.columns).index(heading)
+    published = [row.cells[place] for row in table.rows.values()]
+    digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
+    digits = digits if column.digits is None else column.digits
+    mean = statistics.fmean(values.values())
+    units = {match[1] for text in published if (match := UNIT.search(text))}
+    text = f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")
+    if len(set(values.values())) > 1:
+        text += f" ± {statistics.stdev(values.values()):.{digits}f}"
+    if column.overhead and not first:
+        text += " (-)"
+    elif column.overhead and first[heading]:
+        text += f" ({100 * (mean / statistics.fmean(first[heading].values()) - 1):.1f}%)"
+    return f"{text} (n={len(values)})"
+
+
+def count_decimals(published: str) -> int:
+    """Return the decimals of the first number with a decimal point."""
+    match = DECIMALS.search(published)
+    return len(match[1]) if match else 0
+
+
+def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Verdict]:
+    """Compare every claim of a table or figure with our paired differences over seeds."""
+    verdicts = []
+    grid = make_entries(source, item, records) if isinstance(item, Table) else []
+    cells = {(entry.row, entry.column): entry for line in grid for entry in line}
+    lines = dict(source.locate_lines(item, item.all_lines)) if isinstance(item, Figure) else {}
+    for claim in item.claims:
+        names = (claim.row, claim.against)
+        if isinstance(item, Table):
+            pair = [cells[name, claim.column or next(iter(item.columns))] for name in names]
+            ours = [entry.values for entry in pair]
+            high, low = (find_numbers(entry.published)[0] for entry in pair)
+            digits, published = max(count_decimals(entry.published) for entry in pair), high - low
+            text = f"{published:+.{digits}f}"
+        else:
+            ours = [measure(records, lines.get(name), "metric") for name in names]
+            study = records.get(lines[claim.row].study) if claim.row in lines else None
+            is_lower_better = study is not None and study.plan.metric.goal == "min"
+            digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
+        verdicts.append(_judge(claim, text, published, ours, digits))
+    return verdicts
+
+
+def _judge(claim: Claim, text: str, published: float, ours: list[Values], digits: int) -> Verdict:
+    """Return the verdict: does the interval of our difference lie on the side of the paper's?"""
+    seeds = sorted(ours[0].keys() & ours[1].keys())
+    differences = [ours[0][seed] - ours[1][seed] for seed in seeds]
+    resolution = stats.find_resolution(value for values in ours for value in values.values())
+    interval = stats.paired_interval(differences, resolution=resolution)
+    if interval is None:
+        return Verdict(claim, text, "", len(seeds), "not run")
+    # Small differences keep two significant digits.
+    places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
+    mean, low, high = (f"{number:+.{places}f}" for number in interval)
+    judgement = "undecided"
+    if interval.low > 0 or interval.high < 0:
+        judgement = "agree" if interval.mean * published > 0 else "disagree"
+    return Verdict(claim, text, f"{mean} [{low}, {high}]", len(seeds), judgement)
