@@ -22,7 +22,7 @@ from lit_attn.ablate.plan import (
 )
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
-from lit_attn.config.papers import read_paper
+from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, choose, read_studies
 from lit_attn.files import require_writable
@@ -79,10 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     value("--paper", str, "NAME", "Run the tables and figures of experiments/papers/NAME.yaml.")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
     text = "With --paper: run small models for two CPU cores (`--small data`: on real data)."
-    choices = ("embedded", "data")
-    parser.add_argument(
-        "--small", nargs="?", const="embedded", default="", choices=choices, help=text
-    )
+    parser.add_argument("--small", nargs="?", const=SIZES[0], default="", choices=SIZES, help=text)
     text = "With --paper: print GPU-hours; run nothing."
     parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")
@@ -377,6 +374,11 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
         table = (options.reports / name / "table.md").read_text(encoding="utf-8")
         write_line(f"\n{table}", sys.stdout)
     write_line(f"{options.reports / 'index.html'}", sys.stdout)
+    if options.paper:
+        from lit_attn.report.papers_page import write_paper
+
+        # The page has all tables, whichever of them this command has run.
+        write_line(str(write_paper(options.paper, options.out, options.reports)), sys.stdout)
 
 
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":

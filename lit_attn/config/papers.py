@@ -35,6 +35,8 @@ from lit_attn.schema.errors import ConfigError, find_problem, suggest
 
 FOLDER = Path("experiments/papers")
 """Folder of the papers' files, relative to the working directory."""
+SIZES = ("embedded", "data")
+"""Kinds of data of small models: data that needs no download, or real files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")

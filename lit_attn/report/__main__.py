@@ -1,13 +1,15 @@
 """`python -m lit_attn.report RUNS`: write every table and figure from the records.
 
 `python -m lit_attn.report --csv results.csv` does the same for a table of another program, with
-the columns variant, seed and one or more metrics.
+the columns variant, seed and one or more metrics. `python -m lit_attn.report --paper mgk` writes
+every table and figure of a paper as printed, from the folder `runs` if no other one is given.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError
 
@@ -27,10 +29,23 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="COLUMN[:min|:max]",
         help="with --csv: metric columns and their goals (default: all numeric columns)",
     )
+    add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
+    add("--table", nargs="+", metavar="NUMBER", help="with --paper: only these (2, figure-2)")
+    text = "with --paper: the results of small models (`--small data`: on real data)"
+    add("--small", nargs="?", const=SIZES[0], default="", choices=SIZES, help=text)
     options = parser.parse_args(arguments)
-    if (options.runs is None) == (options.csv is None):
+    if not options.paper and (options.table or options.small):
+        parser.error("--table and --small need --paper")
+    if not options.paper and (options.runs is None) == (options.csv is None):
         parser.error("give either a folder of runs or --csv FILE")
     try:
+        if options.paper:
+            from lit_attn.report.papers_page import write_paper
+
+            source = read_paper(options.paper, options.small)
+            runs = options.runs or Path("runs")
+            print(write_paper(source, runs, options.reports, options.table))
+            return 0
         if options.csv:
             # pandas is imported only when it is needed.
             from lit_attn.report.table_input import read_table

@@ -1,0 +1,254 @@
+"""Pages of papers: layout, our values beside the published ones, claims, figures, LaTeX, speed."""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.fake_cells import result
+from helpers.paths import EXPERIMENTS, ROOT
+
+from lit_attn.ablate.papers import expand_paper
+from lit_attn.cells.records import Spread
+from lit_attn.config.papers import read_paper
+from lit_attn.report.__main__ import main
+from lit_attn.report.papers import judge_claims, make_entries, read_records
+from lit_attn.report.papers_page import make_tables, write_paper
+
+FOLDER = EXPERIMENTS / "papers"
+CLOCK = "step,seconds\n10,5.0\n20,11.0\n"
+
+
+def run_invented(
+    runs: Path,
+    paper: str,
+    numbers: list[str],
+    value: Callable[[str, int], float],
+    size: str = "",
+    seeds: int = 5,
+) -> None:
+    """Write a result with the metric `value(variant, seed)` for every cell of some tables."""
+    source = read_paper(paper, size, FOLDER)
+    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds))):
+        matrix.write_plan()
+        name = matrix.plan().metric.name
+        for job in matrix.jobs:
+            number = value(job.cell.variant, job.cell.seed)
+            invented = result(job.cell).model_copy(
+                update={
+                    "metrics": {name: number, "test/top5": 0.9},
+                    "parameters": 24_000_856 if "star" in job.cell.variant else 22_226_776,
+                    "step_time": Spread(median=0.5, iqr=0.0, count=1),
+                    "evaluation_time": Spread(median=2.0, iqr=0.0, count=1),
+                    "steps": 20,
+                    "epochs": 2,
+                }
+            )
+            invented.write(job.folder / "result.json")
+            rows = [f"10,0,{name},{number / 2}", f"20,1,{name},{number}", "20,1,train/loss,1.5"]
+            rows += [f"10,0,test/top5,{0.25}"]
+            (job.folder / "metrics.csv").write_text("\n".join(["step,epoch,name,value", *rows, ""]))
+            (job.folder / "clock.csv").write_text(CLOCK)
+
+
+def entries(runs: Path, paper: str, number: str, size: str = "") -> dict[tuple[str, str], str]:
+    source = read_paper(paper, size, FOLDER)
+    item = source.paper.tables[number]
+    records = read_records(source, [item], runs)
+    return {
+        (entry.row, entry.column): entry.ours
+        for line in make_entries(source, item, records)
+        for entry in line
+    }
+
+
+def test_a_table_without_results_has_the_published_cells_only(tmp_path: Path) -> None:
+    source = read_paper("belief2", "", FOLDER)
+    table = make_tables(source, source.paper.tables["2"], {}, "Table 2.")[0]
+    assert table.headings == ["", "Attention", "Belief-Attention", "Belief2-Attention"]
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["val acc.", "72.01±0.20", "74.18±0.25", "76.15±0.25"],
+        ["model size", "3.38M", "3.38M", "3.38M"],
+        ["time/epoch (s)", "43.42", "55.52", "59.74"],
+    ]
+    assert write_paper(source, tmp_path / "none", tmp_path).is_file()
+
+
+def test_our_values_stand_below_the_published_ones(tmp_path: Path) -> None:
+    """Values are in printed units, with the decimals and units of the paper, sd and n."""
+    run_invented(tmp_path, "beliefformer", ["1", "3"], lambda name, seed: 0.8 + seed / 100)
+    accuracies = entries(tmp_path, "beliefformer", "3")
+    assert accuracies["Transformer", "val. acc"] == "82.00 ± 1.58 (n=5)"
+    assert accuracies["Transformer", "validation time"] == "2.00 (n=5)"
+    sizes = entries(tmp_path, "beliefformer", "1")
+    heading = "no. of parameters"
+    assert sizes["Transformer", heading] == "22.2M (-) (n=5)"
+    assert sizes["BeliefFormer*", heading] == "24.0M (8.0%) (n=5)"
+
+
+def test_means_over_columns_need_every_column(tmp_path: Path) -> None:
+    run_invented(tmp_path, "mgk", ["1"], lambda name, seed: 0.3 + seed / 100)
+    assert entries(tmp_path, "mgk", "1")["sMGK 4 heads", "Average"] == "32.00 ± 1.58 (n=5)"
+    shutil.rmtree(tmp_path / "mgk-text")
+    assert entries(tmp_path, "mgk", "1")["sMGK 4 heads", "Average"] == ""
+    assert entries(tmp_path, "mgk", "1")["sMGK 4 heads", "ListOps"] != ""
+
+
+def test_a_value_at_an_epoch_and_a_relative_size(tmp_path: Path) -> None:
+    """Epochs count from 1; the records of epoch 90 are missing here, those of the end exist."""
+    run_invented(tmp_path, "dcmha", ["8"], lambda name, seed: 0.8)
+    cells = entries(tmp_path, "dcmha", "8")
+    assert cells["ViT-S/16", "Epoch 90 / Top-1"] == ""
+    assert cells["ViT-S/16", "Epoch 300 / Top-5"] == "90.0 (n=5)"
+    assert cells["ViT-M/16", "Relative size"] == "1.00 (n=5)"
+    for path in tmp_path.rglob("metrics.csv"):
+        path.write_text(path.read_text() + "99,89,test/top5,0.5\n")
+    assert entries(tmp_path, "dcmha", "8")["ViT-S/16", "Epoch 90 / Top-5"] == "50.0 (n=5)"
+
+
+def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8)
+    source = read_paper("beliefformer", "", FOLDER)
+    table = source.paper.tables["3"]
+    for job_folder in list((tmp_path / "beliefformer-cifar10" / "standard").glob("*-*")):
+        assert job_folder.is_dir()
+    records = read_records(source, [table], tmp_path)
+    assert len(make_tables(source, table, records, "T")) == 1
+    # A reading has run as soon as one of its variants has a result.
+    from lit_attn.ablate.plan import expand
+    from lit_attn.config.study import read_studies
+
+    matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-cifar10"], tmp_path)
+    for job in matrix.jobs:
+        if job.cell.variant == "plain-belief":
+            result(job.cell).write(job.folder / "result.json")
+    records = read_records(source, [table], tmp_path)
+    first, second = make_tables(source, table, records, "T")
+    assert len(first.rows) > len(second.rows) > 0
+    assert "plain-*" in second.title
+    assert "50.00" in " ".join(cell.text for row in second.rows for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("difference", "judgement"), [(0.05, "agree"), (-0.05, "disagree"), (0.0, "undecided")]
+)
+def test_claims_compare_the_interval_with_the_published_side(
+    tmp_path: Path, difference: float, judgement: str
+) -> None:
+    def value(name: str, seed: int) -> float:
+        noise = 0.004 * ((seed * (7 if name == "belief" else 3)) % 5 - 2)
+        return 0.8 + (difference if name == "belief" else 0) + noise
+
+    run_invented(tmp_path, "beliefformer", ["3"], value)
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    assert verdict.published == "+0.99"
+    assert verdict.pairs == 5
+    assert verdict.judgement == judgement
+    assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
+
+
+def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> None:
+    """A lower loss is better, although the figure prints no number."""
+    losses = {"standard": 3.5, "belief": 3.4, "belief-star": 3.6}
+    run_invented(
+        tmp_path, "beliefformer", ["figure-5"], lambda name, seed: losses[name] + seed / 1e3
+    )
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.figures["5"]
+    verdicts = judge_claims(source, item, read_records(source, [item], tmp_path))
+    assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
+
+
+def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
+    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.9 + seed / 100, "embedded")
+    source = read_paper("belief2", "embedded", FOLDER)
+    table = source.paper.tables["2"]
+    records = read_records(source, [table], tmp_path)
+    published, ours = make_tables(source, table, records, "Table 2.")
+    texts = [[cell.text for row in t.rows for cell in row] for t in (published, ours)]
+    assert "76.15±0.25" in texts[0]
+    assert "76.15±0.25" not in texts[1]
+    assert "92.00 ± 1.58 (n=5)" in texts[1]
+    page = write_paper(source, tmp_path, tmp_path / "reports").read_text()
+    assert page.index("Small models") < page.index("<h2>")
+
+
+def test_figures_have_the_panels_of_the_paper(tmp_path: Path) -> None:
+    """Figure 5 of BeliefFormer: validation loss over iterations and over wall-clock time."""
+    run_invented(tmp_path, "beliefformer", ["figure-5"], lambda name, seed: 3 + seed / 10)
+    source = read_paper("beliefformer", "", FOLDER)
+    page = write_paper(source, tmp_path, tmp_path / "reports", ["figure-5"])
+    drawing = (page.parent / "figure-5-panels.svg").read_text()
+    # Each label is drawn as glyphs, and is a comment in the file.
+    for text in ("step", "wall-clock time (s)", "validation loss (nats)", "BeliefFormer*"):
+        assert f"<!-- {text} -->" in drawing
+    assert "figure-5-panels.svg" in page.read_text()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_tables_compile_and_fit_a_column(tmp_path: Path) -> None:
+    source = read_paper("mgk", "", FOLDER)
+    folder = write_paper(source, tmp_path / "none", tmp_path).parent
+    tables = "\n".join(
+        path.read_text().replace(r"\begin{table}", r"\begin{table}[p]")
+        for path in sorted(folder.glob("table-*.tex"))
+    )
+    text = (
+        "\\documentclass[twocolumn]{article}\n\\usepackage{booktabs,graphicx,siunitx}\n"
+        f"\\begin{{document}}\n{tables}\n\\end{{document}}\n"
+    )
+    (folder / "all.tex").write_text(text)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if "siunitx.sty' not found" in run.stdout:
+        pytest.skip("needs siunitx")
+    assert run.returncode == 0, run.stdout[-2000:]
+    assert "Overfull \\hbox" not in run.stdout
+
+
+def test_the_command_writes_csv_and_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lit_attn.report.__main__ import main; "
+        f"main(['--paper', 'attentionx', {str(tmp_path / 'runs')!r}, "
+        f"'--reports', {str(tmp_path)!r}]); "
+        "print([name for name in ('torch', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    page, modules = run.stdout.splitlines()
+    assert Path(page).is_file()
+    assert modules == "[]"
+    with (tmp_path / "paper-attentionx" / "table-1.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows[0] == {
+        "row": "ViT-small with Attention",
+        "column": "CIFAR10",
+        "published": "88.15 + 0.55",
+        "seed": "",
+        "ours": "",
+    }
+
+
+def test_a_number_that_the_paper_lacks_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["--paper", "mgk", "--table", "99", "--reports", str(tmp_path)]) == 2
+    assert "no table or figure '99'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_page_of_papers_is_up_to_date() -> None:
+    generator = ROOT / "docs" / "generators" / "write_papers.py"
+    run = subprocess.run(
+        [sys.executable, str(generator)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert run.stdout == page, "run python docs/generators/write_papers.py > docs/papers.md"
