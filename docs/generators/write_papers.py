@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parents[2] / "experiments" / "papers"
 HEAD = f"""\
 # The papers, table by table
 
-`python docs/generators/write_papers.py > docs/papers.md` writes this page from `experiments/papers/*.yaml`,
-and a test fails if it is out of date.
+`python docs/generators/write_papers.py > docs/papers.md` writes this page from
+`experiments/papers/*.yaml`, and a test fails if it is out of date.
 
     python -m lit_attn.ablate --paper mgk --table 1               run the cells that a table needs
     python -m lit_attn.ablate --paper mgk --table figure-5        run the cells that a figure needs
@@ -23,33 +23,38 @@ and a test fails if it is out of date.
     python -m lit_attn.ablate --paper mgk --cost A100             print the GPU-hours of each table
     python -m lit_attn.report --paper mgk                         write reports/paper-mgk/index.html
 
-`--dry-run`, `--seeds`, `--jobs`, `--launcher slurm` and the other options of a study work here too. The
-results of a cell lie in the folder of its study, so tables that share cells share their results.
+`--dry-run`, `--seeds`, `--jobs`, `--launcher slurm` and the other options of a study work here
+too. The results of a cell lie in the folder of its study, so tables that share cells share their
+results.
 
-The page of a paper has its tables in the paper's order of rows and columns. Below each row of published
-values stands a row with ours: the mean over seeds ± the sample standard deviation, and the number n of
-seeds. A cell that has not run is empty. Alternative readings of a set-up ([setups.md](setups.md)) stand in a
-block of their own. [parity.md](parity.md) says how closely each set-up agrees with the released code. A file
-`experiments/papers/NAME.yaml` has every published cell exactly as printed; cells that contradict the paper's
-own arithmetic are listed there under `slips`.
+The page of a paper has its tables in the paper's order of rows and columns. Below each row of
+published values stands a row with ours: the mean over seeds ± the sample standard deviation, and
+the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
+([setups.md](setups.md)) stand in a block of their own. [parity.md](parity.md) says how closely
+each set-up agrees with the released code. A file `experiments/papers/NAME.yaml` has every
+published cell exactly as printed; cells that contradict the paper's own arithmetic are listed
+there under `slips`.
 
 ## Hours
 
-The hours are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants of the table. A
-training step counts three forward passes. Evaluations are not counted, images that grow count with their
-final size, and small models use far less than {UTILISATION:.0%} of a GPU: the hours are a lower limit for the Long Range
-Arena and CIFAR. Tables that share cells share their hours.
+The hours are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants
+of the table. A training step counts three forward passes. Evaluations are not counted, images
+that grow count with their final size, and small models use far less than {UTILISATION:.0%} of a
+GPU: the hours are a lower limit for the Long Range Arena and CIFAR. Tables that share cells share
+their hours.
 
 ## Small models
 
-`--small` runs the same rows at a size for two CPU cores, with at least five seeds: scikit-learn's digits,
-scenes made of them, Python's own text, short ListOps expressions, and symbols. Nothing is downloaded. All
-five papers together need about three hours of one core. The page keeps small results apart from published
-ones, and says for each claim of the paper whether our difference lies on the published side (agree), on the
-other side (disagree), or cannot be told from 0 (undecided).
+`--small` runs the same rows at a size for two CPU cores, with at least five seeds: scikit-learn's
+digits, scenes made of them, Python's own text, short ListOps expressions, and symbols. Nothing is
+downloaded. All five papers together need about three hours of one core. The page keeps small
+results apart from published ones, and says for each claim of the paper whether our difference
+lies on the published side (agree), on the other side (disagree), or cannot be told from 0
+(undecided).
 
-`--small data` uses real data where this page lists it: `data/cifar100.npz` with the arrays x_train, y_train,
-x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.
+`--small data` uses real data where this page lists it: `data/cifar100.npz` with the arrays
+x_train, y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and
+`ptb.test.txt`.
 """
 
 
