@@ -31,6 +31,7 @@ from lit_attn.cells.records import (
 )
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
+from lit_attn.config.loggers import MetricLogger
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, Where, format_value, locate
 from lit_attn.config.study import StudySource
@@ -281,9 +282,14 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
 
 
 def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> None:
-    """Check the files of a variant's data and model, except configurations in `checked`."""
-    for section in ("data", "model"):
-        part: Data | Model = getattr(variant.experiment, section)
+    """Check what a variant's data, model and loggers need, except configurations in `checked`."""
+    experiment = variant.experiment
+    parts: list[tuple[str, Data | Model | MetricLogger]] = [
+        ("data", experiment.data),
+        ("model", experiment.model),
+        *(("training.loggers", logger) for logger in experiment.training.loggers),
+    ]
+    for section, part in parts:
         if (text := part.model_dump_json()) in checked:
             continue
         checked.add(text)

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from lit_attn.config.loggers import MetricLogger
 from lit_attn.schema.base import Config, outside_identity
 from lit_attn.schema.errors import suggest
 
@@ -93,6 +94,9 @@ class Training(Config):
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
     diagnostics: Diagnostics | None = outside_identity(
         None, "records of the attention layers; null: none"
+    )
+    loggers: tuple[MetricLogger, ...] = outside_identity(
+        (), "experiment trackers that receive the metrics beside metrics.csv and TensorBoard"
     )
 
     def steps(self, steps_per_epoch: int) -> int:

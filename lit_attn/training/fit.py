@@ -6,10 +6,12 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 
 from lit_attn.cells.records import Result
@@ -80,7 +82,8 @@ def fit(
         callbacks.append(diagnostics)
         if group.is_rank_zero:
             diagnostics.start(first_step)
-    with silence_lightning():
+    has_trackers = group.is_rank_zero and limits is None
+    with silence_lightning(), _open_loggers(cell, cell_dir, has_trackers) as trackers:
         trainer = L.Trainer(
             accelerator=device.type,
             devices=group.ranks.ranks_per_node,
@@ -94,7 +97,7 @@ def fit(
             check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
-            logger=[metrics, tensorboard, console],
+            logger=[metrics, tensorboard, console, *trackers],
             callbacks=callbacks,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -116,6 +119,8 @@ def fit(
         # `max_steps` cut it short.
         if task.evaluated_at < steps:
             trainer.validate(task, datamodule=data, verbose=False)
+        for tracker in trackers:
+            tracker.log_hyperparams(_settings(cell))
         console.print_line()
 
     result = make_result(cell, cell_dir, parts, group, progress, checkpoints, steps)
@@ -162,6 +167,25 @@ def _log_settings(cell: Cell, result: Result, tensorboard: TensorBoardLogger) ->
     """Write the cell's settings, metric and speed to TensorBoard's table of runs."""
     names = (cell.metric.name, *SPEED)
     values = {name: result.metrics[name] for name in names if name in result.metrics}
-    settings = {"variant": cell.variant, "seed": cell.seed, "ffn_width": result.ffn_width}
-    settings |= cell.experiment.model_dump(mode="json")
+    settings = _settings(cell) | {"ffn_width": result.ffn_width}
     tensorboard.log_hyperparams(settings, values, step=result.steps)
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    experiment = cell.experiment.model_dump(mode="json")
+    return {"variant": cell.variant, "seed": cell.seed} | experiment
+
+
+@contextlib.contextmanager
+def _open_loggers(cell: Cell, folder: Path, has_trackers: bool) -> Iterator[list[Logger]]:
+    """Yield the loggers of the cell's experiment trackers, if it has any, and end their runs."""
+    members = cell.experiment.training.loggers if has_trackers else ()
+    study, name = cell.study, f"{cell.variant}/{cell.seed}"
+    loggers = [member.build(study, name, cell.fingerprint, folder) for member in members]
+    has_succeeded = False
+    try:
+        yield loggers
+        has_succeeded = True
+    finally:
+        for member, logger in zip(members, loggers, strict=True):
+            member.close(logger, has_succeeded)

@@ -1,0 +1,80 @@
+"""Tests of `training.loggers`: MLflow and Weights & Biases receive a cell's metrics, offline."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+STUDY = """\
+studies:
+  tracked:
+    title: A study with trackers
+    experiment: {root}/experiments/digits_vit.yaml
+    seeds: [0]
+    set:
+      training.epochs: 3
+      training.loggers: {loggers}
+    cells:
+      standard: {{attention: standard}}
+    baseline: standard
+"""
+
+
+def run(folder: Path, loggers: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    study = folder / "ablations.yaml"
+    study.write_text(STUDY.format(root=ROOT, loggers=loggers))
+    return subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", study],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_mlflow_receives_the_metrics_and_settings_of_a_cell(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    finished = run(tmp_path, f"[{{kind: mlflow, uri: '{uri}'}}]")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    reader = (
+        "from mlflow.tracking import MlflowClient\n"
+        f"client = MlflowClient({uri!r})\n"
+        "experiment = client.get_experiment_by_name('tracked')\n"
+        "(run,) = client.search_runs([experiment.experiment_id])\n"
+        "print(run.info.run_name, run.info.status, 'test/accuracy' in run.data.metrics,\n"
+        "      run.data.params['optimizer/lr'])\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", reader], capture_output=True, text=True)
+    assert printed.stdout.split() == ["standard/0", "FINISHED", "True", "0.005"], printed.stderr
+
+
+@pytest.mark.slow
+def test_weights_and_biases_writes_an_offline_run_into_the_folder_of_the_cell(
+    tmp_path: Path,
+) -> None:
+    finished = run(tmp_path, "[{kind: wandb, project: demo, offline: true}]")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (run_file,) = tmp_path.glob("runs/tracked/standard/0-*/wandb/offline-run-*/run-*.wandb")
+    assert b"test/accuracy" in run_file.read_bytes()
+
+
+def test_a_tracker_that_is_not_installed_is_one_line_before_anything_runs(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    # A module that hides the installed package, with a specification of None.
+    (hidden / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: "
+        "None if name == 'wandb' else find(name, package)\n"
+    )
+    finished = run(
+        tmp_path, "[{kind: wandb, project: demo}]", PYTHONPATH=f"{hidden}{os.pathsep}{ROOT}"
+    )
+    assert finished.returncode == 2
+    assert "wandb needs wandb, which is not installed" in finished.stderr + finished.stdout
+    assert not list((tmp_path / "runs").glob("*/*/*/attempts"))
