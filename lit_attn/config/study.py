@@ -107,7 +107,7 @@ class Study(Config):
     baseline: str = Field(description="name of the variant that the others are compared with")
     match: tuple[Criterion, ...] = Field(
         ("parameters",),
-        description="quantity that is equal for all variants: `parameters` (the FFN width is solved for), "
+        description="equal for all variants: `parameters` (the FFN width is solved for), "
         "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
     )
     published: dict[str, tuple[float, float | None]] = Field(
