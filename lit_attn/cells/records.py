@@ -9,6 +9,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
+    CELL/clock.csv                 step,seconds
     CELL/diagnostics.csv           step,layer,head,name,value
     CELL/attention.npz             arrays of the last recorded diagnostics
     CELL/units.npz                 loss and correct predictions of each evaluated sample
@@ -285,6 +286,16 @@ def read_metrics(path: Path) -> list[MetricRow]:
             step, epoch, name, value = fields
             rows.append(MetricRow(int(step), int(epoch), name, float(value)))
     return rows
+
+
+def read_clock(path: Path) -> dict[int, float]:
+    """Return the seconds since the start of a cell by step, of a clock.csv that may not exist."""
+    seconds = {}
+    for fields in _whole_lines(path):
+        with contextlib.suppress(ValueError):
+            step, elapsed = fields
+            seconds[int(step)] = float(elapsed)
+    return seconds
 
 
 def read_diagnostics(path: Path) -> list[DiagnosticRow]:

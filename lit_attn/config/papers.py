@@ -152,6 +152,7 @@ class Figure(Layout):
     draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = Field(
         (), description="drawings of diagnostics that the cells record"
     )
+    last_step: PositiveInt | None = Field(None, description="last step of these drawings")
 
     @property
     def all_lines(self) -> dict[str, str]:

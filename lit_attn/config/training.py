@@ -34,6 +34,9 @@ class Diagnostics(Config):
     every: PositiveInt = Field(
         1, description="evaluations between records; the last evaluation is always recorded"
     )
+    first_epoch_every: PositiveInt | None = Field(
+        None, description="steps between further records in the first epoch; null: none"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,5 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
-import csv
 import re
 import statistics
 from collections.abc import Iterable
@@ -94,15 +93,6 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         last = [row.value for row in chosen if row.step == chosen[-1].step]
         return statistics.fmean(last) if last else None
     return numbers.get(value if value in COSTS else f"metric {value}")
-
-
-def read_clock(folder: Path | None) -> dict[int, float]:
-    """Return the seconds since the start of training at the recorded steps of a cell."""
-    path = None if folder is None else folder / "clock.csv"
-    if path is None or not path.exists():
-        return {}
-    with path.open(encoding="utf-8", newline="") as stream:
-        return {int(row["step"]): float(row["seconds"]) for row in csv.DictReader(stream)}
 
 
 def make_entries(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric
+from lit_attn.cells.records import Metric, read_clock
 from lit_attn.config.papers import Figure, Panel, PaperSource, Reference
 from lit_attn.report import diagnostics
 from lit_attn.report.drawing import (
@@ -19,7 +19,7 @@ from lit_attn.report.drawing import (
     render,
     sd,
 )
-from lit_attn.report.papers import Records, measure, read_clock
+from lit_attn.report.papers import Records, measure
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -50,6 +50,8 @@ def _draw_diagnostics(
         if study in records:
             recorded = diagnostics.read_study_diagnostics(records[study])
             chosen = recorded.values[recorded.values["variant"] == variant]
+            if item.last_step is not None:
+                chosen = chosen[chosen["step"] <= item.last_step]
             values.append(chosen.assign(variant=label))
             arrays[label] = recorded.arrays.get(variant, [])
     if not values:
@@ -129,7 +131,7 @@ def _read_curve(records: Records, reference: Reference, panel: Panel) -> "pd.Ser
         metric = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
     rows = []
     for cell in study.finished_cells(reference.variant):
-        clock = read_clock(cell.folder) if panel.x == "seconds" else {}
+        clock = read_clock(cell.folder / "clock.csv") if cell.folder else {}
         for row in cell.curve(metric):
             # Epochs of the records count from 0.
             place = row.epoch + 1 if panel.x == "epoch" else row.step

@@ -55,7 +55,8 @@ class NetworkDiagnostics(NamedTuple):
 
 
 class DiagnosticsCallback(L.Callback):
-    """Callback that appends diagnostics to `diagnostics.csv` after evaluations.
+    """Callback that appends diagnostics to `diagnostics.csv` after evaluations, and on request
+    after steps of the first epoch, then on the first samples of the training batch.
 
     The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
     (not their average) on the first samples of the first evaluated split, without dropout and
@@ -92,6 +93,17 @@ class DiagnosticsCallback(L.Callback):
     ) -> None:
         if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and self._is_due(trainer):
             self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        every, step = self.settings.first_epoch_every, trainer.global_step
+        is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        # The evaluation after the last step of an epoch records that step.
+        is_due = every is not None and step % every == 0 and step % self.interval
+        if trainer.is_global_zero and trainer.current_epoch == 0 and is_step_end and is_due:
+            self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
+            self.on_validation_end(trainer, module)
 
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
         if self.inputs is None:

@@ -61,7 +61,7 @@ def fit(
     checkpoints = Checkpoints(folder, cell.seed, interval, group, describe)
     resume_from = None if limits else checkpoints.find_newest()
     first_step = 0 if resume_from is None else checkpoints.step_of(resume_from)
-    metrics = MetricsFile(cell_dir / "metrics.csv")
+    metrics = MetricsFile(cell_dir / "metrics.csv", lambda: checkpoints.elapsed)
     if group.is_rank_zero:
         metrics.start(first_step)
     # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its last checkpoint.

@@ -6,6 +6,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from lit_attn.cells.records import MetricRow, csv_lines, read_metrics
+from lit_attn.cells.records import MetricRow, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
 from lit_attn.tasks.base import Pictures
 from lit_attn.training import measurement
@@ -30,11 +31,15 @@ class MetricsFile(Logger):
     """Logger that appends every value to `metrics.csv` as step,epoch,name,value, and fsyncs.
 
     Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
+    The times stand in `clock.csv`, because a cell that was stopped has the same `metrics.csv` as
+    one that was not. `elapsed` returns the seconds of all attempts.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, elapsed: Callable[[], float] = float) -> None:
         super().__init__()
         self.path = path
+        self.clock = path.with_name("clock.csv") if path.name else path
+        self.elapsed = elapsed
 
     # Lightning asks every logger for these, and uses them for loggers with folders only.
     name, version = "metrics", 0
@@ -43,6 +48,8 @@ class MetricsFile(Logger):
         """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
         kept = [row for row in read_metrics(self.path) if row.step <= step] if step else []
         write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
+        times = [row for row in read_clock(self.clock).items() if row[0] <= step] if step else []
+        write_atomic(self.clock, csv_lines([("step", "seconds"), *times]))
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""
@@ -57,6 +64,7 @@ class MetricsFile(Logger):
             if name != "epoch"
         ]
         append(self.path, csv_lines(rows))
+        append(self.clock, csv_lines([(step or 0, round(self.elapsed(), 3))]))
 
 
 class Console(MetricsFile):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result, Timing, read_diagnostics, read_metrics
+from lit_attn.cells.records import Result, Timing, read_clock, read_diagnostics, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training
 from lit_attn.schema.errors import explain
@@ -119,6 +119,36 @@ def test_every_second_evaluation_and_the_last_are_diagnosed(tmp_path: Path) -> N
     cell_config = cell({"kinds": ["heads"], "every": 2}, max_steps=10)
     rows = read_diagnostics(run(cell_config, tmp_path) / "diagnostics.csv")
     assert sorted({row.step for row in rows}) == [8, 10]
+
+
+def test_steps_of_the_first_epoch_are_diagnosed_without_changing_the_cell(
+    diagnosed: Path, tmp_path: Path
+) -> None:
+    """An epoch has 4 steps. The training batch feeds the records within it."""
+    settings = {"kinds": ["residual"], "first_epoch_every": 1, "every": 3}
+    folder = run(cell(settings), tmp_path)
+    rows = read_diagnostics(folder / "diagnostics.csv")
+    assert sorted({row.step for row in rows}) == [1, 2, 3, 12]
+    assert (folder / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
+
+
+def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(cell(None), tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    first = read_clock(folder / "clock.csv")
+    assert list(first) == [4]
+    # A crash after the checkpoint leaves times that the next attempt replaces.
+    with (folder / "clock.csv").open("a") as stream:
+        stream.write("8,9999.0\n12,99")
+    run_cell(folder)
+    times = read_clock(folder / "clock.csv")
+    assert list(times) == [4, 8, 12]
+    assert times[4] == first[4] < times[8] < times[12] < 9999
 
 
 def test_diagnostics_describe_the_trained_weights_and_not_their_average(
