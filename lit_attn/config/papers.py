@@ -21,6 +21,7 @@ A published cell is a text, exactly as the paper prints it; a bar separates the 
 
 import itertools
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,35 +51,31 @@ class Reference(NamedTuple):
 
 
 class Column(Config):
-    """A column of a table: a measured value, arithmetic on other columns, or printed settings."""
+    """A column of a table: a measured value, arithmetic on other columns, or printed settings.
 
-    study: str | None = Field(None, description="study of the cells; null: printed settings")
-    variant: str = Field("{}", description="variant of a cell; {} is the variant of its row")
-    value: str = Field(
-        "metric",
-        description=f"metric (the study's own), the name of a metric, {', '.join(COSTS)}, or "
-        "diagnostics/LAYER/NAME",
-    )
-    epoch: PositiveInt | None = Field(
-        None, description="epoch of the value; null: the selected epoch"
-    )
-    scale: FiniteFloat = Field(1.0, description="factor from the recorded to the printed value")
+    Without `study` nothing is measured. In `variant`, {} is the variant of the row. `value` is the
+    study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
+    is given. `mean` names columns whose mean this column is. `relative` names the column that this
+    one divides by its value in the first row. `overhead` prints the percentage above the first row.
+    """
+
+    study: str | None = None
+    variant: str = "{}"
+    value: str = "metric"
+    epoch: PositiveInt | None = None
+    scale: FiniteFloat = 1.0
     digits: int | None = Field(None, ge=0, description="decimals; null: as in the paper")
-    mean: tuple[str, ...] = Field((), description="columns whose mean this column is")
-    relative: str | None = Field(
-        None, description="column that this column divides by its value in the first row"
-    )
-    overhead: bool = Field(
-        False, description="print the percentage above the first row behind the value"
-    )
-    absent: str | None = Field(None, description="reason why no study measures this column")
+    mean: tuple[str, ...] = ()
+    relative: str | None = None
+    overhead: bool = False
+    absent: str | None = None
 
 
 class Row(Config):
     """A row of a table with the published cells, `|` between them."""
 
-    variant: str | None = Field(None, description="variant of the row; null: not measured")
-    published: str = Field(description="cells exactly as printed")
+    variant: str | None = None
+    published: str
 
     @property
     def cells(self) -> list[str]:
@@ -94,99 +91,102 @@ class Row(Config):
 
 
 class Claim(Config):
-    """A statement of the paper: one row (or line) differs from another one in a column.
+    """A statement of the paper: `row` (or line) differs from the row `against` in `column`.
 
-    Without published numbers (a figure), `sign` is the direction of the difference.
+    Without a column it is the first one, or the study's metric. A line of a figure, which prints no
+    number, is claimed to be better than the other one.
     """
 
-    text: str = Field(description="the statement, one sentence")
-    row: str = Field(description="row or line that the paper favours")
-    against: str = Field(description="row or line that it is compared with")
-    column: str | None = Field(None, description="column; null: the first, or the study's metric")
+    text: str
+    row: str
+    against: str
+    column: str | None = None
 
 
 class Layout(Config):
-    """Keys that tables and figures have in common."""
+    """Keys that tables and figures have in common.
 
-    caption: str = Field(description="caption, shortened")
-    note: str = Field("", description="sentences about the comparison with the paper")
-    absent: str | None = Field(None, description="reason why no study measures this")
-    claims: tuple[Claim, ...] = Field((), description="statements that the numbers support")
-    small: dict[str, str] = Field(
-        {}, description="studies of the small size that differ from the paper's `small.studies`"
-    )
+    `note` is about the comparison with the paper, `absent` the reason why no study measures this.
+    `small` names studies of the small size that differ from the paper's `small.studies`.
+    """
+
+    caption: str
+    note: str = ""
+    absent: str | None = None
+    claims: tuple[Claim, ...] = ()
+    small: dict[str, str] = Field({})
 
 
 class Table(Layout):
-    """A table as printed: columns, rows and published cells."""
+    """A table as printed. With `transposed` the paper prints the columns as rows.
 
-    columns: dict[str, Column] = Field(min_length=1, description="columns by heading")
-    rows: dict[str, Row] = Field(min_length=1, description="rows by name")
-    transposed: bool = Field(False, description="the paper prints the columns as rows")
-    readings: tuple[str, ...] = Field(
-        (), description="patterns of further variants, in which * is the variant of a row"
-    )
-    slips: dict[str, str] = Field(
-        {}, description="cells (ROW | COLUMN) that contradict the paper's other cells, and why"
-    )
+    `readings` are patterns of further variants, in which * is the variant of a row. `slips` are
+    cells (ROW | COLUMN) that contradict the paper's other cells, and why.
+    """
+
+    columns: dict[str, Column] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1)
+    transposed: bool = False
+    readings: tuple[str, ...] = ()
+    slips: dict[str, str] = Field({})
 
 
 class Panel(Config):
-    """A panel of a figure."""
+    """A panel of a figure: the metric, named metric or cost `y`, times `scale`, over `x`.
 
-    y: str = Field("metric", description="metric, the name of a metric, or one of the costs")
-    x: Literal["epoch", "step", "seconds", "variant"] = Field(
-        "epoch", description="horizontal axis; variant: one bar for each line"
-    )
-    label: str | None = Field(None, description="label of the vertical axis; null: the metric's")
-    log: tuple[Literal["x", "y"], ...] = Field((), description="logarithmic axes")
-    lines: dict[str, str] = Field({}, description="lines of this panel only")
-    scale: FiniteFloat = Field(1.0, description="factor from the recorded to the drawn value")
+    `x: variant` draws one bar for each line. `log` names logarithmic axes. Without `lines` the
+    panel has those of the figure.
+    """
+
+    y: str = "metric"
+    x: Literal["epoch", "step", "seconds", "variant"] = "epoch"
+    label: str | None = None
+    log: tuple[Literal["x", "y"], ...] = ()
+    lines: dict[str, str] = Field({})
+    scale: FiniteFloat = 1.0
 
 
 class Figure(Layout):
-    """A figure as printed: panels of curves or bars, or drawings of recorded diagnostics."""
+    """A figure as printed: panels of curves or bars, or drawings of recorded diagnostics.
 
-    lines: dict[str, str] = Field({}, description="study/variant by the label of the line")
-    panels: tuple[Panel, ...] = Field((), description="panels from left to right")
-    draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = Field(
-        (), description="drawings of diagnostics that the cells record"
-    )
-    last_step: PositiveInt | None = Field(None, description="last step of these drawings")
+    `lines` has STUDY/VARIANT by label, `last_step` ends the drawings.
+    """
+
+    lines: dict[str, str] = Field({})
+    panels: tuple[Panel, ...] = ()
+    draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
+    last_step: PositiveInt | None = None
 
     @property
     def all_lines(self) -> dict[str, str]:
         """Lines of the figure and of its panels."""
-        merged = dict(self.lines)
-        for panel in self.panels:
-            merged |= panel.lines
-        return merged
+        return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
 
 
 class Small(Config):
-    """Studies at a size for two CPU cores."""
+    """Studies at a size for two CPU cores, in `file`, and those with real data (`--small data`).
 
-    file: str = Field(description="file of the studies, relative to the paper's file")
-    studies: dict[str, str] = Field(
-        description="small study for a study, or study/variant for study/variant"
-    )
-    data: dict[str, str] = Field(
-        {}, description="the same with real data, for `--small data` (docs/papers.md)"
-    )
+    The keys are studies, or STUDY/VARIANT for a variant of another name.
+    """
+
+    file: str
+    studies: dict[str, str]
+    data: dict[str, str] = Field({})
 
 
 class Paper(Config):
-    """All tables and figures of a paper."""
+    """All tables and figures of a paper; the file `studies` is relative to the paper's file.
 
-    title: str = Field(description="title of the paper")
-    link: str = Field(description="address of the paper")
-    studies: str = Field(description="file of the studies, relative to this file")
-    small: Small = Field(description="studies at a small size")
-    samples: dict[str, PositiveInt] = Field(
-        {}, description="training samples of the studies whose data only the files can count"
-    )
-    tables: dict[str, Table] = Field(description="tables by number")
-    figures: dict[str, Figure] = Field({}, description="figures by number")
+    `samples` counts the training samples of studies whose data only the files can count.
+    """
+
+    title: str
+    link: str
+    studies: str
+    small: Small
+    samples: dict[str, PositiveInt] = Field({})
+    tables: dict[str, Table]
+    figures: dict[str, Figure] = Field({})
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class PaperSource:
     def known_variants(self) -> dict[str, list[str] | None]:
         """Variants of every study in the file, None for a study with axes."""
         studies = load(self.studies_path).get("studies")
-        known: dict[str, list[str] | None] = {}
+        known: dict[str, list[str] | None] = Field({})
         for name, study in studies.items() if isinstance(studies, Mapping) else ():
             cells = study.get("cells", {}) if isinstance(study, Mapping) else {}
             is_product = isinstance(study, Mapping) and ("axes" in study or "include" in study)

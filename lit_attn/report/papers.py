@@ -3,8 +3,8 @@
 import re
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config.papers import (
@@ -29,8 +29,7 @@ UNIT = re.compile(r"\d([KMBG%])")
 DECIMALS = re.compile(r"\d+\.(\d+)")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A cell of a table: the published text, our values of each seed, and our text."""
 
     row: str
@@ -40,8 +39,7 @@ class Entry:
     ours: str
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A claim, the published difference, ours with its 95 % interval, and the judgement.
 
     `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".

@@ -15,7 +15,6 @@ SMALL_WARNING = (
     "Small models on small data: their values cannot be compared with the published ones, "
     "only the directions of differences can."
 )
-OURS = "ours"
 READING = (
     "A value is the mean over n seeds ± the sample standard deviation. Empty: not run. "
     "docs/parity.md says how closely each set-up agrees with the released code."
@@ -134,9 +133,8 @@ def _lay_out(
         if is_published:
             rows.append([Cell(name), *(Cell(entry.published) for entry in line)])
         if is_ours and (not is_published or any(entry.ours for entry in line)):
-            rows.append(
-                [Cell(OURS if is_published else name), *(Cell(entry.ours) for entry in line)]
-            )
+            rows.append([Cell("ours" if is_published else name)])
+            rows[-1] += [Cell(entry.ours) for entry in line]
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
     return Table(["", *headings], rows, title, notes=notes)
 

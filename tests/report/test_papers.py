@@ -150,16 +150,28 @@ def write_paper(folder: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("variant: standard", "variant: standrad", "has no variant 'standrad'; did you mean"),
-        ("study: attentionx-cifar10}", "study: attentionx-cifar1}", "no study 'attentionx-cifar1'"),
+        (
+            "variant: standard",
+            "variant: standrad",
+            "variant: no 'standrad'; did you mean 'standard'?",
+        ),
+        (
+            "study: attentionx-cifar10}",
+            "study: attentionx-cifar1}",
+            "study: no 'attentionx-cifar1'; did you mean 'attentionx-cifar10'?",
+        ),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15 + 0.55", "1 cells for 2 columns"),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "put the cell in quotation marks"),
         ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
-        ("row: ViT-small with AttentionX", "row: AttentionX", "no row 'AttentionX'"),
+        (
+            "row: ViT-small with AttentionX",
+            "row: AttentionX",
+            "no 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
+        ),
         (
             "row: AttentionX,",
             "row: AttentoinX,",
-            "no line 'AttentoinX'; did you mean 'AttentionX'?",
+            "no 'AttentoinX'; did you mean 'AttentionX'?",
         ),
     ],
 )
