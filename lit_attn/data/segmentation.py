@@ -11,10 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.segmentation import IGNORED, Scenery, require_scenery
+from lit_attn.config.data.segmentation import (
+    IGNORED,
+    Pair,
+    Scenery,
+    list_pairs,
+    require_scenery,
+)
 from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
@@ -24,8 +31,6 @@ from lit_attn.schema.errors import ConfigError
 
 Batch = dict[str, list[Any]]
 Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
-Pair = tuple[Path, Path]
-"""An image file and the file of its labels."""
 
 # Pillow's modes of images with one 8-bit value per pixel.
 ONE_BYTE = {"1", "L", "P"}
@@ -145,7 +150,7 @@ class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):
 
 def pipeline(data: Scenery, *, augmented: bool) -> list[Step]:
     """Return the steps from the paths of a pair to a sample, as mmsegmentation configures them."""
-    labels = partial(read_labels, classes=data.num_classes)
+    labels = partial(read_labels, data=data)
     packed = {"type": "mmseg.PackSegInputs"}
     if augmented:
         return [read_image, labels, *(step.transform(data) for step in data.augment), packed]
@@ -170,34 +175,60 @@ def read_image(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {"img": image, "img_shape": size, "ori_shape": size}
 
 
-def read_labels(sample: dict[str, Any], classes: int) -> dict[str, Any]:
-    """Add the labels (h, w) uint8: classes 0 to `classes` - 1, or IGNORED.
+def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
+    """Add the labels (h, w) uint8: the number of a class from 0 on, or IGNORED.
 
-    In the file 0 means no class, so its numbers are larger by one. Raises ConfigError for a file
-    that is malformed or does not match its image, whose size is `ori_shape`.
+    Raises ConfigError for a file that is malformed or does not match its image, whose size is
+    `ori_shape`.
     """
-    path = sample["seg_map_path"]
+    path, first, classes = sample["seg_map_path"], data.first_label, data.num_classes
     try:
         with Image.open(path) as file:
-            _require_matching(sample, file)
-            labels = np.asarray(file).astype(np.uint8)
+            _require_matching(sample, file, data)
+            values = np.asarray(file if file.mode in ONE_BYTE else file.convert("RGB"))
     except (OSError, SyntaxError) as error:
         # Pillow raises SyntaxError for a broken PNG.
         raise ConfigError(f"data.root: {path} cannot be read as an image") from error
-    unknown = np.unique(labels[(labels > classes) & (labels != IGNORED)])
-    if len(unknown):
-        raise ConfigError(
-            f"data.root: {path} has the label {unknown[0]}; labels are 1 to {classes} for the "
-            f"classes, and 0 or {IGNORED} for no class"
-        )
-    labels = np.where(labels == IGNORED, labels, labels - np.uint8(1))
+    if values.ndim == 3:
+        labels = _read_colours(path, values, data)
+    else:
+        values = values.astype(np.uint8)
+        unknown = np.unique(values[(values >= classes + first) & (values != IGNORED)])
+        if len(unknown):
+            none = f"0 or {IGNORED}" if first else IGNORED
+            raise ConfigError(
+                f"data.root: {path} has the label {unknown[0]}; labels are {first} to "
+                f"{classes - 1 + first} for the classes, and {none} for no class"
+            )
+        # Without a class, 0 wraps to IGNORED.
+        labels = np.where(values == IGNORED, values, values - np.uint8(first))
     return sample | {"gt_seg_map": labels, "seg_fields": ["gt_seg_map"], "reduce_zero_label": True}
 
 
-def _require_matching(sample: dict[str, Any], labels: Image.Image) -> None:
+def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDArray[np.uint8]:
+    """Return the labels (h, w) of pixels (h, w, 3); raise ConfigError for an unknown colour."""
+    numbers = data.label_colours
+    packed = colours.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
+    values, places = np.unique(packed, return_inverse=True)
+    labels = np.empty(len(values), np.uint8)
+    for place, value in enumerate(values.tolist()):
+        colour = (value >> 16, value >> 8 & 255, value & 255)
+        if colour not in numbers:
+            distances = np.abs(np.array(data.palette) - colour).sum(1)
+            nearest = int(distances.argmin())
+            raise ConfigError(
+                f"data.colours: {path} has the colour {list(colour)}, which no class has; the "
+                f"nearest is {list(data.palette[nearest])} of '{data.class_names[nearest]}' "
+                "(data.void: the colour of pixels without a class)"
+            )
+        labels[place] = numbers[colour]
+    return labels[places].reshape(packed.shape)
+
+
+def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery) -> None:
     """Raise ConfigError if the header of `labels` does not match the image."""
     path = sample["seg_map_path"]
-    if labels.mode not in ONE_BYTE:
+    if labels.mode not in ONE_BYTE and not (data.label_colours and labels.mode in ("RGB", "RGBA")):
         raise ConfigError(
             f"data.root: {path} has pixels of mode {labels.mode}; labels are a PNG of mode L with "
             "the number of a class in each pixel"
@@ -218,18 +249,6 @@ def classes_and_palette(data: Scenery) -> tuple[tuple[str, ...], list[list[int]]
 
     # One of ADE20K's names ends in a space.
     return tuple(name.strip() for name in ade_classes()), ade_palette()
-
-
-def list_pairs(root: Path, folder: str) -> list[Pair]:
-    """Return a folder's pairs by name; raise ConfigError if there are none or one lacks labels."""
-    images, annotations = root / "images" / folder, root / "annotations" / folder
-    pairs = [(path, annotations / f"{path.stem}.png") for path in sorted(images.glob("*.jpg"))]
-    if not pairs:
-        raise ConfigError(f"data.root: {images} holds no .jpg images")
-    for _, labels in pairs:
-        if not labels.is_file():
-            raise ConfigError(f"data.root: {labels} is missing")
-    return pairs
 
 
 def _hold_out(pairs: list[Pair], count: int) -> tuple[list[Pair], list[Pair]]:

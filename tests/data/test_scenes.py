@@ -227,7 +227,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"validation/a\.png is missing"):
         SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
     (tmp_path / "images/validation/a.jpg").unlink()
-    with pytest.raises(ConfigError, match=r"holds no \.jpg images"):
+    with pytest.raises(ConfigError, match=r"holds no \.jpg or \.png images"):
         SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
 
 

@@ -1,11 +1,12 @@
-"""Data for semantic segmentation: ADE20K, and scenes that need no download.
+"""Data for semantic segmentation: ADE20K, images of the user, and scenes that need no download.
 
 The order of `augment` is the order of mmsegmentation's pipeline.
 """
 
+import colorsys
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -21,6 +22,13 @@ from lit_attn.config.signatures import ImageMasks
 from lit_attn.schema.base import load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]
+Pair = tuple[Path, Path]
+"""An image file and the file of its labels."""
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
+
 # Label of the pixels that have no class.
 IGNORED = 255
 
@@ -31,11 +39,14 @@ SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number 
 class Scenery(Data):
     """Images with a label for every pixel, in ADE20K's layout below `root`.
 
-    `images/training/*.jpg` train and `images/validation/*.jpg` evaluate (split "test"); each image
-    has labels in `annotations/*/*.png`, where 0 is no class. Images are resized to a short side of
+    `images/training/*` train and `images/validation/*` evaluate (split "test"), as .jpg or .png;
+    each image has labels in `annotations/*/*.png`. Images are resized to a short side of
     `short_side` pixels and a long side of at most `long_side`. Training takes windows of `crop`
     pixels along each side.
     """
+
+    first_label: ClassVar = 1
+    """Number of the first class in a label file; the numbers below it mean no class."""
 
     root: Path = Field(description="folder of the images and annotations")
     crop: PositiveInt = Field(description="side of a training window in pixels")
@@ -78,9 +89,14 @@ class Scenery(Data):
         return ()
 
     @property
-    def palette(self) -> tuple[tuple[int, int, int], ...]:
+    def palette(self) -> tuple[Colour, ...]:
         """Colours (red, green, blue; 0 to 255) of the classes that `class_names` lists."""
         return ()
+
+    @property
+    def label_colours(self) -> dict[Colour, int]:
+        """Label of each colour in label files of mode RGB; empty if the files have numbers."""
+        return {}
 
     def prepare(self) -> Path:
         """Return the folder of the images, which are written there first if they are generated."""
@@ -98,6 +114,58 @@ class Ade20k(Scenery):
     long_side: PositiveInt = Field(
         2048, description="most pixels of the long side of a resized image"
     )
+
+    def check_files(self) -> None:
+        require_scenery(self.root)
+
+
+class Masks(Scenery):
+    """Images of the user with classes of the user, in ADE20K's layout below `root`.
+
+    A label file is a PNG with one number for each pixel (from 0 in the order of `classes`; 255 is
+    no class), or with the colours that `colours` lists.
+    """
+
+    kind: Literal["masks"] = "masks"
+    first_label: ClassVar = 0
+    name: str = Field(description="name of the data set in identities and tables")
+    root: Path = outside_identity(..., "folder of the images and annotations")
+    classes: tuple[str, ...] = Field(min_length=2, max_length=255, description="names of classes")
+    colours: tuple[Colour, ...] = Field(
+        (), description="colour (red, green, blue) of each class in label files of mode RGB"
+    )
+    void: Colour | None = Field(
+        None, description="colour of the pixels without a class in label files of mode RGB"
+    )
+
+    @model_validator(mode="after")
+    def _each_class_has_a_colour(self) -> Self:
+        if self.colours and len(set(self.colours) | {self.void}) != len(self.classes) + 1:
+            raise ValueError(
+                f"colours: {len(self.colours)} for {len(self.classes)} classes; each class and "
+                "`void` need a colour of their own"
+            )
+        return self
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
+
+    @property
+    def palette(self) -> tuple[Colour, ...]:
+        """Colours of the classes: `colours`, or else hues at equal distances."""
+        count = len(self.classes)
+        hues = [colorsys.hsv_to_rgb(number / count, 0.8, 0.9) for number in range(count)]
+        return self.colours or tuple((int(255 * r), int(255 * g), int(255 * b)) for r, g, b in hues)
+
+    @property
+    def label_colours(self) -> dict[Colour, int]:
+        labels = {colour: number for number, colour in enumerate(self.colours)}
+        return labels | ({} if self.void is None else {self.void: IGNORED})
 
     def check_files(self) -> None:
         require_scenery(self.root)
@@ -140,15 +208,15 @@ class Scenes(Scenery):
         return self
 
     @property
-    def palette(self) -> tuple[tuple[int, int, int], ...]:
-        palette: tuple[tuple[int, int, int], ...] = load("lit_attn.data.scenes:PALETTE")
+    def palette(self) -> tuple[Colour, ...]:
+        palette: tuple[Colour, ...] = load("lit_attn.data.scenes:PALETTE")
         return palette
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 
 
 def require_scenery(root: Path) -> None:
-    """Raise ConfigError if `root` does not have the layout of ADE20K's own folder."""
+    """Raise ConfigError if `root` lacks a folder, images, or the labels of an image."""
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
             if not (folder := root / kind / split).is_dir():
@@ -156,5 +224,20 @@ def require_scenery(root: Path) -> None:
                 hint = f"; did you mean {inside}?" if inside.is_dir() else ""
                 raise ConfigError(
                     f"data.root: {folder} is not a folder; root is ADE20K's ADEChallengeData2016 "
-                    f"(`kind: scenes` needs no download){hint}"
+                    f"or has its layout (`kind: scenes` needs no download){hint}"
                 )
+    for split in ("training", "validation"):
+        list_pairs(root, split)
+
+
+def list_pairs(root: Path, folder: str) -> list[Pair]:
+    """Return a folder's pairs by name; raise ConfigError if there are none or one lacks labels."""
+    images, annotations = root / "images" / folder, root / "annotations" / folder
+    paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
+    labels = {path.stem: path for path in annotations.glob("*.png")}
+    if not paths:
+        raise ConfigError(f"data.root: {images} holds no .jpg or .png images")
+    for path in paths:
+        if path.stem not in labels:
+            raise ConfigError(f"data.root: {annotations / path.stem}.png is missing")
+    return [(path, labels[path.stem]) for path in paths]

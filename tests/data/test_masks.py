@@ -1,0 +1,100 @@
+"""Tests of segmentation data with classes and colours of the user."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from lit_attn.config.data.segmentation import Masks
+from lit_attn.schema.errors import ConfigError
+
+pytest.importorskip("mmseg")
+
+CPU = torch.device("cpu")
+COLOURS = {"colours": [[255, 0, 0], [0, 255, 0]], "void": [0, 0, 0]}
+
+
+def write(root: Path, labels: np.ndarray, suffix: str = ".png") -> None:
+    """Write one image and its labels for training, and the same for evaluation."""
+    for split in ("training", "validation"):
+        for kind in ("images", "annotations"):
+            (root / kind / split).mkdir(parents=True)
+        size = labels.shape[1::-1]
+        Image.new("RGB", size, (5, 6, 7)).save(root / f"images/{split}/a{suffix}")
+        Image.fromarray(labels.astype(np.uint8)).save(root / f"annotations/{split}/a.png")
+
+
+def make_config(root: Path, **choices: Any) -> Masks:
+    sizes = {"crop": 4, "short_side": 4, "long_side": 8, "batch_size": 1, "workers": 0}
+    data = {"name": "m", "root": root, "classes": ["cat", "dog"], "augment": ["category-crop"]}
+    return Masks.model_validate(data | sizes | choices)
+
+
+def read_labels(config: Masks) -> list[list[int]]:
+    config.check_files()
+    (sample,) = next(iter(config.build(0, CPU).val_dataloader()[0]))["data_samples"]
+    labels: list[list[int]] = sample.gt_sem_seg.data[0].tolist()
+    return labels
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".jpeg"])
+def test_numbers_are_classes_from_zero(suffix: str, tmp_path: Path) -> None:
+    labels = np.array([[0, 1, 255, 0]] * 4)
+    write(tmp_path, labels, suffix)
+    config = make_config(tmp_path)
+    assert read_labels(config) == labels.tolist()
+    data = config.build(0, CPU)
+    assert data.classes == ("cat", "dog")
+    assert len({tuple(colour) for colour in data.palette}) == 2
+    batch = next(iter(data.train_dataloader()))
+    assert batch["data_samples"][0].gt_sem_seg.data[0].tolist() == labels.tolist()
+
+
+def test_colours_are_classes(tmp_path: Path) -> None:
+    colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 0], [0, 255, 0]]] * 4)
+    write(tmp_path, colours)
+    config = make_config(tmp_path, **COLOURS)
+    assert read_labels(config) == [[0, 1, 255, 1]] * 4
+    assert config.build(0, CPU).palette == [[255, 0, 0], [0, 255, 0]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "choices", "message"),
+    [
+        (
+            np.full((4, 4), 2),
+            {},
+            r"data\.root: .*a\.png has the label 2; labels are 0 to 1 for the classes, and 255 for",
+        ),
+        (
+            np.full((4, 4, 3), 250),
+            COLOURS,
+            r"data\.colours: .*a\.png has the colour \[250, 250, 250\], which no class has; the "
+            r"nearest is \[255, 0, 0\] of 'cat'",
+        ),
+        (np.full((4, 4, 3), 250), {}, r"data\.root: .*a\.png has pixels of mode RGB"),
+    ],
+)
+def test_unknown_labels_are_named(
+    labels: np.ndarray, choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path, labels)
+    with pytest.raises(ConfigError, match=message):
+        read_labels(make_config(tmp_path, **choices))
+
+
+def test_an_image_without_labels_is_named_before_anything_runs(tmp_path: Path) -> None:
+    write(tmp_path, np.zeros((4, 4)))
+    (tmp_path / "annotations/validation/a.png").unlink()
+    with pytest.raises(ConfigError, match=r"annotations/validation/a\.png is missing"):
+        make_config(tmp_path).check_files()
+
+
+@pytest.mark.parametrize("colours", [[[1, 1, 1]], [[1, 1, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]]])
+def test_every_class_has_a_colour_of_its_own(colours: list[list[int]], tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"colours: \d for 2 classes"):
+        make_config(tmp_path, colours=colours, void=[0, 0, 0])
