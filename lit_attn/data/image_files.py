@@ -7,7 +7,9 @@ MixUp and CutMix mix the images of one process, so a mixed batch depends on the 
 Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, classes).
 """
 
+import io
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,15 +24,23 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.images import ImageFiles
+from lit_attn.config.data.images import ImageFiles, WebDataset
 from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import count_steps, find_split_folders, hold_out
+from lit_attn.data.sets import (
+    count_steps,
+    find_shards,
+    find_split_folders,
+    hold_out,
+    read_shard,
+)
 from lit_attn.schema.errors import ConfigError
 
 # DeiT's sampler, which timm copies, rounds an epoch of repeats down to a multiple of this.
 REPEATS_ROUND = 256
+
+TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
 UNREADABLE = (
@@ -46,6 +56,8 @@ UNREADABLE = (
 class Files(NamedTuple):
     """The images of one split: names below `folder` (bytes), labels int64.
 
+    The name of an image in a tar file is "file offset size".
+
     Arrays instead of lists: workers share their memory, while reading a Python object copies its
     page.
     """
@@ -53,6 +65,14 @@ class Files(NamedTuple):
     folder: Path
     names: np.ndarray[Any, np.dtype[np.bytes_]]
     labels: np.ndarray[Any, np.dtype[np.int64]]
+
+    def find(self, place: int) -> tuple[Path, int, int]:
+        """Return the file of an image, its first byte and its number of bytes there (-1: all)."""
+        name = self.names[place].decode()
+        if not TAR_MEMBER.search(name):
+            return self.folder / name, 0, -1
+        shard, offset, size = name.rsplit(" ", 2)
+        return self.folder / shard, int(offset), int(size)
 
 
 class Batch(NamedTuple):
@@ -75,7 +95,7 @@ class ImageFileData(DataModule):
         super().__init__(data, seed, device)
         self.data = data
         self.skipped = Skipped(data.unreadable)
-        files = list_files(data)
+        files = data.list_files()
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
         self.evaluated = {name: Reader(data, files[name], augmented=False) for name in self.splits}
@@ -164,7 +184,7 @@ class ImageFileData(DataModule):
         return list(sampler)
 
 
-def list_files(data: ImageFiles) -> dict[str, Files]:
+def list_folders(data: ImageFiles) -> dict[str, Files]:
     """Return the files of "train", "test" and, if it exists or is held out, "val".
 
     Classes are numbered as timm does, by the natural order of train's folders. Raises ConfigError
@@ -177,7 +197,22 @@ def list_files(data: ImageFiles) -> dict[str, Files]:
             f"data.classes: {data.classes}, but {data.path / 'train'} has images of {len(classes)}"
         )
     files = {split: _files(folder, classes)[0] for split, folder in folders.items()}
-    files["train"] = train
+    return _hold_out(data, {"train": train} | files)
+
+
+def list_shards(data: WebDataset) -> dict[str, Files]:
+    """Return the images of "train", "test" and, if they exist or are held out, "val"."""
+    files = {}
+    for split, paths in find_shards(data).items():
+        samples = [sample for path in paths for sample in read_shard(data, path)]
+        names, labels = zip(*samples, strict=True)
+        names = tuple(name.encode() for name in names)
+        files[split] = Files(paths[0].parent, np.asarray(names), np.asarray(labels, np.int64))
+    return _hold_out(data, files)
+
+
+def _hold_out(data: ImageFiles, files: dict[str, Files]) -> dict[str, Files]:
+    train = files["train"]
     for split, rows in hold_out(data.validation, "val" in files, train.labels).items():
         files[split] = Files(train.folder, train.names[rows], train.labels[rows])
     return files
@@ -209,7 +244,8 @@ def fingerprint(files: dict[str, Files]) -> str:
         for part in (f"{split} {len(listed.names)}\n", b"\n".join(listed.names), listed.labels)
     )
     test = files["test"]
-    sizes = [(test.folder / name.decode()).stat().st_size for name in test.names.tolist()]
+    places = [test.find(place) for place in range(len(test.labels))]
+    sizes = [path.stat().st_size if size < 0 else size for path, _, size in places]
     return digest([*names, np.asarray(sizes)])
 
 
@@ -242,16 +278,18 @@ class Reader(Dataset[Any]):
         first, seed, size = sample
         failures = []
         for place in range(first, first + self.tries):
-            name, label = (part[place % len(self)] for part in self.files[1:])
-            path = self.files.folder / name.decode()
+            place = place % len(self)
             try:
-                with Image.open(path) as file:
-                    image = file.convert("RGB")
+                path, offset, length = self.files.find(place)
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    image = Image.open(io.BytesIO(file.read(length))).convert("RGB")
             except UNREADABLE as error:
+                path = self.files.folder / self.files.names[place].decode()
                 failures.append((path, " ".join(str(error).split())))
                 continue
             with seeded(seed):
-                return self.transforms[size](image), int(label), failures
+                return self.transforms[size](image), int(self.files.labels[place]), failures
         return None, 0, failures
 
     def collate(self, samples: list[Any]) -> Read:

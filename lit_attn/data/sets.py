@@ -4,6 +4,7 @@ Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
 import contextlib
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from lit_attn.config.data.images import (
     NpzTargets,
     OwnImages,
     OwnTargets,
+    WebDataset,
 )
 from lit_attn.data.digests import digest
 from lit_attn.files import one_at_a_time
@@ -285,6 +287,63 @@ def find_split_folders(path: Path) -> dict[str, Path]:
         names = ["val"]
     folders = {split: path / name for split, name in zip(("test", "val"), names, strict=False)}
     return {"train": path / "train", **folders}
+
+
+def find_shards(data: WebDataset) -> dict[str, list[Path]]:
+    """Return the tar files of "train", "test" and, if both are there, "val".
+
+    Raises ConfigError if there are none or the first sample of one cannot be used.
+    """
+    shards = {name: sorted((data.path / name).glob("*.tar")) for name in ("train", "test", "val")}
+    if not shards["test"]:
+        shards["test"] = shards.pop("val")
+    for split, paths in list(shards.items()):
+        if not paths and split == "val":
+            del shards[split]
+        elif not paths:
+            name = "train" if split == "train" else "test or val"
+            raise ConfigError(f"data.path: no *.tar in {data.path} / {name}")
+        for path in paths:
+            next(read_shard(data, path), None)
+    return shards
+
+
+def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (name, label) of every image of a tar file; a name is "file offset size".
+
+    Raises ConfigError for a torn file, and for a sample without an image or a class.
+    """
+    key, name, label = "", "", -1
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                folder, slash, file_name = member.name.rpartition("/")
+                stem, _, suffix = file_name.partition(".")
+                start = folder + slash + stem
+                if key and start != key:
+                    yield _checked_sample(data, path, key, name, label)
+                if start != key:
+                    key, name, label = start, "", -1
+                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                    name = f"{path.name} {member.offset_data} {member.size}"
+                elif suffix == "cls" and (file := archive.extractfile(member)):
+                    label = int(file.read())
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise ConfigError(f"data.path: {path} cannot be read: sample '{key}': {error}") from error
+    if key:
+        yield _checked_sample(data, path, key, name, label)
+
+
+def _checked_sample(
+    data: WebDataset, path: Path, key: str, name: str, label: int
+) -> tuple[str, int]:
+    where = f"data.path: {path}: sample '{key}'"
+    if not name:
+        raise ConfigError(f"{where} has no image (.jpg, .jpeg or .png)")
+    if not 0 <= label < data.classes:
+        is_missing = "has no class (.cls)" if label < 0 else f"has the class {label}"
+        raise ConfigError(f"{where} {is_missing}; classes are 0 to {data.classes - 1}")
+    return name, label
 
 
 def _subfolders(path: Path) -> list[str]:

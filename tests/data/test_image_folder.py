@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
-from lit_attn.data.image_files import ImageFileData, Reader, _operations, list_files
+from lit_attn.data.image_files import ImageFileData, Reader, _operations, list_folders
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -153,7 +153,7 @@ def test_evaluation_is_resized_cropped_and_normalised(folders: Path) -> None:
 
 def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
     data = config(folders, augment=TimmAugmentation(crop="centre", flip=0), crop_share=1.0)
-    files = list_files(data)
+    files = list_folders(data)
     train, plain = (Reader(data, files["train"], augmented=a) for a in (True, False))
     for place in range(6):
         for seed in range(3):
@@ -164,7 +164,7 @@ def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
 def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) -> None:
     data = at(config(folders, validation=8))
     assert data.splits == ["val", "test"]
-    listing = list_files(data.data)
+    listing = list_folders(data.data)
     assert np.bincount(listing["val"].labels).tolist() == [2] * CLASSES
     names = set(listing["train"].names.tolist())
     assert len(names) == 56
@@ -303,7 +303,7 @@ def test_bad_configurations_are_refused(
 def test_three_augment_comes_before_its_colour_jitter(folders: Path) -> None:
     """Grey scale, solarisation or blur precedes colour jitter (Touvron et al. 2022)."""
     data = config(folders, augment={"policy": "3a", "jitter": 0.3})
-    transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
+    transform = Reader(data, list_folders(data)["train"], augmented=True).transforms[16]
     names = [type(step).__name__ for step in transform.transforms]
     assert names.index("AutoAugment") < names.index("ColorJitter")
 
@@ -318,7 +318,7 @@ def test_imagenet_has_a_thousand_classes_and_224_pixels() -> None:
 def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: Path) -> None:
     """timm asks for 0 bits at the largest magnitude, for which Pillow raises since version 12."""
     data = config(folders, augment=TimmAugmentation(policy=policy))
-    transform = Reader(data, list_files(data)["train"], augmented=True).transforms[16]
+    transform = Reader(data, list_folders(data)["train"], augmented=True).transforms[16]
     ops = [op for step in transform.transforms for op in _operations(step)]
     posterising = [op for op in ops if "osteri" in op.name]
     assert posterising

@@ -251,7 +251,7 @@ class TimmAugmentation(Config):
 
 
 class ImageFiles(Data):
-    """Images in folders by class: path/train/CLASS/* for training, path/val or path/test likewise.
+    """Images on the disk: path/train/CLASS/* for training, path/val or path/test likewise.
 
     A single evaluated folder is the split "test". With both folders, val is the split "val" and
     test the split "test".
@@ -305,14 +305,9 @@ class ImageFiles(Data):
 
     build: ClassVar = method("lit_attn.data.image_files:ImageFileData")
 
-    def check_files(self) -> None:
-        load("lit_attn.data.sets:find_split_folders")(self.path)
-        train = self.path / "train"
-        classes = sum(folder.is_dir() and any(folder.iterdir()) for folder in train.iterdir())
-        if classes != self.classes:
-            raise ConfigError(
-                f"data.classes: {self.classes}, but {train} has {classes} folders that hold files"
-            )
+    @abstractmethod
+    def list_files(self) -> Any:
+        """Return the `lit_attn.data.image_files.Files` of "train", "test" and perhaps "val"."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -333,16 +328,44 @@ class ImageFiles(Data):
         return self.sizes[stage] if stage < len(self.sizes) else self.size
 
 
-class ImageFolder(ImageFiles):
+class ClassFolders(ImageFiles):
+    """Images in class folders."""
+
+    list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
+
+    def check_files(self) -> None:
+        load("lit_attn.data.sets:find_split_folders")(self.path)
+        train = self.path / "train"
+        classes = sum(folder.is_dir() and any(folder.iterdir()) for folder in train.iterdir())
+        if classes != self.classes:
+            raise ConfigError(
+                f"data.classes: {self.classes}, but {train} has {classes} folders that hold files"
+            )
+
+
+class ImageFolder(ClassFolders):
     """Class folders of the user. Identities and tables contain `name` and not the path."""
 
     kind: Literal["image-folder"] = "image-folder"
     splits: ClassVar = ("test", "val")
 
 
-class ImageNet(ImageFiles):
+class ImageNet(ClassFolders):
     """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
 
     kind: Literal["imagenet"] = "imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
+
+
+class WebDataset(ImageFiles):
+    """Images in tar files: path/train/*.tar, and path/val/*.tar or path/test/*.tar.
+
+    A sample is KEY.jpg, KEY.jpeg or KEY.png and KEY.cls, which has the number of the class. The
+    files are read at random places, so every batch is the same on any number of processes.
+    """
+
+    kind: Literal["webdataset"] = "webdataset"
+    splits: ClassVar = ("test", "val")
+    list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
+    check_files: ClassVar = method("lit_attn.data.sets:find_shards")

@@ -1,0 +1,153 @@
+"""Tests of images in tar files."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.data_ranks import on_rank
+from PIL import Image
+
+from lit_attn.config.data.images import WebDataset
+from lit_attn.data.image_files import ImageFileData
+from lit_attn.schema.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def make_image(number: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(content, format="PNG")
+    return content.getvalue()
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def make_samples(first: int, count: int) -> dict[str, bytes]:
+    """Return samples whose red value is their number, and whose class is its remainder by 3."""
+    members = {}
+    for number in range(first, first + count):
+        members[f"dir/{number:04d}.png"] = make_image(number)
+        members[f"dir/{number:04d}.json"] = b"{}"
+        members[f"dir/{number:04d}.cls"] = str(number % 3).encode()
+    return members
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_shard(tmp_path / "train/a-0.tar", make_samples(0, 7))
+    write_shard(tmp_path / "train/a-1.tar", make_samples(7, 5))
+    write_shard(tmp_path / "val/a.tar", make_samples(100, 5))
+    return tmp_path
+
+
+def make_config(root: Path, **choices: Any) -> WebDataset:
+    data = {"name": "w", "path": root, "classes": 3, "size": 8, "batch_size": 4}
+    augment = {"crop": "centre", "flip": 0}
+    fixed = {"workers": 0, "augment": augment, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    return WebDataset.model_validate(data | fixed | choices)
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    return [round(float(value) * 255) for value in images[:, 0, 4, 4]]
+
+
+def read_epoch(config: WebDataset, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
+    data = ImageFileData(config, 0, CPU)
+    on_rank(data, rank, world)
+    samples = []
+    for batch in data.train_batches(0, data.steps_per_epoch):
+        samples += list(zip(numbers(batch.images), batch.labels.tolist(), strict=True))
+    return samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_is_read_once_with_its_class(root: Path, workers: int) -> None:
+    config = make_config(root, workers=workers)
+    config.check_files()
+    samples = read_epoch(config)
+    assert sorted(samples) == [(number, number % 3) for number in range(12)]
+    assert samples != sorted(samples)
+    data = ImageFileData(config, 0, CPU)
+    assert data.splits == ["test"]
+    batches = list(data.val_dataloader()[0])
+    assert [n for images, _ in batches for n in numbers(images)] == [*range(100, 105)]
+
+
+def test_processes_share_the_same_batches(root: Path) -> None:
+    shares = [read_epoch(make_config(root), rank, 2) for rank in range(2)]
+    alone = read_epoch(make_config(root))
+    steps = [alone[start : start + 4] for start in (0, 4, 8)]
+    for step, batch in enumerate(steps):
+        part = slice(2 * step, 2 * step + 2)
+        assert shares[0][part] == batch[0::2]
+        assert shares[1][part] == batch[1::2]
+
+
+def test_a_resumed_epoch_continues_with_the_same_images(root: Path) -> None:
+    data = ImageFileData(make_config(root), 0, CPU)
+    (last,) = data.train_batches(2, 3)
+    assert numbers(last.images) == [number for number, _ in read_epoch(make_config(root))[8:]]
+
+
+def test_images_can_be_held_out(root: Path) -> None:
+    data = ImageFileData(make_config(root, validation=3, batch_size=2), 0, CPU)
+    assert data.splits == ["val", "test"]
+    assert (len(data.train), len(data.evaluated["val"])) == (9, 3)
+
+
+def test_the_fingerprint_sees_another_image(root: Path) -> None:
+    before = ImageFileData(make_config(root), 0, CPU).fingerprint()
+    write_shard(root / "val/a.tar", make_samples(100, 4))
+    assert ImageFileData(make_config(root), 0, CPU).fingerprint() != before
+
+
+def test_an_unreadable_image_is_skipped_and_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shard(root / "val/a.tar", make_samples(100, 2) | {"dir/0100.png": b"text"})
+    data = ImageFileData(make_config(root), 0, CPU)
+    ((images, _),) = data.val_dataloader()[0]
+    assert numbers(images) == [101]
+    assert "skipped an image that cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.cls": b"0"}, r"a-0\.tar: sample 'a' has no image \(\.jpg, \.jpeg or \.png\)"),
+        (
+            {"a.png": make_image(0)},
+            r"a-0\.tar: sample 'a' has no class \(\.cls\); classes are 0 to 2",
+        ),
+        ({"a.png": make_image(0), "a.cls": b"3"}, "sample 'a' has the class 3; classes are 0 to 2"),
+        (
+            {"a.png": make_image(0), "a.cls": b"cat"},
+            r"cannot be read: sample '/a': invalid literal",
+        ),
+    ],
+)
+def test_bad_samples_are_named_before_anything_runs(
+    members: dict[str, bytes], message: str, root: Path
+) -> None:
+    write_shard(root / "train/a-0.tar", members)
+    with pytest.raises(ConfigError, match=r"^data\.path: .*" + message):
+        make_config(root).check_files()
+
+
+def test_missing_and_torn_shards_are_named(root: Path) -> None:
+    (root / "train/a-0.tar").write_bytes(np.random.default_rng(0).bytes(700))
+    with pytest.raises(ConfigError, match=r"data\.path: .*a-0\.tar cannot be read"):
+        make_config(root).check_files()
+    with pytest.raises(ConfigError, match=r"data\.path: no \*\.tar in .*none / train"):
+        make_config(root / "none").check_files()
