@@ -65,7 +65,7 @@ Linear attention has no logits and computes running sums.
 | any | some | any | any | any | any | any | CHUNKED |
 | any | any | not softmax | any | any | any | any | CHUNKED |
 | M > 1 keys | none | softmax | any | yes | any | any | CHUNKED |
-| M > 1 keys | none | softmax | any | any | at most 384 | cpu | CHUNKED |
+| M > 1 keys | none | softmax | any | any | 2 to 384 | cpu | CHUNKED |
 | M > 1 keys or z z | none | softmax | none or causal | no | any | not meta | MERGED |
 | any | none | softmax | any | any | any | any | ONE_CALL |
 

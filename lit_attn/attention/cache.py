@@ -1,7 +1,7 @@
-"""Caches of incremental decoding: what a layer keeps of the tokens before.
+"""Caches of incremental decoding: what a layer stores of earlier tokens.
 
 Shapes: B batch, n tokens of this call, m cached tokens, H heads, H' key heads, M keys for every
-token, D head width.
+token, D head width, E width of the features.
 
 A new token attends to the cached tokens and to itself. Of a cached token, it needs the keys, the
 value, z and the composition map as a key. It does not need the query, the map as a query or the
@@ -13,18 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Tokens for which a growing buffer has spare memory, so that most new tokens need no copy.
+SPARE = 64
+
 
 class Cache:
-    """Base of the caches: `seen` tokens have passed the layer, the last `kept` are stored."""
+    """Base of the caches: `seen` tokens have passed the layer, the last `length` are stored."""
 
     def __init__(self) -> None:
         self.seen = 0
-        self.kept = 0
+        self.length = 0
 
     @property
     def first(self) -> int:
         """Position of the first stored token."""
-        return self.seen - self.kept
+        return self.seen - self.length
 
     def advance(self, n: int) -> None:
         """Count `n` tokens, after the layer has processed them."""
@@ -35,27 +38,77 @@ class Cache:
         raise NotImplementedError
 
 
+class Buffer:
+    """Tensor with the tokens `start` to `stop` along `axis`, and spare memory after them."""
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+        self.start = self.stop = 0
+        self.tensor: Tensor | None = None
+
+    @property
+    def tokens(self) -> Tensor:
+        """View of the stored tokens."""
+        assert self.tensor is not None
+        return self.tensor.narrow(self.axis, self.start, self.stop - self.start)
+
+    def append(self, new: Tensor) -> Tensor:
+        """Append the tokens of `new` and return a view of all tokens."""
+        n = new.shape[self.axis]
+        if self.tensor is None:
+            self.tensor = new
+        elif new.requires_grad or self.tensor.requires_grad:
+            # Autograd does not allow that a tensor changes after its use.
+            self.tensor, self.start, self.stop = (
+                torch.cat([self.tokens, new], self.axis),
+                0,
+                self.stop - self.start,
+            )
+        else:
+            is_frozen = self.tensor.is_inference() and not torch.is_inference_mode_enabled()
+            if is_frozen or self.stop + n > self.tensor.shape[self.axis]:
+                self._reallocate(n + SPARE)
+            self.tensor.narrow(self.axis, self.stop, n).copy_(new)
+        self.stop += n
+        return self.tokens
+
+    def drop(self, limit: int) -> None:
+        """Remove all tokens but the last `limit`."""
+        self.start = max(self.start, self.stop - limit)
+        if self.start > SPARE:
+            self._reallocate(SPARE)
+
+    def _reallocate(self, spare: int) -> None:
+        """Copy the tokens into a new tensor with memory for `spare` more."""
+        tokens = self.tokens
+        shape = list(tokens.shape)
+        shape[self.axis] += spare
+        # Maps of tokens (axis 1) have their tokens last in memory: lit_attn.attention.compose.
+        if self.axis == 1:
+            shape.append(shape.pop(1))
+            self.tensor = tokens.new_empty(shape).movedim(-1, 1)
+        else:
+            self.tensor = tokens.new_empty(shape)
+        self.start, self.stop = 0, tokens.shape[self.axis]
+        self.tokens.copy_(tokens)
+
+
 class KeyValues(Cache):
     """Key/value cache of the tokens that later tokens can see: all, or the last `window` - 1.
 
-    Keys (B, H', M, m, D) are stored after their norm and rotation, before `features`; values are
-    (B, H', m, D), z is (B, H, m, D), maps are as in lit_attn.attention.compose.
+    Keys are stored after their norm and rotation: as features joined with z, (B, H, M, m, E), or
+    without features and z, (B, H', M, m, D), if heads share them. Values are (B, H', m, D), z of
+    shared keys is (B, H, m, D), maps are as in lit_attn.attention.compose.
     """
 
     def __init__(self, window: int | None) -> None:
         super().__init__()
         self.limit = None if window is None else window - 1
-        self.stored: dict[str, Tensor] = {}
+        self.buffers: dict[str, Buffer] = {}
 
     def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
         """Append `new` to the stored tensor `name` along the token axis and return the result."""
-        stored = self.stored.get(name)
-        joined = new if stored is None else torch.cat([stored, new], axis)
-        excess = 0 if self.limit is None else max(0, joined.shape[axis] - self.limit)
-        rest = joined.narrow(axis, excess, joined.shape[axis] - excess)
-        # A view would keep the memory of the tokens that it leaves out.
-        self.stored[name] = rest.clone() if excess else joined
-        return joined
+        return self.buffers.setdefault(name, Buffer(axis)).append(new)
 
     def extend_maps(self, place: str, new: Any) -> Any:
         """Append the maps of keys at `place`, a NamedTuple, and return the maps of all keys."""
@@ -66,10 +119,13 @@ class KeyValues(Cache):
 
     def advance(self, n: int) -> None:
         super().advance(n)
-        self.kept = self.seen if self.limit is None else min(self.seen, self.limit)
+        self.length = self.seen if self.limit is None else min(self.seen, self.limit)
+        if self.limit is not None:
+            for buffer in self.buffers.values():
+                buffer.drop(self.limit)
 
     def tensors(self) -> list[Tensor]:
-        return list(self.stored.values())
+        return [buffer.tokens for buffer in self.buffers.values()]
 
 
 class RunningSums(Cache):

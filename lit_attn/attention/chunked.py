@@ -67,7 +67,12 @@ def weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype) -> 
     """
     q, k, masks, hard = formed[:4]
     keys = k.shape[-2]
-    logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * formed.scale, k[..., columns, :])
+    q, k = q[:, :, rows] * formed.scale, k[..., columns, :]
+    if q.shape[-2] == 1:
+        # A cache is not contiguous, and `einsum` would copy its keys.
+        logits = (q.unsqueeze(2) @ k.transpose(-1, -2)).transpose(2, 3)
+    else:
+        logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
     if hard:
         logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
     if "pre" in formed.composers:

@@ -79,7 +79,7 @@ def choose_path(
     if keys > 1 and dropout > 0:
         # Dropout has to drop a pair of tokens with all of its keys.
         return Path.CHUNKED
-    if keys > 1 and device == "cpu" and tokens <= chunked.WHOLE_UP_TO:
+    if keys > 1 and device == "cpu" and 1 < tokens <= chunked.WHOLE_UP_TO:
         # For few tokens, forming the weights and adding them up over the keys is faster on a CPU
         # than one kernel call for each key.
         return Path.CHUNKED
@@ -94,12 +94,16 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
     x, q, keys, v, z, masks = inputs[:6]
     values, all_z = v.transpose(1, 2), z
     maps = all_maps(inputs.composers, x)
-    first = 0
+    first, caches_features = 0, False
     if (cache := inputs.cache) is not None:
         assert isinstance(cache, KeyValues)
-        first = cache.first
-        keys, values = cache.extend("keys", keys), cache.extend("values", values)
-        all_z = None if z is None else cache.extend("z", z)
+        # The features of shared keys differ between heads, so they would need more memory.
+        caches_features = q.shape[1] == keys.shape[1]
+        first = cache.seen if caches_features else cache.first
+        values = cache.extend("values", values)
+        if not caches_features:
+            keys = cache.extend("keys", keys)
+            all_z = None if z is None else cache.extend("z", z)
         for place, sides in maps.items():
             if "key" in sides:
                 sides["key"] = cache.extend_maps(place, sides["key"])
@@ -117,15 +121,20 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         tokens=q.shape[-2],
         device=q.device.type,
     )
+    joined_q, joined_k = q, k
+    if path is not Path.MERGED or caches_features:
+        joined_q, joined_k = with_z(q, k, z, all_z, inputs.temperature)
+    if caches_features:
+        assert isinstance(cache, KeyValues)
+        joined_k = cache.extend("keys", joined_k)
     if path is Path.MERGED:
         q, k, values = as_multiplied(q), as_multiplied(k), as_multiplied(values)
         z = None if z is None else as_multiplied(z)
         return fused.attend(q, k, z, values, masks.is_causal, scale)
-    q, k = with_z(q, k, z, all_z, inputs.temperature)
     if path is Path.ONE_CALL:
-        return one_call(q, k, values, masks, scale, inputs.dropout)
+        return one_call(joined_q, joined_k, values, masks, scale, inputs.dropout)
     formed = chunked.Formed(
-        q, k, masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
+        joined_q, joined_k, masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
     )
     return chunked.attend(formed, values, inputs.dropout)
 
@@ -174,13 +183,15 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     three, a multiple of 8: they are padded with zeros.
     """
     (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
-    # One new token attends to everything that is cached.
-    is_alone = masks.offset > 0 and queries == 1 and not masks.without_self
     # Torch takes a mask or `is_causal`, not both.
     has_both = masks.is_causal and masks.attn_mask is not None
     is_simple = masks.window is None and not masks.without_self and not masks.offset
     is_plain = m == 1 and is_simple and not has_both
-    mask = masks.attn_mask if is_plain or is_alone else masks.whole(n, q.device)
+    mask = masks.attn_mask if is_plain else masks.whole(n, q.device)
+    if queries == 1 and mask is None and (m > 1 or wide != width) and q.dtype.itemsize >= 4:
+        # Values need neither copies for M keys nor zeros up to the width of the keys.
+        logits = (q * scale).unsqueeze(2) @ k.transpose(-1, -2)
+        return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
     full = wide if wide == width else wide + -wide % 8

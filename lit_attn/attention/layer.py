@@ -182,7 +182,7 @@ class Attention(nn.Module):
         cache: Cache | None = None,
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer."""
-        offset = 0 if cache is None else cache.kept
+        offset = 0 if cache is None else cache.length
         q, keys, v = self.project(x, rotary)
         z = None
         if self.z is not None:

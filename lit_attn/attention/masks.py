@@ -42,6 +42,10 @@ class Masks(NamedTuple):
         The keys are those of `columns`. None means that every query may attend to every key.
         """
         first, last = rows.start + self.offset, rows.stop + self.offset
+        is_near = self.window is None or first - columns.start < self.window
+        if first == n - 1 and is_near and not self.without_self and self.attn_mask is None:
+            # The last token alone can attend to all keys of its window.
+            return None
         i = torch.arange(first, last, device=device).unsqueeze(1)
         j = torch.arange(columns.start, columns.stop, device=device)
         seen = None

@@ -58,7 +58,7 @@ def matches(row: list[str], case: dict[str, object]) -> bool:
         }[normaliser]
         and {"any": True, "none or causal": case["mask"] != "other"}[mask]
         and {"any": True, "yes": case["dropout"], "no": not case["dropout"]}[dropout]
-        and {"any": True, "at most 384": case["tokens"] <= 384}[queries]
+        and {"any": True, "2 to 384": 2 <= case["tokens"] <= 384}[queries]
         and {"any": True, "cpu": case["device"] == "cpu", "not meta": case["device"] != "meta"}[
             device
         ]
