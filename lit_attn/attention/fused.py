@@ -58,8 +58,8 @@ def _attend(
 def _(
     q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    whole = _summed((), q, k, z, v, is_causal, scale)
-    return _tokens_first(v), whole.lse, whole.seed, whole.offset
+    summed = _summed((), q, k, z, v, is_causal, scale)
+    return _tokens_first(v), summed.lse, summed.seed, summed.offset
 
 
 @torch.library.custom_op("lit_attn::attend_backward", mutates_args=())
@@ -98,19 +98,7 @@ def _attend_backward(
 
 
 @_attend_backward.register_fake
-def _(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    z: Tensor | None,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> list[Tensor]:
+def _(gradient: Tensor, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, *_: Any) -> list[Tensor]:
     return _empty_gradients(q, k, z, v)
 
 

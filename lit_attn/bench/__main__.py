@@ -8,8 +8,10 @@ decoding    a causal model with its key-value cache, token by token
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -19,7 +21,10 @@ from lit_attn.schema.errors import ConfigError, explain, suggest
 from lit_attn.schema.plugins import load_parts
 
 if TYPE_CHECKING:
-    import torch
+    from lit_attn.bench.measure import Setup
+
+# Name of the files, title and rows of each table of a benchmark.
+Tables: TypeAlias = Iterator[tuple[str, str, list[Any]]]
 
 MODES = ["eager", "compiled"]
 
@@ -64,127 +69,100 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    commands = {
-        "attention": _measure_attention,
-        "memory": _measure_memory,
-        "decoding": _measure_decoding,
-    }
     try:
         load_parts(options.parts)
         if options.out is not None:
             require_writable(options.out, "--out")
         _check(options)
-        return commands[options.command](options)
+        return _measure(options)
     except ConfigError as error:
         print(f"python -m lit_attn.bench: error: {error}", file=sys.stderr)
         return 2
 
 
-def _measure_attention(options: argparse.Namespace) -> int:
-    from lit_attn.bench import attention, report
+def _measure(options: argparse.Namespace) -> int:
+    """Print every table, write it to `--out`, and return 1 if a row has no numbers."""
+    from lit_attn.bench import report
+
+    setup = _make_setup(options)
+    benchmark = import_module(f"lit_attn.bench.{options.command}")
+    tables = {
+        "attention": _attention_tables,
+        "memory": _memory_tables,
+        "decoding": _decoding_tables,
+    }
+    lacks_numbers = False
+    conditions = report.read_conditions(setup.device, setup.clock)
+    for name, title, rows in tables[options.command](options, setup):
+        conditions = report.add_final_load(conditions)
+        text = report.format_document(title, conditions, benchmark.format_table(rows))
+        print(text)
+        if options.out is not None:
+            records = report.make_records(rows, benchmark.SPREADS)
+            report.write_files(options.out, name, text, records, conditions)
+        lacks_numbers |= any(getattr(row, benchmark.SPREADS[0]) is None for row in rows)
+        conditions = report.read_conditions(setup.device, setup.clock)
+    return int(lacks_numbers)
+
+
+def _attention_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
+    """Yield the name, the title and the rows of each table, one for each number of tokens."""
+    from lit_attn.bench import attention
     from lit_attn.bench.blocks import Shape
 
-    device, dtype = _choose_device(options)
-    disagrees = False
     for tokens in options.tokens:
         shape = Shape(
             options.batch, tokens, options.dim, options.heads, options.ffn_ratio, options.causal
         )
-        conditions = report.read_conditions(device, options.clock)
-        rows = attention.run(
-            options.presets, shape, options.modes, device, dtype, options.rounds, options.clock
-        )
+        rows = attention.run(options.presets, shape, options.modes, setup)
         title = (
-            f"Transformer block, forward + backward, {_name(dtype)}: "
+            f"Transformer block, forward + backward, {_name(setup)}: "
             f"batch {shape.batch}, {tokens} tokens{', causal' if shape.causal else ''}, "
-            f"width {shape.dim}, {shape.heads} heads, {options.rounds} interleaved rounds; "
+            f"width {shape.dim}, {shape.heads} heads, {setup.rounds} interleaved rounds; "
             "parameters matched through the FFN."
         )
-        name = f"attention-{device}-{tokens}{'-causal' if shape.causal else ''}"
-        _publish(options.out, name, title, conditions, attention, rows)
-        disagrees |= any(row.seconds is None for row in rows)
-    return int(disagrees)
+        yield f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}", title, rows
 
 
-def _measure_memory(options: argparse.Namespace) -> int:
-    from lit_attn.bench import memory, report
+def _memory_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
+    from lit_attn.bench import memory
 
-    device, dtype = _choose_device(options)
-    conditions = report.read_conditions(device, options.clock)
-    rows = memory.run(
-        options.presets,
-        options.tokens,
-        options.dim,
-        options.heads,
-        device,
-        dtype,
-        options.rounds,
-        options.clock,
-    )
+    sizes = options.presets, options.tokens, options.dim, options.heads
+    rows = memory.run(*sizes, setup)
     title = (
-        f"Attention layer, forward + backward, uncompiled, {_name(dtype)}: one sample, width "
-        f"{options.dim}, {options.heads} heads, {options.rounds} rounds. Held: memory kept from "
+        f"Attention layer, forward + backward, uncompiled, {_name(setup)}: one sample, width "
+        f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. Held: memory kept from "
         "forward to backward. Peak: greatest memory in either. Without parameters and input."
     )
-    _publish(options.out, f"memory-{device}", title, conditions, memory, rows)
-    return 0
+    yield f"memory-{setup.device}", title, rows
 
 
-def _measure_decoding(options: argparse.Namespace) -> int:
-    from lit_attn.bench import decoding, report
+def _decoding_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
+    from lit_attn.bench import decoding
 
-    device, dtype = _choose_device(options)
-    shape = decoding.Shape(
-        options.batch,
-        options.generate,
-        options.dim,
-        options.depth,
-        options.heads,
-        options.vocabulary,
-        tuple(options.windows),
-    )
-    conditions = report.read_conditions(device, options.clock)
-    rows = decoding.run(
-        options.presets, options.tokens, shape, device, dtype, options.rounds, options.clock
-    )
-    title = decoding.format_title(shape, _name(dtype), options.rounds)
-    _publish(options.out, f"decoding-{device}", title, conditions, decoding, rows)
-    return int(any(row.token is None for row in rows))
+    sizes = options.dim, options.depth, options.heads, options.vocabulary, tuple(options.windows)
+    shape = decoding.Shape(options.batch, options.generate, *sizes)
+    rows = decoding.run(options.presets, options.tokens, shape, setup)
+    yield f"decoding-{setup.device}", decoding.format_title(shape, _name(setup), setup.rounds), rows
 
 
-def _publish(
-    folder: Path | None,
-    name: str,
-    title: str,
-    conditions: dict[str, str],
-    benchmark: Any,
-    rows: list[Any],
-) -> None:
-    """Print the table of a benchmark's module, and write it to `folder` if that is not None."""
-    from lit_attn.bench import report
-
-    conditions = report.add_final_load(conditions)
-    text = report.format_document(title, conditions, benchmark.format_table(rows))
-    print(text)
-    if folder:
-        records = report.make_records(rows, benchmark.SPREADS)
-        report.write_files(folder, name, text, records, conditions)
-
-
-def _choose_device(options: argparse.Namespace) -> tuple[str, "torch.dtype"]:
-    """Return the device and its dtype, and set the number of threads."""
+def _make_setup(options: argparse.Namespace) -> "Setup":
+    """Return the setup of a benchmark, and set the number of threads."""
     import torch
+
+    from lit_attn.bench.measure import Setup
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU")
-    return device, getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
+    dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
+    return Setup(device, dtype, options.rounds, options.clock)
 
 
-def _name(dtype: "torch.dtype") -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(setup: "Setup") -> str:
+    return str(setup.dtype).removeprefix("torch.")
 
 
 def _check(options: argparse.Namespace) -> None:

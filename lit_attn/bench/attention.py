@@ -11,24 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lit_attn.bench.blocks import (
-    BASELINE,
-    MATERIALISED,
-    Shape,
-    Step,
-    add_materialised,
-    agrees,
-    build_block,
-    count_parameters,
-    match_width,
-)
-from lit_attn.bench.measure import (
-    Spread,
-    measure_memory,
-    measure_seconds,
-    summarize,
-    summarize_ratios,
-)
+from lit_attn.bench import blocks, measure
+from lit_attn.bench.blocks import BASELINE, MATERIALISED, Shape, Step
+from lit_attn.bench.measure import Setup, Spread, summarize, summarize_ratios
 from lit_attn.bench.report import format_mebibytes
 
 HEADER = (
@@ -63,54 +48,49 @@ def run(
     names: Sequence[str],
     shape: Shape,
     modes: Sequence[str],
-    device: str,
-    dtype: torch.dtype,
-    rounds: int,
-    clock: str = "wall",
+    setup: Setup,
 ) -> list[Row]:
     """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
-    blocks: dict[str, tuple[nn.Module, int]] = {
-        BASELINE: (build_block(BASELINE, shape, width), width)
+    modules: dict[str, tuple[nn.Module, int]] = {
+        BASELINE: (blocks.build_block(BASELINE, shape, width), width)
     }
-    target = count_parameters(blocks[BASELINE][0])
+    target = blocks.count_parameters(modules[BASELINE][0])
     agreeing = {BASELINE}
-    for name in add_materialised(names):
-        width = match_width(name, shape, target)
-        blocks[name] = build_block(name, shape, width), width
-        if agrees(name, shape):
+    for name in blocks.add_materialised(names):
+        width = blocks.match_width(name, shape, target)
+        modules[name] = blocks.build_block(name, shape, width), width
+        if blocks.agrees(name, shape):
             agreeing.add(name)
-    x = torch.randn(shape.batch, shape.tokens, shape.dim, device=device, dtype=dtype)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
     rows = []
     for mode in modes:
         torch.compiler.reset()
         # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
-        with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
-            rows += _measure(blocks, agreeing, x, shape.causal, mode, device, rounds, clock)
+        with torch._dynamo.config.patch(recompile_limit=len(modules) + 1):
+            rows += _measure(modules, agreeing, x, shape.causal, mode, setup)
     return rows
 
 
 def _measure(
-    blocks: dict[str, tuple[nn.Module, int]],
+    modules: dict[str, tuple[nn.Module, int]],
     agreeing: set[str],
     x: torch.Tensor,
     causal: bool,
     mode: str,
-    device: str,
-    rounds: int,
-    clock: str,
+    setup: Setup,
 ) -> list[Row]:
     steps = {
         name: Step(module.to(x), x, causal, mode)
-        for name, (module, _) in blocks.items()
+        for name, (module, _) in modules.items()
         if name in agreeing
     }
-    seconds = measure_seconds(steps, rounds, device, clock)
-    peak = {name: measure_memory(step, device).peak for name, step in steps.items()}
+    seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
+    peak = {name: measure.measure_memory(step, setup.device).peak for name, step in steps.items()}
     rows = []
-    for name, (module, width) in blocks.items():
-        row = Row(name, mode, count_parameters(module), width)
+    for name, (module, width) in modules.items():
+        row = Row(name, mode, blocks.count_parameters(module), width)
         if name in agreeing:
             row = row._replace(
                 seconds=summarize(seconds[name]),

@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import count_parameters
-from lit_attn.bench.measure import Spread, measure_seconds, summarize, summarize_ratios
+from lit_attn.bench.measure import Setup, Spread, measure_seconds, summarize, summarize_ratios
 from lit_attn.bench.report import format_mebibytes
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
@@ -165,10 +165,7 @@ def run(
     names: Sequence[str],
     prompts: Sequence[int],
     shape: Shape,
-    device: str,
-    dtype: torch.dtype,
-    rounds: int,
-    clock: str = "wall",
+    setup: Setup,
 ) -> list[Row]:
     """Return a row for every model and length of the prompt, the standard model first.
 
@@ -176,22 +173,12 @@ def run(
     """
     standards = [BASELINE + WINDOWS] if any(name.endswith(WINDOWS) for name in names) else []
     models = list(dict.fromkeys([BASELINE, *standards, *names]))
-    return [
-        row for n in prompts for row in _measure(models, n, shape, device, dtype, rounds, clock)
-    ]
+    return [row for n in prompts for row in _measure(models, n, shape, setup)]
 
 
-def _measure(
-    names: list[str],
-    n: int,
-    shape: Shape,
-    device: str,
-    dtype: torch.dtype,
-    rounds: int,
-    clock: str,
-) -> list[Row]:
-    agreeing = [name for name in names if agrees(name, shape, n, device)]
-    decoders = {name: Decoder(name, shape, n, device, dtype) for name in names}
+def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
+    agreeing = [name for name in names if agrees(name, shape, n, setup.device)]
+    decoders = {name: Decoder(name, shape, n, setup.device, setup.dtype) for name in names}
     calls: dict[str, Callable[[], None]] = {}
     for name in agreeing:
         decoder = decoders[name]
@@ -199,7 +186,7 @@ def _measure(
         calls["prefill " + name] = decoder.prefill
         calls["decode " + name] = decoder.decode
         calls["recompute " + name] = decoder.recompute
-    seconds = measure_seconds(calls, rounds, device, clock)
+    seconds = measure_seconds(calls, setup.rounds, setup.device, setup.clock)
     rows = []
     for name, decoder in decoders.items():
         row = Row(name, count_parameters(decoder.network), n)

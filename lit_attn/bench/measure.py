@@ -19,6 +19,15 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
 
 
+class Setup(NamedTuple):
+    """Device and dtype of a benchmark, the number of measurements, and one of CLOCKS."""
+
+    device: str
+    dtype: torch.dtype
+    rounds: int
+    clock: str = "wall"
+
+
 class Spread(NamedTuple):
     """Median and interquartile range of several measurements."""
 

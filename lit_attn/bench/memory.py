@@ -13,7 +13,7 @@ import torch
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.blocks import Shape, Step, build_layer
-from lit_attn.bench.measure import Spread, measure_memory, summarize, time_call
+from lit_attn.bench.measure import Setup, Spread, measure_memory, summarize, time_call
 from lit_attn.bench.report import format_mebibytes
 
 LENGTHS = [2**power for power in range(10, 14)]
@@ -51,10 +51,7 @@ def run(
     lengths: Sequence[int] | None,
     dim: int,
     heads: int,
-    device: str,
-    dtype: torch.dtype,
-    rounds: int,
-    clock: str = "wall",
+    setup: Setup,
 ) -> list[Row]:
     """Return rows of every layer, bidirectional and causal, at `lengths` or default lengths."""
     torch.manual_seed(0)
@@ -65,7 +62,7 @@ def run(
             previous = None
             for n in lengths or (LINEAR_LENGTHS if is_linear else LENGTHS):
                 shape = Shape(1, n, dim, heads, causal=causal)
-                row = measure(name, shape, device, dtype, rounds, clock)
+                row = measure(name, shape, setup)
                 if previous is not None:
                     row = _add_powers(previous, row)
                 previous = row
@@ -73,15 +70,13 @@ def run(
     return rows
 
 
-def measure(
-    name: str, shape: Shape, device: str, dtype: torch.dtype, rounds: int, clock: str = "wall"
-) -> Row:
+def measure(name: str, shape: Shape, setup: Setup) -> Row:
     """Return the measurements of one layer at one length."""
-    module = build_layer(name, shape).to(device, dtype)
-    x = torch.randn(shape.batch, shape.tokens, shape.dim, device=device, dtype=dtype)
+    module = build_layer(name, shape).to(setup.device, setup.dtype)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
     step = Step(module, x, shape.causal)
-    used = measure_memory(step, device)
-    seconds = summarize(time_call(step, device, clock) for _ in range(rounds))
+    used = measure_memory(step, setup.device)
+    seconds = summarize(time_call(step, setup.device, setup.clock) for _ in range(setup.rounds))
     whole = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
     return Row(name, shape.causal, shape.tokens, seconds, used.held, used.peak, whole)
 

@@ -9,7 +9,7 @@ from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, make, tokens
 from torch import Tensor
 
-from lit_attn.attention import chunked
+from lit_attn.attention import cache, chunked
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import KeyComposeConfig
@@ -181,8 +181,9 @@ def test_the_cache_of_linear_keys_has_a_constant_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
-def test_a_window_bounds_the_cache(name: str) -> None:
+def test_a_window_bounds_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds token by token and after a long prompt in one piece."""
+    monkeypatch.setattr(cache, "SPARE", 0)
     layer = make(PRESETS[name].model_copy(update={"window": 5}))
     most = cache_bytes(layer, 4, 1)
     assert cache_bytes(layer, 3, 1) < most
@@ -197,7 +198,8 @@ def test_a_window_bounds_the_cache(name: str) -> None:
         (AttentionSpec(kv_heads=1), 2 * DIM // HEADS),
         (PRESETS["belief-star"], 2 * DIM),
         (PRESETS["belief2"], 3 * DIM),
-        (PRESETS["mgk"], 3 * DIM),
+        # The features of each key include the two parts of its offset.
+        (PRESETS["mgk"], 3 * DIM + 2 * 2 * HEADS),
         (PRESETS["mgk"].model_copy(update={"kv_heads": 1}), 3 * DIM // HEADS),
         (PRESETS["talking-heads"], 2 * DIM),
         # Two places, each with two vectors of rank 2 over the heads, and the gate.
@@ -206,10 +208,52 @@ def test_a_window_bounds_the_cache(name: str) -> None:
     ],
     ids=lambda value: attention_cases.label(value) if isinstance(value, AttentionSpec) else "",
 )
-def test_the_numbers_that_a_cache_keeps_for_a_token(spec: AttentionSpec, numbers: int) -> None:
-    """A cache keeps keys and values of key heads, all keys of a mixture, z, and maps of keys."""
+def test_the_numbers_that_a_cache_stores_for_a_token(
+    spec: AttentionSpec, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache stores keys and values of key heads, all keys of a mixture, z, and maps of keys."""
+    monkeypatch.setattr(cache, "SPARE", 0)
     layer = make(spec)
     assert cache_bytes(layer, 9, 1) == 9 * 8 * numbers
+
+
+@pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_most_new_tokens_copy_no_cached_token(name: str, window: int | None) -> None:
+    """Only a full buffer is copied, and then it has memory for SPARE further tokens."""
+    layer = make(PRESETS[name].model_copy(update={"window": window}))
+    decoded, copies, pointers = layer.new_cache(), 0, set()
+    with torch.no_grad():
+        for token in tokens(2 * cache.SPARE, batch=1).split(1, dim=1):
+            layer(token, is_causal=True, cache=decoded)
+            storages = {tensor.untyped_storage().data_ptr() for tensor in decoded.tensors()}
+            copies += bool(storages - pointers)
+            pointers = storages
+    assert copies <= 4
+    assert decoded.buffers
+    for buffer in decoded.buffers.values():
+        assert buffer.tensor.shape[buffer.axis] <= decoded.length + 2 * cache.SPARE
+
+
+@pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
+def test_a_cache_can_leave_inference_mode(name: str) -> None:
+    layer, x = make(name), tokens(N)
+    caches = layer.new_cache()
+    with torch.inference_mode():
+        layer(x[:, :5], is_causal=True, cache=caches)
+        layer(x[:, 5:6], is_causal=True, cache=caches)
+    with torch.no_grad():
+        rest = [layer(x[:, i : i + 1], is_causal=True, cache=caches) for i in range(6, N)]
+        torch.testing.assert_close(torch.cat(rest, 1), layer(x, is_causal=True)[:, 6:])
+
+
+@pytest.mark.parametrize("name", ["standard", "mgk", "belief2", "dcmha"])
+def test_gradients_pass_through_a_cache(name: str) -> None:
+    layer, x = make(name), tokens(N)
+    parameters = list(layer.parameters())
+    expected = torch.autograd.grad(layer(x, is_causal=True).square().sum(), parameters)
+    decoded = decode(layer, x, list(range(3, N)))
+    torch.testing.assert_close(torch.autograd.grad(decoded.square().sum(), parameters), expected)
 
 
 @every_softmax

@@ -12,6 +12,7 @@ from lit_attn.attention import residual
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import attention, blocks, materialised
 from lit_attn.bench.__main__ import main
+from lit_attn.bench.measure import Setup
 
 SHAPE = blocks.Shape(batch=2, tokens=9, dim=24, heads=4)
 SMALL = [
@@ -87,7 +88,7 @@ def test_materialised_forms_take_no_mask() -> None:
 
 
 def test_rows_contain_ratios_and_memory() -> None:
-    rows = attention.run(["belief", "mgk"], SHAPE, ["eager"], "cpu", torch.float32, rounds=2)
+    rows = attention.run(["belief", "mgk"], SHAPE, ["eager"], Setup("cpu", torch.float32, rounds=2))
     baseline, belief, mgk, materialised_mgk = rows
     assert [row.name for row in rows[2:]] == ["mgk", "mgk/materialised"]
     assert baseline.ratio == (1, 0)
@@ -113,7 +114,7 @@ def test_every_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", counting)
     names = list(PRESETS)[:7]
-    rows = attention.run(names, SHAPE, ["compiled"], "cpu", torch.float32, rounds=2)
+    rows = attention.run(names, SHAPE, ["compiled"], Setup("cpu", torch.float32, rounds=2))
     assert len(rows) == count > 8
 
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_attn.attention import cache
 from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.compose import Maps
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import decoding
 from lit_attn.bench.__main__ import main
+from lit_attn.bench.measure import Setup
 
 DIM, HEADS, DEPTH, PROMPT, GENERATED = 24, 3, 2, 7, 3
 WIDTH = DIM // HEADS
@@ -32,7 +34,7 @@ SMALL = (
 
 
 def measure(*names: str) -> list[decoding.Row]:
-    return decoding.run(names, [PROMPT], SHAPE, "cpu", torch.float32, rounds=2)
+    return decoding.run(names, [PROMPT], SHAPE, Setup("cpu", torch.float32, rounds=2))
 
 
 def read_csv(folder: Path, device: str = "cpu") -> list[dict[str, str]]:
@@ -143,17 +145,19 @@ def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
         ("standard", 2 * DIM),
         ("xsa", 2 * DIM),
         ("belief2", 3 * DIM),
-        ("mgk", 3 * DIM),
-        ("mgk-hard", 3 * DIM),
-        ("smgk", 3 * DIM),
+        # The features of each key include the two parts of its offset.
+        ("mgk", 3 * DIM + 2 * 2 * HEADS),
+        ("mgk-hard", 3 * DIM + 2 * 2 * HEADS),
+        ("smgk", 3 * DIM + 2 * 2 * HEADS),
         ("talking-heads", 2 * DIM),
         # At two places two vectors of rank 2 over the heads, and the gate.
         ("dcmha", 2 * DIM + 2 * (2 * 2 * HEADS + HEADS)),
         ("dcmha-query", 2 * DIM),
     ],
 )
-def test_cache_bytes(name: str, numbers: int) -> None:
+def test_cache_bytes(name: str, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a token equal the table in docs/design.md; they do not depend on the batch."""
+    monkeypatch.setattr(cache, "SPARE", 0)
     assert measure(name)[-1].cache == DEPTH * (PROMPT + GENERATED) * 4 * numbers
 
 
@@ -162,8 +166,9 @@ def test_cache_bytes_of_running_sums() -> None:
 
 
 @pytest.mark.parametrize("name", ["xsa", "dcmha"])
-def test_a_window_keeps_its_own_tokens(name: str) -> None:
-    """The first layer keeps the last 3 tokens, and the second layer keeps all 10."""
+def test_a_window_bounds_the_cache_of_its_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer stores the last 3 tokens, and the second layer stores all 10."""
+    monkeypatch.setattr(cache, "SPARE", 0)
     full, windowed = measure(name, name + "/windows")[-2:]
     assert full.cache is not None
     assert windowed.cache == full.cache * (3 + 10) // 20

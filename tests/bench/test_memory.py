@@ -12,7 +12,7 @@ from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import blocks, memory
 from lit_attn.bench.__main__ import main
-from lit_attn.bench.measure import Footprint, measure_memory
+from lit_attn.bench.measure import Footprint, Setup, measure_memory
 
 DIM, HEADS = 24, 3
 
@@ -136,6 +136,6 @@ def test_the_table_contains_growth_as_a_power(
 @pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
 def test_memory_on_a_gpu(name: str) -> None:
     shapes = [blocks.Shape(1, n, 384, 6) for n in (4096, 8192)]
-    half, full = (memory.measure(name, s, "cuda", torch.bfloat16, rounds=2) for s in shapes)
+    half, full = (memory.measure(name, s, Setup("cuda", torch.bfloat16, rounds=2)) for s in shapes)
     assert full.peak < 2.2 * half.peak
     assert full.peak < full.whole
