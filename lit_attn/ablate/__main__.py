@@ -42,6 +42,7 @@ other commands:
   python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
   python -m lit_attn.ablate rerun CHOICE FILE         set cells aside and run them again; CHOICE is
       stale (code, parts or data have changed), failed, or STUDY/VARIANT/SEED
+  python -m lit_attn.ablate seal FILE                 print the plan and its hash, to commit it
   (for a file of studies that has the name of a command, write ./status)
 
 exit codes:
@@ -127,6 +128,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
         choice = None
+        is_seal = bool(words) and words[0] == "seal"
+        words = words[1:] if is_seal else words
         if words and words[0] == "rerun":
             if len(words) < 3:
                 raise ConfigError(
@@ -137,6 +140,11 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         options, unknown = make_parser().parse_known_args(words)
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _expand_studies(options)
+        if is_seal:
+            for matrix in matrices:
+                seal = matrix.seal(list(matrix.plan().seeds))
+                print(seal.model_dump_json(indent=2, exclude={"results"}))
+            return 0
         if options.cost:
             items = options.paper.items(options.table)
             papers.print_costs(options.paper, items, matrices, options.cost)
@@ -223,7 +231,7 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
         raise ConfigError("name a file of studies, such as ablations.yaml, or --paper NAME")
     if not options.file.exists():
         files = map(str, sorted(options.file.parent.glob("*.y*ml")))
-        hint = suggest(str(options.file), [*COMMANDS, "rerun", *files])
+        hint = suggest(str(options.file), [*COMMANDS, "rerun", "seal", *files])
         raise ConfigError(f"{options.file}: no such file or command{hint}")
     studies = choose(read_studies(options.file), options.study, options.file)
     return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
@@ -311,8 +319,8 @@ def _run(
         _write_tables(matrices, options)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
-    is_complete = all(len(matrix.tuned) == len(matrix.written) for matrix in matrices)
-    return 1 if summary.failed or diverged or failed_trials or not is_complete else 0
+    is_incomplete = failed_trials or any(matrix.untuned for matrix in matrices)
+    return 1 if summary.failed or diverged or is_incomplete else 0
 
 
 def _prepare_folders(

@@ -38,7 +38,8 @@ def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> Non
         if matrix.tuning is not None:
             trials = Counter(job.state() for job in matrix.trials)
             text = ", ".join(f"{count} {state}" for state, count in trials.items())
-            total = f"{len(matrix.tuned)} of {len(matrix.written)} variants are tuned"
+            tuned = len(matrix.written) - len(matrix.untuned)
+            total = f"{tuned} of {len(matrix.written)} variants are tuned"
             print(f"  tuning: {total}; cells of trials: {text}", file=stream)
         _print_warnings(matrix, stream)
         if with_costs:

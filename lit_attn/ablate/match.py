@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.records import StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
@@ -81,7 +79,7 @@ def apply_criteria(
 
 def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict[str, float]:
     """Return the measured ratios of step times to the baseline, by variant."""
-    times = read_step_times(folder)
+    times = StepTimes.read(folder / "step_times.json")
     entries = {} if times is None else {entry.variant: entry for entry in times.variants}
     return {
         variant.name: entry.ratio
@@ -89,17 +87,6 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
         if (entry := entries.get(variant.name)) is not None
         and (entry.kind, entry.baseline_kind) == (_kind(variant), _kind(baseline))
     }
-
-
-def read_step_times(folder: Path) -> StepTimes | None:
-    """Return the measurements of a study, or None if there are none."""
-    path = folder / "step_times.json"
-    try:
-        return StepTimes.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{path}: cannot be read; delete it to measure again") from error
 
 
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
@@ -143,7 +130,7 @@ def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bo
             f"varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}; measure on a "
             "quiet machine, or add --allow-noisy-timing"
         )
-    before = read_step_times(matrix.folder)
+    before = StepTimes.read(matrix.folder / "step_times.json")
     if before is not None:
         names = {entry.variant for entry in measured}
         measured = [*(e for e in before.variants if e.variant not in names), *measured]

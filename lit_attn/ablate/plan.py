@@ -9,6 +9,7 @@ status nor reports read, and runs the cells again from their first step.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
-from lit_attn.ablate.tune import Point, Search, read_search, summarize_trial
+from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells.folder import State, read_cell, read_result, read_state
 from lit_attn.cells.lock import CellLocked, hold_lock
@@ -26,6 +27,8 @@ from lit_attn.cells.records import (
     Plan,
     PlannedCell,
     PlannedVariant,
+    Seal,
+    Seals,
     Tuning,
     TuningTrial,
 )
@@ -35,6 +38,7 @@ from lit_attn.config.loggers import MetricLogger
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, Where, format_value, locate
 from lit_attn.config.study import StudySource
+from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError, suggest
 
 SMOKE = "smoke"
@@ -85,7 +89,6 @@ class Matrix:
     jobs: list[Job]
     trials: list[Job]
     tuning: Tuning | None
-    tuned: set[str]
 
     @property
     def baseline(self) -> Variant:
@@ -96,6 +99,13 @@ class Matrix:
     @property
     def is_trial(self) -> bool:
         return self.name != self.source.name
+
+    @property
+    def untuned(self) -> list[Variant]:
+        """Variants whose search has not ended, or in which every trial has diverged."""
+        entries = () if self.tuning is None else self.tuning.variants
+        names = {entry.variant for entry in entries if entry.chosen is None}
+        return [variant for variant in self.written if variant.name in names]
 
     @property
     def is_measured(self) -> bool:
@@ -113,20 +123,13 @@ class Matrix:
         seeds = (*study.seeds, *sorted(others))
         # Cells of this command already have their identities.
         cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
-        planned = []
-        for seed in seeds:
-            for variant in self.variants:
-                cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
-                planned.append(
-                    PlannedCell(
-                        variant=variant.name,
-                        seed=seed,
-                        identity=cell.fingerprint,
-                        path=cell.folder,
-                    )
-                )
-        names = {variant.name for variant in self.variants}
-        untuned = [variant for variant in self.written if variant.name not in names]
+        planned = [
+            _plan_cell(
+                cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed), variant.name
+            )
+            for seed in seeds
+            for variant in self.variants
+        ]
         return Plan(
             study=self.name,
             title=self.title,
@@ -143,26 +146,47 @@ class Matrix:
                     step_flops=variant.step_flops,
                     published=study.published.get(variant.name),
                 )
-                for variant in (*self.variants, *untuned)
+                for variant in (*self.variants, *self.untuned)
             ],
             seeds=list(seeds),
             cells=planned,
-            trials=[
-                PlannedCell(
-                    variant=job.cell.variant,
-                    seed=job.cell.seed,
-                    identity=job.identity,
-                    path=job.cell.folder,
-                )
-                for job in self.trials
-            ],
+            trials=[_plan_cell(job.cell, job.cell.variant) for job in self.trials],
         )
 
     def write_plan(self) -> None:
-        """Write the plan, and the record of the search, to the study's folder."""
-        self.plan().write(self.folder / "plan.json")
+        """Write the plan, the record of the search and a changed seal to the study's folder."""
+        plan = self.plan()
+        plan.write(self.folder / "plan.json")
         if self.tuning is not None:
             self.tuning.write(self.folder / "tuning.json")
+        path = self.folder / "seals.json"
+        with one_at_a_time(self.folder, "seals"):
+            before = Seals.read(path)
+            entries = [] if before is None else before.entries
+            seal = self.seal(plan.seeds)
+            if not entries or entries[-1].hash != seal.hash:
+                states = (read_state(self.folder / c.path, c.identity) for c in plan.cells)
+                results = sum(state == "done" for state in states)
+                Seals(entries=[*entries, seal.model_copy(update={"results": results})]).write(path)
+
+    def seal(self, seeds: list[int]) -> Seal:
+        """Return what is decided before the first result, with its hash.
+
+        The variants are sealed as they are written, because measured step times and tuned values
+        come later.
+        """
+        study = self.source.study
+        decisions = {
+            "variants": {v.name: v.cell(self.name, 0).fingerprint for v in self.written},
+            "baseline": study.baseline,
+            "seeds": seeds,
+            "metric": self.baseline.metric.model_dump(),
+            "match": study.match,
+            "tune": study.tune,
+            "exclude": study.exclude,
+        }
+        text = json.dumps(decisions, sort_keys=True)
+        return Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)
 
     def _started_seeds(self) -> set[int]:
         """Return the seeds for which the folder of a cell with the same identity exists."""
@@ -176,6 +200,10 @@ class Matrix:
                     if self.folder / cell.folder == path:
                         seeds.add(seed)
         return seeds
+
+
+def _plan_cell(cell: Cell, variant: str) -> PlannedCell:
+    return PlannedCell(variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder)
 
 
 def expand(
@@ -204,13 +232,7 @@ def expand(
     tuning: Tuning | None = None
     trials: list[Job] = []
     if search is not None:
-        tuning, trials = _run_search(search, written, name, folder)
-        chosen = {entry.variant: entry.chosen for entry in tuning.variants}
-        tuned = {
-            variant.name: search.variant_with(variant.name, values)
-            for variant in written
-            if (values := chosen[variant.name]) is not None
-        }
+        tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
     if (count := len(variants) * len(seeds)) > MAX_CELLS:
         raise source.error(
@@ -221,25 +243,14 @@ def expand(
     cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
     # Criteria may share cells.
     jobs = {path: Job(cell, path) for cell in cells for path in [folder / cell.folder]}
-    return Matrix(
-        source,
-        name,
-        title,
-        written,
-        variants,
-        seeds,
-        folder,
-        list(jobs.values()),
-        trials,
-        tuning,
-        set(tuned),
-    )
+    study_jobs = list(jobs.values())
+    return Matrix(source, name, title, written, variants, seeds, folder, study_jobs, trials, tuning)
 
 
 def _run_search(
     search: Search, written: list[Variant], study: str, folder: Path
-) -> tuple[Tuning, list[Job]]:
-    """Return the record of a search and the cells of its trials, so far as they are determined."""
+) -> tuple[Tuning, dict[str, Variant], list[Job]]:
+    """Return the record of a search, the tuned variants, and the known cells of the trials."""
     jobs: dict[Path, Job] = {}
 
     def evaluate(name: str, point: Point) -> TuningTrial | None:
@@ -248,24 +259,22 @@ def _run_search(
         if not variants:
             # The step time is not measured yet.
             return None
-        ends = {}
-        started = []
-        for seed in search.options.seeds:
-            cell = variants[0].cell(study, seed)
-            cell = cell.model_copy(update={"variant": f"{name}@{search.label(point)}"})
-            job = Job(cell, folder / cell.folder)
-            status = read_cell(job.folder, job.identity)
-            metrics = {} if status.result is None else status.result.metrics
-            ends[seed] = (status.state, metrics.get(search.metric.name))
-            started.append(job)
-        trial = summarize_trial(search.metric, search.values(point), ends)
+        cells = [variants[0].cell(study, seed) for seed in search.options.seeds]
+        label = {"variant": f"{name}@{search.label(point)}"}
+        started = [
+            Job(c, folder / c.folder) for c in (cell.model_copy(update=label) for cell in cells)
+        ]
+        ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in started}
+        trial = search.summarize(point, ends)
         # The other seeds of a trial with a diverged cell are not needed.
-        needed = [job for job in started if trial is None or ends[job.cell.seed][0] == "done"]
+        states = {"done", "diverged"}
+        needed = [j for j in started if trial is None or ends[j.cell.seed].state in states]
         jobs.update((job.folder, job) for job in needed)
         return trial
 
-    tuning = search.run([variant.name for variant in written], evaluate)
-    return tuning, list(jobs.values())
+    tuning, points = search.run([variant.name for variant in written], evaluate)
+    tuned = {name: search.variant(name, point) for name, point in points.items()}
+    return tuning, tuned, list(jobs.values())
 
 
 def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:

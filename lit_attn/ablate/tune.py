@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
+from lit_attn.ablate.axes import NAME
 from lit_attn.ablate.variants import Variant, resolve
-from lit_attn.cells.folder import State
+from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.source import Mapping, Sequence, format_value
@@ -81,18 +82,12 @@ class Search:
             self.resolved[point] = {variant.name: variant for variant in variants}
         return self.resolved[point][name]
 
-    def variant_with(self, name: str, values: dict[str, Any]) -> Variant:
-        """Return a variant with `values` of the tuned keys."""
-        point = tuple(list(self.keys[key]).index(value) for key, value in values.items())
-        return self.variant(name, point)
-
     def label(self, point: Point) -> str:
-        """Return the end of the folder name of a trial, such as `lr=0.001`."""
+        """Return the end of the folder name of a trial, such as `lr=0.001`, or a hash."""
         pairs = self.values(point).items()
         text = ",".join(f"{key.split('.')[-1]}={format_value(value)}" for key, value in pairs)
-        is_short = len(text) <= 60 and text.replace("=", "").replace(",", "").isprintable()
-        safe = is_short and not set(text) & set("/\\ ")
-        return text if safe else hashlib.sha256(text.encode()).hexdigest()[:10]
+        is_short = len(text) <= 60 and NAME.fullmatch(text)
+        return text if is_short else hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def points(self) -> list[Point]:
         """Return all combinations, or the same random choice of them for every variant."""
@@ -101,26 +96,44 @@ class Search:
             return random.Random(0).sample(points, self.trials)
         return points
 
-    def run(self, names: list[str], evaluate: Evaluate) -> Tuning:
-        """Return the record of the search as far as the trials have ended.
+    def run(self, names: list[str], evaluate: Evaluate) -> tuple[Tuning, dict[str, Point]]:
+        """Return the record of the search so far, and the best point of each tuned variant.
 
         `evaluate` is called for every trial that can be run now.
         """
-        search = self._search_tpe if self.options.sampler == "tpe" else self._search_points
-        return Tuning(
+        best: dict[str, Point] = {}
+        variants = []
+        for name in names:
+            if self.options.sampler == "tpe":
+                ended = list(self._search_tpe(name, evaluate))
+            else:
+                trials = [(point, evaluate(name, point)) for point in self.points()]
+                ended = [(point, trial) for point, trial in trials if trial is not None]
+            valid = [(trial.mean, point) for point, trial in ended if trial.mean is not None]
+            if valid and len(ended) == self.trials:
+                choose = max if self.metric.goal == "max" else min
+                best[name] = choose(valid, key=lambda pair: pair[0])[1]
+            chosen = best.get(name)
+            variants.append(
+                TunedVariant(
+                    variant=name,
+                    chosen=None if chosen is None else self.values(chosen),
+                    at_edge=[] if chosen is None else self._edges(chosen),
+                    trials=[trial for _, trial in ended],
+                )
+            )
+        record = Tuning(
             sampler=self.options.sampler,
             trials=self.trials,
             seeds=list(self.options.seeds),
             select=self.metric,
             keys={key: list(values) for key, values in self.keys.items()},
-            variants=[self._choose(name, list(search(name, evaluate))) for name in names],
+            variants=variants,
         )
+        return record, best
 
-    def _search_points(self, name: str, evaluate: Evaluate) -> Iterator[TuningTrial]:
-        ended = [evaluate(name, point) for point in self.points()]
-        return (trial for trial in ended if trial is not None)
-
-    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[TuningTrial]:
+    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[tuple[Point, TuningTrial]]:
+        """Yield the trials that have ended, until the first batch with a trial that has not."""
         optuna = _import_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         direction = "maximize" if self.metric.goal == "max" else "minimize"
@@ -135,27 +148,42 @@ class Search:
                 for trial in asked
             ]
             ended = [evaluate(name, point) for point in points]
-            for trial, outcome in zip(asked, ended, strict=True):
+            for trial, point, outcome in zip(asked, points, ended, strict=True):
                 if outcome is None:
                     return
                 if outcome.mean is None:
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 else:
                     study.tell(trial, outcome.mean)
-                yield outcome
+                yield point, outcome
 
-    def _choose(self, name: str, trials: list[TuningTrial]) -> TunedVariant:
-        """Return the trials of a variant, with the best values if all trials have ended."""
-        sign = 1 if self.metric.goal == "max" else -1
-        valid = [(sign * trial.mean, trial) for trial in trials if trial.mean is not None]
-        best = max(valid, key=lambda pair: pair[0])[1] if valid else None
-        chosen = best.values if best is not None and len(trials) == self.trials else None
-        edges = []
-        for key, value in (chosen or {}).items():
-            numbers = [v for v in self.keys[key] if isinstance(v, int | float)]
-            if len(numbers) == len(self.keys[key]) and value in (min(numbers), max(numbers)):
-                edges.append(key)
-        return TunedVariant(variant=name, chosen=chosen, at_edge=edges, trials=trials)
+    def summarize(self, point: Point, ends: dict[int, CellStatus]) -> TuningTrial | None:
+        """Return a trial from the cell of each seed.
+
+        A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a
+        cell has neither a result nor diverged.
+        """
+        by_seed = {
+            str(seed): None
+            if status.result is None
+            else self.metric.scale * status.result.metrics[self.metric.name]
+            for seed, status in ends.items()
+        }
+        values = [value for value in by_seed.values() if value is not None]
+        has_diverged = any(status.state == "diverged" for status in ends.values())
+        if not has_diverged and len(values) < len(by_seed):
+            return None
+        mean = None if has_diverged else math.fsum(values) / len(values)
+        return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed)
+
+    def _edges(self, point: Point) -> list[str]:
+        """Return the keys with numbers of which `point` has the smallest or the largest."""
+        return [
+            key
+            for key, value in self.values(point).items()
+            if all(isinstance(number, int | float) for number in self.keys[key])
+            and value in (min(self.keys[key]), max(self.keys[key]))
+        ]
 
 
 def read_search(
@@ -210,26 +238,6 @@ def read_search(
     if options.sampler == "tpe":
         _import_optuna()
     return Search(source, keys, options, metric, changes)
-
-
-def summarize_trial(
-    metric: Metric, values: dict[str, Any], ends: dict[int, tuple[State, float | None]]
-) -> TuningTrial | None:
-    """Return a trial from the state and the logged value of the cell of each seed.
-
-    A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a cell
-    has neither a result nor diverged.
-    """
-    has_diverged = any(state == "diverged" for state, _ in ends.values())
-    if not has_diverged and any(value is None for _, value in ends.values()):
-        return None
-    by_seed = {
-        str(seed): None if value is None else metric.scale * value
-        for seed, (_, value) in ends.items()
-    }
-    numbers = [value for value in by_seed.values() if value is not None]
-    mean = None if has_diverged else math.fsum(numbers) / len(numbers)
-    return TuningTrial(values=values, mean=mean, by_seed=by_seed)
 
 
 def _import_optuna() -> Any:

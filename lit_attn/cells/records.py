@@ -6,6 +6,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/plan.json         Plan; the folder of a trial is <study>@<...>
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
+    runs/<study>/seals.json        Seals
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
@@ -21,13 +22,15 @@ import contextlib
 import csv
 import datetime
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from lit_attn.files import write_atomic
+from lit_attn.schema.errors import ConfigError
 
 FailureClass = Literal[
     "out-of-memory", "diverged", "killed", "timed-out", "no-space", "bad-configuration", "error"
@@ -47,6 +50,16 @@ class Record(BaseModel):
     def write(self, path: Path) -> None:
         """Write the record atomically as JSON."""
         write_atomic(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the record, or None without a file; ConfigError if it cannot be read."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise ConfigError(f"{path}: cannot be read; move it away to start afresh") from error
 
 
 class Metric(Record):
@@ -201,6 +214,46 @@ class StepTimes(Record):
     finished: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
     is_noisy: bool = False
     variants: list[TimedVariant]
+
+
+class Seal(Record):
+    """What was decided at `time`: `hash` covers all other values but `time` and `results`."""
+
+    time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
+    results: int = Field(0, description="cells of the study that had a result at that time")
+    hash: str
+    variants: dict[str, str] = Field(description="identities of seed 0 by name, as written")
+    baseline: str
+    seeds: list[int]
+    metric: Metric
+    match: list[str]
+    tune: dict[str, Any]
+    exclude: list[dict[str, Any]]
+
+
+class Seals(Record):
+    """The plans of a study in the order of their first run; `entries` is never empty."""
+
+    entries: list[Seal]
+
+    @property
+    def is_before_results(self) -> bool:
+        """True if the first plan was sealed before the first result."""
+        return self.entries[0].results == 0
+
+    @property
+    def added_seeds(self) -> list[tuple[int, ...]]:
+        """Seeds of each extension that came after results; one entry is one further look."""
+        pairs = itertools.pairwise(self.entries)
+        added = [(set(b.seeds) - set(a.seeds), b.results) for a, b in pairs]
+        return [tuple(sorted(seeds)) for seeds, results in added if seeds and results]
+
+    @property
+    def added_variants(self) -> list[str]:
+        """Variants that were added or changed after results."""
+        pairs = itertools.pairwise(self.entries)
+        added = [(b.variants.items() - a.variants.items(), b.results) for a, b in pairs]
+        return sorted({name for items, results in added if results for name, _ in items})
 
 
 class TuningTrial(Record):
