@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import studies
+from helpers import fake_cells, studies
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.tune import Point, Search, read_search, summarize_trial
-from lit_attn.cells.records import Metric, Plan, TunedVariant, Tuning, TuningTrial
+from lit_attn.ablate.tune import Point, Search, read_search
+from lit_attn.cells.folder import CellStatus
+from lit_attn.cells.records import Plan, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 
 TUNE = "{optimizer.lr: [1e-3, 2e-3, 4e-3, 8e-3], select: val/loss, seeds: [100, 101]}"
 BODY = "baseline: a\ncells: {a: {}, b: {attention: mgk}}\ntune: "
-METRIC = Metric(name="val/loss", label="loss", goal="min", scale=10.0)
 
 
 def make_matrix(folder: Path, tune: str = TUNE, body: str = BODY) -> Matrix:
@@ -43,13 +43,13 @@ def evaluate_all(search: Search, best: Point) -> tuple[TunedVariant, list[Point]
         distance = float(sum(abs(i - j) for i, j in zip(point, best, strict=True)))
         return TuningTrial(values=search.values(point), mean=distance, by_seed={})
 
-    return search.run(["a"], evaluate).variants[0], points
+    return search.run(["a"], evaluate)[0].variants[0], points
 
 
 def test_every_variant_gets_the_same_trials_with_the_tuning_seeds(tmp_path: Path) -> None:
     matrix = make_matrix(tmp_path)
     assert not matrix.jobs
-    assert not matrix.tuned
+    assert [variant.name for variant in matrix.untuned] == ["a", "b"]
     trials = {(job.cell.variant, job.cell.seed) for job in matrix.trials}
     names = ["lr=0.001", "lr=0.002", "lr=0.004", "lr=0.008"]
     assert trials == {(f"{v}@{name}", s) for v in "ab" for name in names for s in (100, 101)}
@@ -103,23 +103,29 @@ def test_tpe_depends_on_results_and_not_on_interruptions(tmp_path: Path) -> None
         trial = TuningTrial(values=search.values(point), mean=mean, by_seed={})
         return trial if point in ended else None
 
-    tuning = search.run(["a"], evaluate)
+    tuning, _ = search.run(["a"], evaluate)
     while tuning.variants[0].chosen is None:
         ended.update(asked)
         asked.clear()
-        tuning = search.run(["a"], evaluate)
+        tuning, _ = search.run(["a"], evaluate)
     assert tuning.variants[0] == tuned
     assert asked == points
 
 
-def test_a_trial_with_a_diverged_seed_is_not_chosen() -> None:
-    values = {"optimizer.lr": 1.0}
-    trial = summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("diverged", None)})
-    assert trial == TuningTrial(values=values, mean=None, by_seed={"1": 2.5, "2": None})
-    assert summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("killed", None)}) is None
-    complete = summarize_trial(METRIC, values, {1: ("done", 0.25), 2: ("done", 0.75)})
-    assert complete is not None
-    assert complete.mean == 5.0
+def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    search = make_search(tmp_path)
+
+    def done(loss: float) -> CellStatus:
+        metrics = {"val/loss": loss}
+        return CellStatus("done", fake_cells.result(matrix.trials[0].cell, metrics))
+
+    values = {"optimizer.lr": 2e-3}
+    trial = search.summarize((1,), {100: done(0.25), 101: CellStatus("diverged")})
+    assert trial == TuningTrial(values=values, mean=None, by_seed={"100": 0.25, "101": None})
+    assert search.summarize((1,), {100: done(0.25), 101: CellStatus("killed")}) is None
+    complete = search.summarize((1,), {100: done(0.25), 101: done(0.75)})
+    assert complete == TuningTrial(values=values, mean=0.5, by_seed={"100": 0.25, "101": 0.75})
 
 
 @pytest.mark.parametrize(
