@@ -10,21 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from lit_attn.ablate import dry_run, papers, status
 from lit_attn.ablate.display import silence, write_line
-from lit_attn.ablate.plan import (
-    Job,
-    Matrix,
-    expand,
-    require_inputs,
-    select_cells,
-    set_aside,
-)
+from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
-from lit_attn.config.study import MOST_SEEDS, choose, read_studies
+from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, suggest
 
@@ -127,22 +122,16 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
-        choice = None
-        is_seal = bool(words) and words[0] == "seal"
-        words = words[1:] if is_seal else words
-        if words and words[0] == "rerun":
-            if len(words) < 3:
-                raise ConfigError(
-                    "rerun: write rerun stale, rerun failed or rerun STUDY/VARIANT/SEED, then the "
-                    "file"
-                )
-            choice, words = words[1], words[2:]
+        command = words.pop(0) if words and words[0] in ("rerun", "seal") else "run"
+        if command == "rerun" and len(words) < 2:
+            raise ConfigError("rerun: needs stale, failed or STUDY/VARIANT/SEED, and then the file")
+        choice = words.pop(0) if command == "rerun" else None
         options, unknown = make_parser().parse_known_args(words)
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
         matrices = _expand_studies(options)
-        if is_seal:
+        if command == "seal":
             for matrix in matrices:
-                seal = matrix.seal(list(matrix.plan().seeds))
+                seal = matrix.seal(matrix.plan().seeds)
                 print(seal.model_dump_json(indent=2, exclude={"results"}))
             return 0
         if options.cost:
@@ -189,15 +178,13 @@ def parse_settings(option: str, settings: list[str]) -> Mapping:
 
 def _require_none(unknown: list[str], options: list[str]) -> None:
     """Raise ConfigError for arguments that the parser does not know, such as `--seeds 0 1`."""
-    if not unknown:
-        return
-    word = unknown[0]
-    if word.startswith("-"):
-        raise ConfigError(f"{word}: unknown option{suggest(word, options)}")
-    raise ConfigError(
-        f"{word}: only one file of studies is allowed; write several seeds as --seeds 0,1,2 and "
-        "several studies as --study A --study B"
-    )
+    for word in unknown:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: unknown option{suggest(word, options)}")
+        raise ConfigError(
+            f"{word}: only one file of studies is allowed; write several seeds as --seeds 0,1,2 "
+            "and several studies as --study A --study B"
+        )
 
 
 def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
@@ -221,7 +208,8 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
     if options.paper:
         if options.study or options.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
-        options.paper = read_paper(options.paper, options.small)
+        if isinstance(options.paper, str):
+            options.paper = read_paper(options.paper, options.small)
         arguments = (options.table, options.out, changes, seeds, options.smoke)
         return papers.expand_paper(options.paper, *arguments)
     for name in ("table", "small", "cost"):
@@ -241,20 +229,15 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """Return the seeds of `5` (0 to 4), `0,50,100` or `7,`. Raises ConfigError for a mistake."""
     if text is None:
         return None
-    *numbers, last = [part.strip() for part in text.split(",")]
-    is_count = not numbers
-    numbers = [*numbers, last] if last or is_count else numbers
-    if not all(number.isdecimal() for number in numbers) or (is_count and int(last) == 0):
-        raise ConfigError(f"--seeds {text}: write a count such as 5, or seeds such as 0,50,100")
-    if is_count and int(last) > MOST_SEEDS:
+    try:
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
+        value = numbers if "," in text else numbers[0]
+        seeds: tuple[int, ...] = TypeAdapter(Seeds).validate_python(value)
+    except ValueError as error:
         raise ConfigError(
-            f"--seeds {text}: the largest count is {MOST_SEEDS:,}; for one seed write '{last},'"
-        )
-    seeds = tuple(range(int(last)) if is_count else map(int, numbers))
-    if max(seeds) > LARGEST_SEED:
-        raise ConfigError(f"--seeds {text}: the largest seed is {LARGEST_SEED}")
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text}: a seed is written twice")
+            f"--seeds {text}: write a count up to {MOST_SEEDS:,} such as 5, or different seeds up "
+            f"to {LARGEST_SEED} such as 0,50,100 or 7,"
+        ) from error
     return seeds
 
 

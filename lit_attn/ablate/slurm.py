@@ -174,7 +174,7 @@ def merge_resources(matrix: Matrix, changes: Mapping) -> Slurm:
         slurm = Slurm.model_validate({**written, **changes})
     except ValidationError as error:
         raise explain(error, "--slurm") from error
-    devices = {job.cell.experiment.training.devices for job in matrix.jobs}
+    devices = {variant.experiment.training.devices for variant in matrix.written}
     largest = max(devices)
     if slurm.gpus is not None and slurm.gpus * slurm.nodes < largest:
         raise ConfigError(

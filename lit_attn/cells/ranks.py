@@ -79,7 +79,8 @@ class RankProcesses:
         # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
         # stacks and end.
         signal.signal(signal.SIGABRT, signal.SIG_IGN)
-        with _temporary_folder() as store:
+        has_peers = len(self.processes) > 1
+        with _temporary_folder() if has_peers else contextlib.nullcontext("") as store:
             try:
                 for pipe in self.pipes:
                     # A rank that was stopped before this has ended already, and counts as failed.
