@@ -1,23 +1,204 @@
-"""Overview of the commands: `python -m lit_attn`."""
+"""Console command `lit-attn`, also `python -m lit_attn`: every command of the package."""
 
-OVERVIEW = """\
-lit_attn trains the variants of an ablation study and writes their tables.
+import inspect
+import sys
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
 
-  python -m lit_attn.ablate ablations.yaml    run the missing cells of the default studies
-  python -m lit_attn.ablate ablations.yaml --dry-run --params
-                                              list the cells, parameters and FLOPs
-  python -m lit_attn.ablate status            show what is done and what failed
-  python -m lit_attn.ablate logs CELL         show the log of a cell (STUDY/VARIANT/SEED)
-  python -m lit_attn.ablate rerun stale ablations.yaml
-                                              run cells again whose code or data have changed
-  python -m lit_attn.train FOLDER             train one cell alone
-  python -m lit_attn.report runs              write the tables and figures again
-  python -m lit_attn.generate FOLDER          continue a prompt with a trained language model
-  python -m lit_attn.bench attention          measure the time and memory of mechanisms
-  python -m lit_attn.data.prepare             download and tokenise the text data sets
+import lit_attn
+from lit_attn.extras import require
+from lit_attn.files import write_atomic
+from lit_attn.schema.base import Kind, load
+from lit_attn.schema.errors import ConfigError, suggest
 
-Every command explains its options with --help. The README contains an example.
-"""
+STUDIES = Path("ablations.yaml")
+"""File of studies in the working directory."""
+STARTER = Path(__file__).parent / "starter"
+"""Files that `lit-attn init` writes."""
+
+
+class Command(NamedTuple):
+    """Command of a module, and what `lit-attn` prints about it.
+
+    `main` is the function that gets the words after `first`; `parser` returns its parser.
+    """
+
+    words: str
+    help: str
+    main: str
+    parser: str = ""
+    first: tuple[str, ...] = ()
+
+
+HERE, ABLATE = "lit_attn.__main__", "lit_attn.ablate.__main__"
+RUN, PARSER = f"{ABLATE}:main", f"{ABLATE}:make_parser"
+GENERATE = "lit_attn.generate"
+COMMANDS = {
+    "init": Command("[FOLDER]", "write a first study and experiment", f"{HERE}:init"),
+    "run": Command("[FILE] [STUDY ...]", "run missing cells and write tables", RUN, PARSER),
+    "rerun": Command(
+        "stale|failed|CELL [FILE] [STUDY ...]", "run cells again", RUN, PARSER, ("rerun",)
+    ),
+    "status": Command("[FILE]", "show done and failed cells", RUN, first=("status",)),
+    "logs": Command("STUDY/VARIANT/SEED", "show the log of a cell", RUN, first=("logs",)),
+    "report": Command("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
+    "train": Command("FOLDER", "train one cell alone", "lit_attn.train:main"),
+    "generate": Command("FOLDER", "continue a text", f"{GENERATE}:main", f"{GENERATE}:make_parser"),
+    "bench": Command("WHAT", "measure time and memory", "lit_attn.bench.__main__:main"),
+    "prepare": Command("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),
+    "list": Command("[FAMILY]", "list studies, presets and members", f"{HERE}:show"),
+    "completion": Command("SHELL", "print a completion script", f"{HERE}:complete"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code; 2 for a wrong command line or configuration."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(make_overview(), end="")
+        return 0
+    if words[0] == "--version":
+        print(f"lit_attn {lit_attn.__version__}")
+        return 0
+    name, *rest = words
+    try:
+        if name not in COMMANDS:
+            raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
+        command = COMMANDS[name]
+        if command.parser == PARSER and not {"-h", "--help"} & set(rest):
+            count = min(1, len(rest)) if name == "rerun" else 0
+            rest = [*rest[:count], *find_studies(rest[count:])]
+        run: Callable[[list[str]], int] = load(command.main)
+        return run([*command.first, *rest])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def make_overview() -> str:
+    """Return the list of all commands."""
+    words = {f"{name} {command.words}": command.help for name, command in COMMANDS.items()}
+    lines = [f"  lit-attn {text:{max(map(len, words))}}  {words[text]}" for text in words]
+    head = "lit_attn trains the variants of an ablation study and writes their tables.\n"
+    return "\n".join([head, *lines, "", "Every command explains its options with --help.", ""])
+
+
+def find_studies(words: list[str]) -> list[str]:
+    """Return the words of `lit-attn run` as a file, options, and `--study` for each name.
+
+    The file is the one that is named, else ./ablations.yaml, else the file that comes with the
+    package. Raises ConfigError, which suggests the nearest name, for a study in neither file.
+    """
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = words[len(names) :]
+    path = STUDIES
+    if names and (Path(names[0]).suffix in (".yaml", ".yml") or Path(names[0]).is_file()):
+        path = Path(names.pop(0))
+    elif names:
+        known = {file: list(_read_titles(file)) for file in (STUDIES, _shipped()) if file.exists()}
+        path = next((file for file in known if set(names) <= set(known[file])), path)
+        every = [study for file in known for study in known[file]]
+        for name in names:
+            if name not in every:
+                raise ConfigError(f"lit-attn: no file or study '{name}'{suggest(name, every)}")
+    elif not path.exists():
+        raise ConfigError(
+            f"{path}: no such file; write one with `lit-attn init`, or name a study, as in "
+            "`lit-attn run digits` (`lit-attn list studies` names all)"
+        )
+    return [str(path), *options, *(word for name in names for word in ("--study", name))]
+
+
+def init(words: list[str]) -> int:
+    """Write the files of STARTER to a folder. Raises ConfigError rather than replace a file."""
+    if len(words) > 1 or (words and words[0].startswith("-")):
+        print("usage: lit-attn init [FOLDER]\n\nWrite a commented study and experiment.")
+        return 0 if words[0] in ("-h", "--help") else 2
+    folder = Path(*words)
+    files = {path: folder / path.relative_to(STARTER) for path in sorted(STARTER.rglob("*.yaml"))}
+    for path in files.values():
+        if path.exists():
+            raise ConfigError(f"{path}: exists already; choose a folder without it")
+    for source, path in files.items():
+        write_atomic(path, source.read_bytes())
+        print(path)
+    print("Next: lit-attn run --dry-run, then lit-attn run")
+    return 0
+
+
+def show(words: list[str]) -> int:
+    """List studies, presets and the members of families, or one of these with descriptions."""
+    from lit_attn.attention.spec import PRESETS
+    from lit_attn.config import experiment  # noqa: F401  It registers all members.
+
+    studies = {str(f): _read_titles(f) for f in (STUDIES, _shipped()) if f.exists()}
+    families = {cls.__name__.lower(): cls.family for cls in Kind.__subclasses__()}
+    if words and words[0] in families:
+        _print_table({k: inspect.getdoc(m) or "" for k, m in families[words[0]].items()})
+    elif words and words[0] not in ("studies", "presets"):
+        hint = suggest(words[0], ["studies", "presets", *families])
+        raise ConfigError(f"lit-attn list: no family '{words[0]}'{hint}")
+    if not words or words[0] == "studies":
+        for file, titles in studies.items():
+            print(f"studies in {file}")
+            _print_table(titles)
+    if not words or words[0] == "presets":
+        print("presets of attention\n ", "\n  ".join(PRESETS))
+    if not words:
+        print("members of families (`lit-attn list FAMILY` describes them)")
+        _print_table({name: ", ".join(members) for name, members in families.items()})
+    return 0
+
+
+def complete(words: list[str]) -> int:
+    """Print the completion script of a shell."""
+    import argparse
+
+    shtab: Any = require("shtab", "completion", "completion")
+    if len(words) != 1 or words[0] not in shtab.SUPPORTED_SHELLS:
+        shells = "|".join(shtab.SUPPORTED_SHELLS)
+        print(f"usage: lit-attn completion {shells}\n\nFor bash, add this line to ~/.bashrc:\n")
+        print('  eval "$(lit-attn completion bash)"')
+        return 0 if words and words[0] in ("-h", "--help") else 2
+    parser = argparse.ArgumentParser(prog="lit-attn")
+    commands = parser.add_subparsers(dest="command")
+    for name, command in COMMANDS.items():
+        parents = [load(command.parser)()] if command.parser else []
+        added: Any = commands.add_parser(
+            name, help=command.help, parents=parents, conflict_handler="resolve"
+        )
+        if not parents:
+            added.add_argument("words", nargs="*").complete = shtab.FILE
+    print(shtab.complete(parser, words[0]))
+    return 0
+
+
+def _shipped() -> Path:
+    """Return the file of studies that comes with the package: of the wheel, or of the checkout."""
+    from lit_attn.config.source import SHIPPED
+
+    wheel = SHIPPED / "ablations.yaml"
+    return wheel if wheel.exists() else Path(lit_attn.__file__).parents[1] / "ablations.yaml"
+
+
+def _read_titles(path: Path) -> dict[str, str]:
+    """Return the title of every study in a file."""
+    from lit_attn.config.source import load as load_yaml
+
+    studies = load_yaml(path).get("studies")
+    if not isinstance(studies, dict):
+        return {}
+    return {n: str(s.get("title", "")) for n, s in studies.items() if isinstance(s, dict)}
+
+
+def _print_table(rows: dict[str, str]) -> None:
+    """Print names and the first lines of their descriptions."""
+    width = max(map(len, rows), default=0)
+    for name, text in rows.items():
+        print(f"  {name:{width}}  {text.partition(chr(10))[0]}".rstrip())
+
 
 if __name__ == "__main__":
-    print(OVERVIEW, end="")
+    sys.exit(main())

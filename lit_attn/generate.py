@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     Exit codes: 0 for a text, 2 for an unusable run or option, 130 when interrupted, 141 if the
     reader of the output (`head`) stops reading.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         for text in generate(options):
             print(text, end="", flush=True)
@@ -181,7 +181,8 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
     return requested or min(TOKENS, limit)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
 
     def add(name: str, kind: type, metavar: str, text: str, default: object = None) -> None:

@@ -179,8 +179,7 @@ def _make_path_absolute(tree: Mapping, keys: tuple[str, ...]) -> Mapping:
         value = _make_path_absolute(value, tuple(rest))
     elif not rest and isinstance(value, str):
         where = tree.where[first]
-        folder = Path(where.file).parent if where.line else Path()
-        value = str((folder / value).resolve())
+        value = str((where.folder / value).resolve())
     if value is tree.get(first):
         return tree
     copied = tree.copy()

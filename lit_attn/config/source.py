@@ -21,6 +21,10 @@ MAX_DEPTH = 50
 """Largest depth of nested values."""
 
 
+SHIPPED = Path(__file__).parents[1] / "shipped"
+"""Folder of the studies inside an installed wheel."""
+
+
 class Where(NamedTuple):
     """Line of a file, or 0 for a value without lines, for example on a command line."""
 
@@ -29,6 +33,16 @@ class Where(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def folder(self) -> Path:
+        """Folder to which a path in this line is relative.
+
+        It is the folder of the file, or the working directory for a command line. Studies in
+        SHIPPED name data of the working directory, as if they had been copied there.
+        """
+        folder = Path(self.file).parent if self.line else Path()
+        return folder.relative_to(SHIPPED) if folder.is_relative_to(SHIPPED) else folder
 
 
 class Mapping(dict[str, Any]):

@@ -1,0 +1,157 @@
+"""The console command `lit-attn`: its own commands, and the same from an installed wheel."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from lit_attn.__main__ import COMMANDS, find_studies, main
+from lit_attn.config.overrides import normalize
+from lit_attn.config.source import Where, load
+from lit_attn.schema.base import load as load_target
+from lit_attn.schema.errors import ConfigError
+
+
+def test_the_overview_names_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, command in COMMANDS.items():
+        assert sum(line.startswith(f"  lit-attn {name} ") for line in lines) == 1
+        assert callable(load_target(command.main))
+    assert max(map(len, lines)) <= 100
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statu"]) == 2
+    assert capsys.readouterr().err == (
+        "lit-attn: unknown command 'statu'; did you mean 'status'?\n"
+    )
+
+
+def test_init_writes_a_study_that_expands_and_replaces_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    assert main(["run", "first", "--dry-run"]) == 0
+    assert "4 variants x 3 seeds = 12 cells: 12 missing" in capsys.readouterr().out
+    assert main(["run", "--dry-run", "--seeds", "1"]) == 0
+    assert "4 variants x 1 seeds" in capsys.readouterr().out
+    before = (tmp_path / "ablations.yaml").read_bytes()
+    assert main(["init"]) == 2
+    assert "ablations.yaml: exists already" in capsys.readouterr().err
+    assert (tmp_path / "ablations.yaml").read_bytes() == before
+
+
+def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = str(ROOT / "ablations.yaml")
+    assert find_studies(["digits", "--jobs", "2"]) == [shipped, "--jobs", "2", "--study", "digits"]
+    with pytest.raises(ConfigError, match=r"no such file; write one with `lit-attn init`"):
+        find_studies(["--dry-run"])
+    main(["init"])
+    assert find_studies([]) == ["ablations.yaml"]
+    assert find_studies(["first"]) == ["ablations.yaml", "--study", "first"]
+    assert find_studies(["scenes", "text"])[0] == shipped
+    assert find_studies(["other.yaml", "x"]) == ["other.yaml", "--study", "x"]
+    with pytest.raises(ConfigError, match=r"no file or study 'belif2-cifar100'; did you mean"):
+        find_studies(["belif2-cifar100"])
+
+
+def test_data_of_shipped_studies_is_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel has no folder for data; a checkout has one beside its experiments."""
+    path = tmp_path / "site-packages" / "experiments" / "e.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("data: {kind: labelled-text, folder: ../data/imdb}\n")
+    monkeypatch.chdir(tmp_path)
+    assert normalize(load(path), "e")["data"]["folder"] == str(path.parents[1] / "data" / "imdb")
+    monkeypatch.setattr("lit_attn.config.source.SHIPPED", path.parents[1])
+    assert normalize(load(path), "e")["data"]["folder"] == str(tmp_path / "data" / "imdb")
+    assert Where("--set x").folder == Path()
+
+
+def test_list_names_studies_presets_and_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    for name in ("belief2-cifar100", "dcmha-query", "adamw", "language-modelling", "mixture"):
+        assert name in listed
+    assert main(["list", "schedule"]) == 0
+    assert "one-cycle       Linear from `start` to the peak" in capsys.readouterr().out
+    assert main(["list", "schedul"]) == 2
+    assert "did you mean 'schedule'?" in capsys.readouterr().err
+
+
+def test_the_completion_script_is_valid_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "--dry-run" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def build_wheel(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-q", "--wheel-dir", str(folder)], check=True, cwd=folder)
+    (wheel,) = folder.glob("lit_attn-*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_runs_without_the_repository(tmp_path: Path) -> None:
+    """The environment is empty but for the dependencies, which it sees through a .pth file."""
+    pytest.importorskip("hatchling")
+    wheel = build_wheel(tmp_path)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "lit_attn/shipped/ablations.yaml" in names
+    assert "lit_attn/starter/ablations.yaml" in names
+    assert not any(name.startswith(("tests/", "reports/")) for name in names)
+    for check in (["twine", "check", "--strict"], ["check_wheel_contents"]):
+        pytest.importorskip(check[0])
+        done = subprocess.run(
+            [sys.executable, "-m", *check, str(wheel)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    home, work = tmp_path / "environment", tmp_path / "work"
+    work.mkdir()
+    venv.create(home, with_pip=False)
+    (library,) = home.glob("lib/python*/site-packages")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library)]
+    subprocess.run([*command, str(wheel)], check=True)
+    (library / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def lit_attn(*words: str) -> str:
+        script = "import sys; from lit_attn.__main__ import main; sys.exit(main())"
+        done = subprocess.run(
+            [str(home / "bin" / "python"), "-c", script, *words],
+            cwd=work,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert str(library) in lit_attn("list", "studies")
+    assert "belief2-cifar100: " in lit_attn("run", "belief2-cifar100", "--dry-run")
+    lit_attn("init")
+    assert "12 missing" in lit_attn("run", "--dry-run")
+    lit_attn("run", "first", "--smoke", "--seeds", "1")
+    lit_attn("report", "runs/smoke")
+    assert (work / "reports" / "index.html").exists()
+    assert "4 done" in lit_attn("status", "runs/smoke")
