@@ -1,13 +1,13 @@
 """lit_attn: ablations of attention mechanisms that a reviewer believes."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lit_attn.models.replace import replace_attention as replace_attention
+from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"replace_attention": "lit_attn.models.replace:replace_attention"}
+_PUBLIC = {
+    "Study": "lit_attn.study:Study",
+    "replace_attention": "lit_attn.models.replace:replace_attention",
+}
 
 
 def __getattr__(name: str) -> Any:

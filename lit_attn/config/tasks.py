@@ -236,7 +236,7 @@ class ModuleTaskConfig(Task):
         return load("lit_attn.tasks.adapter:build")(self, network, data, optimizer, rate)
 
     def try_out(self, signature: Any) -> None:
-        load("lit_attn.tasks.adapter:require_steps")(self.target)
+        load("lit_attn.tasks.adapter:load_class")(self.target)
 
 
 class SegmentationConfig(Task):

@@ -1,18 +1,15 @@
 """Adapter that trains a LightningModule of a user as a task of this package.
 
-The module computes the loss and logs values. The adapter averages these values over a split and
+The module computes the loss and logs numbers. The adapter averages these numbers over a split and
 over all ranks, and does everything else as any other task.
 """
 
-import contextlib
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric
 
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
@@ -23,21 +20,21 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
 
 
-def require_steps(target: str) -> None:
-    """Raise ConfigError if the class `target` is no LightningModule that the adapter can train."""
+def load_class(target: str) -> type[L.LightningModule]:
+    """Return the class `target`; ConfigError if it is no LightningModule that can be trained."""
     module_class = load(target)
     if not (isinstance(module_class, type) and issubclass(module_class, L.LightningModule)):
         raise ConfigError(f"{target} is not a subclass of lightning.LightningModule")
-    if issubclass(module_class, TaskModule):
-        return
     for name in ("training_step", "validation_step"):
         if getattr(module_class, name) is getattr(L.LightningModule, name):
             raise ConfigError(f"{target} does not define {name}")
-    if module_class.configure_optimizers is not L.LightningModule.configure_optimizers:
+    is_changed = module_class.configure_optimizers is not L.LightningModule.configure_optimizers
+    if is_changed and not issubclass(module_class, TaskModule):
         raise ConfigError(
-            f"{target} defines configure_optimizers, which is not called: `optimizer` and "
-            "`schedule` of the experiment train it. Remove the method"
+            f"{target} defines configure_optimizers, but `optimizer` and `schedule` of the "
+            "experiment train it; remove the method"
         )
+    return module_class
 
 
 def build(
@@ -48,14 +45,12 @@ def build(
     A subclass of TaskModule is called with (network, data, optimizer, rate) and the arguments, any
     other LightningModule with the network and the arguments.
     """
-    require_steps(config.target)
-    module_class = load(config.target)
+    module_class: Any = load_class(config.target)
     if issubclass(module_class, TaskModule):
         task: TaskModule = module_class(network, data, optimizer, rate, **config.arguments)
         return task
-    return Adapter(
-        module_class(network, **config.arguments), data, optimizer, rate, config.measures
-    )
+    module = module_class(network, **config.arguments)
+    return Adapter(module, data, optimizer, rate, config.measures)
 
 
 class Adapter(TaskModule):
@@ -75,25 +70,23 @@ class Adapter(TaskModule):
         rate: Rate,
         measures: tuple[str, ...],
     ) -> None:
-        if not module.automatic_optimization:
-            raise ConfigError("task: automatic_optimization has to be True")
         self.measures = measures
-        self.logged: dict[str, Any] = {}
         super().__init__(module, data, optimizer, rate)
-        logged = self.logged
+        logged: dict[str, Any] = {}
 
         # Functions and not methods: the average of the weights is a deep copy of the module, which
         # has to log to the same dictionary.
-        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-            logged[name] = (value, batch_size)
+        def log(name: str, value: Any, *_: Any, **__: Any) -> None:
+            logged[name] = value
 
-        def log_dict(values: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-            logged.update({name: (value, batch_size) for name, value in values.items()})
+        def log_dict(values: Any, *_: Any, **__: Any) -> None:
+            logged.update(values)
 
         vars(module).update(log=log, log_dict=log_dict)
+        self.logged = logged
 
-    def build_metrics(self, split: str) -> "LoggedValues":
-        return LoggedValues(self.measures, self.network)
+    def build_metrics(self, split: str) -> "LoggedNumbers":
+        return LoggedNumbers(self.measures)
 
     def metric_names(self, split: str) -> list[str]:
         return list(self.measures)
@@ -101,93 +94,50 @@ class Adapter(TaskModule):
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of `training_step`, which may return a dictionary with it."""
         returned: Any = self.network.training_step(batch, self.trainer.fit_loop.batch_idx)
-        self.logged.clear()
         loss: Tensor = returned["loss"] if isinstance(returned, dict) else returned
         return loss
 
-    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return what `validation_step` returns: predictions and targets for added metrics."""
-        returned: Any = self.network.validation_step(batch, 0)
-        return returned if isinstance(returned, tuple) else ()
-
-    def _update(self, index: int, batch: Any) -> None:
-        split = self._split_metrics(index)
-        assert isinstance(split.task_metrics, LoggedValues)
+    def evaluate(self, batch: Any) -> tuple[Any, ...]:
+        """Return the logged numbers, the size of the batch, and what `validation_step` returns."""
         self.logged.clear()
-        with split.task_metrics.replace_metrics(self.network):
-            returned = self.evaluate(batch)
-        if missing := [name for name in self.measures if name not in self.logged]:
-            raise ConfigError(
-                f"task: validation_step does not log '{missing[0]}', which `measures` names"
-            )
-        split.task_metrics.update(self.logged, _count_samples(batch))
-        if self.added_metrics:
-            if not returned:
+        returned = self.network.validation_step(batch, 0)
+        for name in self.measures:
+            if name not in self.logged:
+                raise ConfigError(f"task: validation_step does not log '{name}' of `measures`")
+            if isinstance(self.logged[name], Metric):
                 raise ConfigError(
-                    "metrics: validation_step has to return predictions and targets, a tuple"
+                    f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
                 )
-            split.added.update(*returned)
+        numbers = [float(self.logged[name]) for name in self.measures]
+        values = batch.values() if isinstance(batch, dict) else batch
+        samples = next(len(value) for value in values if isinstance(value, Tensor))
+        return numbers, samples, returned
+
+    def predictions(self, batch: Any, evaluated: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return the predictions and targets that `validation_step` has returned."""
+        *_, returned = evaluated
+        if not isinstance(returned, tuple):
+            raise ConfigError("metrics: validation_step has to return predictions and targets")
+        return returned
 
 
-class LoggedValues(Metric):
-    """Values that a module logs: means over samples, and the module's metrics at their end.
-
-    The metrics are copies of those of `module`, so splits and averaged weights do not mix.
-    """
+class LoggedNumbers(Metric):
+    """Means over samples of the numbers that a module logs, by name."""
 
     totals: Tensor
     samples: Tensor
 
-    def __init__(self, names: tuple[str, ...], module: nn.Module) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
         self.names = names
-        self.paths = [
-            name
-            for name, child in module.named_modules()
-            if isinstance(child, Metric | MetricCollection)
-            and not isinstance(module.get_submodule(name.rpartition(".")[0]), MetricCollection)
-        ]
-        metrics = [module.get_submodule(path) for path in self.paths]
-        self.copies = nn.ModuleList(copy.deepcopy(metrics))
-        self.logged_metrics: dict[str, Metric] = {}
-        for state in ("totals", "samples"):
-            zeros = torch.zeros(len(names), dtype=torch.float64)
-            self.add_state(state, zeros, dist_reduce_fx="sum")
+        zeros = torch.zeros(len(names), dtype=torch.float64)
+        self.add_state("totals", zeros, dist_reduce_fx="sum")
+        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
-    @contextlib.contextmanager
-    def replace_metrics(self, module: nn.Module) -> Iterator[None]:
-        """Use the copies as the metrics of `module` inside the context."""
-        originals = [module.get_submodule(path) for path in self.paths]
-        for path, copied in zip(self.paths, self.copies, strict=True):
-            module.set_submodule(path, copied)
-        try:
-            yield
-        finally:
-            for path, original in zip(self.paths, originals, strict=True):
-                module.set_submodule(path, original)
-
-    def update(self, logged: dict[str, Any], samples: int) -> None:
-        """Add logged (value, number of samples or None), of a batch of `samples`."""
-        for number, name in enumerate(self.names):
-            value, size = logged[name]
-            if isinstance(value, Metric):
-                self.logged_metrics[name] = value
-            else:
-                self.totals[number] += float(value) * (size or samples)
-                self.samples[number] += size or samples
+    def update(self, numbers: list[float], samples: int, _: Any) -> None:
+        """Add the means of a batch of `samples`."""
+        self.totals += samples * self.totals.new_tensor(numbers)
+        self.samples += samples
 
     def compute(self) -> dict[str, Tensor]:
-        means = dict(zip(self.names, self.totals / self.samples, strict=True))
-        return means | {name: value.compute() for name, value in self.logged_metrics.items()}
-
-    def reset(self) -> None:
-        super().reset()
-        for copied in self.copies:
-            assert isinstance(copied, Metric | MetricCollection)
-            copied.reset()
-
-
-def _count_samples(batch: Any) -> int:
-    """Return the length of the first tensor of a batch."""
-    values = batch.values() if isinstance(batch, dict) else batch
-    return next(len(value) for value in values if isinstance(value, Tensor))
+        return dict(zip(self.names, self.totals / self.samples, strict=True))

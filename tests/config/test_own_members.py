@@ -70,7 +70,7 @@ def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     assert parameters["belief2"] == pytest.approx(parameters["standard"], rel=0.01)
     assert all(result.flops > 0 for result in results)
     written = yaml.safe_load((paths[0] / "config.yaml").read_text())
-    assert written["experiment"]["task"] == {"kind": "regression"}
+    assert written["experiment"]["task"] == {"kind": "frequency"}
     assert written["parts"] == [str(tmp_path / "signals.py")]
 
 
@@ -129,7 +129,7 @@ def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
     [
         (
             {"data": "{kind: digits}"},
-            "data: 'digits' does not go with `task: regression`; choose from waves, or set "
+            "data: 'digits' does not go with `task: frequency`; choose from waves, or set "
             "`task: image-classification`",
         ),
         (
@@ -141,8 +141,8 @@ def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
             "model: patch: 7 values do not divide signals of 64; the nearest that do are 8",
         ),
         (
-            {"task": "regresion"},
-            "task: 'regresion' is not a known task; did you mean 'regression'?",
+            {"task": "frequncy"},
+            "task: 'frequncy' is not a known task; did you mean 'frequency'?",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_mistakes_in_own_members_are_one_error_line(
         (r"    def build\(self, seed.*?\n\n", "class Waves (kind 'waves') does not define build"),
         (r" -> Signals:", "the return annotation of `signature` has to be a signature class"),
         (r"    takes = \(Signals,\)\n", "(kind 'signal-transformer') does not define takes"),
-        (r"    def metrics.*?\n\n", "class Regression (kind 'regression') does not define metrics"),
+        (r"    def metrics.*?\n\n", "class Frequency (kind 'frequency') does not define metrics"),
     ],
 )  # fmt: skip
 def test_an_incomplete_member_is_one_error_line(tmp_path: Path, removed: str, message: str) -> None:

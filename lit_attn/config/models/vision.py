@@ -13,13 +13,13 @@ from lit_attn.config.models.base import (
     require_one_size,
     require_tiling,
 )
-from lit_attn.config.signatures import ImageLabels, Signature
+from lit_attn.config.signatures import ImageLabels, ImageTargets, Signature
 
 
 class Transformer(PackageModel):
     """Base of the models of images; the defaults are those of ViT-S/16."""
 
-    takes: ClassVar[tuple[type[Signature], ...]] = (ImageLabels,)
+    takes: ClassVar[tuple[type[Signature], ...]] = (ImageLabels, ImageTargets)
 
     dim: PositiveInt = Field(384, description="width of the residual stream")
     depth: PositiveInt = Field(12, description="number of blocks")
@@ -47,7 +47,7 @@ class ImageViTConfig(Transformer):
 
     activations = ("gelu", "gelu-tanh")
 
-    builder = ("imagenet_vit:build", "shape", "classes")
+    builder = ("imagenet_vit:build", "shape", "outputs")
 
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
@@ -79,7 +79,7 @@ class LocalViTConfig(Transformer):
 
     activations = ("hard-swish",)
 
-    builder = ("imagenet_vit:build_local", "shape", "classes")
+    builder = ("imagenet_vit:build_local", "shape", "outputs")
 
     kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "fixed"] = Field(
@@ -106,7 +106,7 @@ class JiTConfig(Transformer):
 
     activations = ("swiglu",)
 
-    builder = ("jit:build", "shape", "classes")
+    builder = ("jit:build", "shape", "outputs")
 
     kind: Literal["jit"] = "jit"
     dim: PositiveInt = Field(768, description="width of the residual stream")
@@ -137,9 +137,9 @@ class JiTConfig(Transformer):
 class ViTConfig(PackageModel):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
-    takes = (ImageLabels,)
+    takes = (ImageLabels, ImageTargets)
 
-    builder = ("vit:build", "shape", "classes")
+    builder = ("vit:build", "shape", "outputs")
 
     kind: Literal["vit"] = "vit"
     dim: PositiveInt = Field(description="width of the residual stream")

@@ -1,0 +1,206 @@
+"""Python interface of a study: read or build it, run it, and read its results as data frames.
+
+    from lit_attn import Study
+
+    study = Study.from_yaml("ablations.yaml", "digits")
+    study.run(jobs=2)
+    study.results().groupby("variant")["test/accuracy"].mean()
+
+It is the same study that the command line runs: both read and write the same files.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.cells.folder import read_result
+from lit_attn.config.cell import Cell
+from lit_attn.config.study import choose, read_studies
+from lit_attn.files import write_atomic
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COSTS = (
+    *("parameters", "flops", "ffn_width", "step_time", "evaluation_time", "peak_memory"),
+    *("wall_time", "device", "devices", "steps", "epochs", "selected_epoch", "attempts"),
+    *("code", "data"),
+)
+"""Fields of a result that `results` puts into columns. Times are in seconds (the median of steps
+and of evaluations), memory is in bytes."""
+
+
+class Study:
+    """A study of a file of studies, or one that is built in Python.
+
+    `experiment` is a file, or the experiment as a mapping; `keys` are the other keys of a study
+    (docs/studies.md), for example
+
+        Study("sizes", experiment="experiments/digits.yaml", seeds=2, baseline="standard",
+              cells={"standard": {}, "xsa": {"attention": "xsa"}})
+
+    It is written to `folder`/NAME.yaml, so the command line can run it too, and paths in it are
+    relative to `folder`. Raises ConfigError for a mistake in the study.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        experiment: "str | Path | dict[str, Any]",
+        folder: str | Path = ".",
+        out: str | Path = "runs",
+        reports: str | Path = "reports",
+        **keys: Any,
+    ) -> None:
+        path = Path(folder) / f"{name}.yaml"
+        if isinstance(experiment, dict):
+            written = path.with_suffix(".experiment.yaml")
+            _write_yaml(written, experiment)
+            experiment = written.name
+        study = {"title": name, "experiment": str(experiment), **keys}
+        _write_yaml(path, {"studies": {name: study}})
+        self._open(path, name, out, reports)
+
+    @classmethod
+    def from_yaml(
+        cls,
+        path: str | Path = "ablations.yaml",
+        name: str | None = None,
+        *,
+        out: str | Path = "runs",
+        reports: str | Path = "reports",
+    ) -> Self:
+        """Return the study `name` of a file; without a name its only study.
+
+        `out` is the folder of the results, `reports` that of the tables.
+        """
+        study = cls.__new__(cls)
+        study._open(Path(path), name, out, reports)
+        return study
+
+    def expand(self) -> list[Cell]:
+        """Return the cells of the study: all variants of a seed, then those of the next seed."""
+        return [job.cell for job in self._expand().jobs]
+
+    def run(
+        self, *, jobs: int | None = None, limit: int | None = None, retry: bool = False
+    ) -> bool:
+        """Train the cells without a result, write the tables, and return True if none is missing.
+
+        At most `jobs` cells run at once, by default one for each GPU or core; at most `limit` cells
+        run. `retry` runs the cells again that have diverged. The runner is a process of its own, so
+        this works in notebooks and in scripts alike; its output appears line by line. An interrupt
+        (KeyboardInterrupt) stops it as Ctrl-C does, and another call continues it.
+        """
+        self._expand()
+        words = [str(self.path), "--study", self.name, "--out", str(self.out)]
+        words += ["--reports", str(self.reports), *(["--retry"] if retry else [])]
+        for option, number in (("--jobs", jobs), ("--limit", limit)):
+            words += [] if number is None else [option, str(number)]
+        search_path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        with subprocess.Popen(
+            [sys.executable, "-m", "lit_attn.ablate", *words],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, search_path))},
+            # On a terminal the runner draws its live table itself.
+            stdout=None if sys.stdout.isatty() else subprocess.PIPE,
+            stderr=None if sys.stdout.isatty() else subprocess.STDOUT,
+            text=True,
+        ) as runner:
+            try:
+                for line in runner.stdout or ():
+                    print(line, end="", flush=True)
+                runner.wait()
+            except KeyboardInterrupt:
+                runner.send_signal(signal.SIGINT)
+                runner.wait()
+                raise
+        if runner.returncode not in (0, 1):
+            raise ConfigError(f"study {self.name} stopped with exit code {runner.returncode}")
+        return runner.returncode == 0
+
+    def status(self) -> "pd.DataFrame":
+        """Return one row for each cell: variant, seed, state and folder."""
+        import pandas as pd
+
+        rows = [
+            (job.cell.variant, job.cell.seed, job.state(), str(job.folder))
+            for job in self._expand().jobs
+        ]
+        return pd.DataFrame(rows, columns=["variant", "seed", "state", "folder"])
+
+    def results(self) -> "pd.DataFrame":
+        """Return one row for each finished cell.
+
+        The columns are variant and seed, every key of the experiment (`optimizer.lr`; lists as
+        JSON), every metric (`test/accuracy`, not scaled), and COSTS.
+        """
+        import pandas as pd
+
+        rows = []
+        for job in self._expand().jobs:
+            if (result := read_result(job.folder, job.identity)) is None:
+                continue
+            costs: dict[str, Any] = {name: getattr(result, name) for name in COSTS}
+            for name in ("step_time", "evaluation_time"):
+                costs[name] = None if costs[name] is None else costs[name].median
+            row = {"variant": job.cell.variant, "seed": job.cell.seed}
+            row |= dict(_flatten(job.cell.experiment.model_dump(mode="json"), ""))
+            rows.append(row | result.metrics | costs)
+        return pd.DataFrame(rows)
+
+    def table(self) -> "pd.DataFrame":
+        """Write the report of the finished cells and return its table (`table.csv`)."""
+        import pandas as pd
+
+        return pd.read_csv(self._write_report() / "table.csv")
+
+    def figures(self) -> dict[str, Path]:
+        """Write the report of the finished cells and return its figures (SVG files) by name."""
+        return {path.stem: path for path in sorted(self._write_report().glob("*.svg"))}
+
+    def _open(self, path: Path, name: str | None, out: str | Path, reports: str | Path) -> None:
+        (source,) = choose(read_studies(path), [] if name is None else [name], path)
+        self.path, self.name = path, source.name
+        self.out, self.reports = Path(out), Path(reports)
+        self._expand()
+
+    def _expand(self) -> Matrix:
+        """Return the cells, read again because a run can choose settings (`tune`)."""
+        return expand(read_studies(self.path)[self.name], self.out)
+
+    def _write_report(self) -> Path:
+        from lit_attn.report import write_reports
+
+        self._expand().write_plan()
+        (folder,) = write_reports(self.out, self.reports, [self.name])
+        return folder
+
+
+def _write_yaml(path: Path, value: dict[str, Any]) -> None:
+    """Write a mapping as YAML, unless the file has it already."""
+    # Through JSON, because keys and values can be paths and tuples.
+    text = yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False)
+    with contextlib.suppress(OSError):
+        if path.read_text(encoding="utf-8") == text:
+            return
+    write_atomic(path, text)
+
+
+def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of nested mappings; lists as JSON."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _flatten(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, json.dumps(value) if isinstance(value, dict | list) else value

@@ -1,0 +1,98 @@
+"""The Python interface: a study built in Python or read from YAML, run for real, as data frames."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from lit_attn import Study
+from lit_attn.schema.errors import ConfigError
+
+EXPERIMENT = {
+    "data": {"kind": "digits", "batch_size": 256},
+    "model": {"kind": "vit", "dim": 16, "depth": 1, "heads": 2, "patch": 4, "ffn": {"width": 32}},
+    "optimizer": {"kind": "adamw", "lr": 1e-3},
+    "training": {"epochs": 2, "accelerator": "cpu"},
+}
+CELLS = {"standard": {}, "fast": {"optimizer.lr": 3e-3}}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Return a study of four cells after its run."""
+    folder = tmp_path_factory.mktemp("study")
+    built = Study(
+        "tiny",
+        experiment=EXPERIMENT,
+        folder=folder,
+        out=folder / "runs",
+        reports=folder / "reports",
+        seeds=2,
+        cells=CELLS,
+        baseline="standard",
+    )
+    assert list(built.status()["state"]) == ["missing"] * 4
+    assert built.run(jobs=1)
+    return built
+
+
+def test_results_are_one_row_for_each_cell(study: Study) -> None:
+    """Configuration, metrics and costs are those of the cells' own records."""
+    results = study.results()
+    assert list(zip(results["variant"], results["seed"], strict=True)) == [
+        (cell.variant, cell.seed) for cell in study.expand()
+    ]
+    by_variant = results.groupby("variant")["optimizer.lr"].unique()
+    assert {name: list(rates) for name, rates in by_variant.items()} == {
+        "fast": [3e-3],
+        "standard": [1e-3],
+    }
+    for _, row in results.iterrows():
+        (path,) = (study.out / "tiny" / row["variant"]).glob(f"{row['seed']}-*/result.json")
+        record = json.loads(path.read_text())
+        assert row["test/accuracy"] == record["metrics"]["test/accuracy"]
+        assert row["parameters"] == record["parameters"]
+        assert row["step_time"] == record["step_time"]["median"]
+        assert json.loads(row["data.augment"])[0]["kind"] == "normalize"
+
+
+def test_the_table_compares_the_variants(study: Study) -> None:
+    table = study.table().set_index("variant")
+    means = 100 * study.results().groupby("variant")["test/accuracy"].mean()
+    for name in CELLS:
+        assert table.loc[name, "mean"] == pytest.approx(means[name])
+    assert table.loc["fast", "difference"] == pytest.approx(means["fast"] - means["standard"])
+
+
+def test_the_figures_are_files(study: Study) -> None:
+    figures = study.figures()
+    assert {"seeds", "cost"} <= figures.keys()
+    assert all(path.read_text().lstrip().startswith("<?xml") for path in figures.values())
+
+
+def test_a_second_run_trains_nothing(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run()
+    assert "4 cells: 4 done, 0 to run" in capsys.readouterr().out
+    assert list(study.status()["state"]) == ["done"] * 4
+
+
+def test_a_study_of_a_file_is_the_same_study(study: Study) -> None:
+    again = Study.from_yaml(study.path, "tiny", out=study.out, reports=study.reports)
+    assert [c.fingerprint for c in again.expand()] == [c.fingerprint for c in study.expand()]
+    assert len(again.results()) == 4
+
+
+def test_mistakes_are_errors_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiny\.yaml:\d+: studies\.tiny\.seed: unknown key"):
+        Study("tiny", experiment=EXPERIMENT, folder=tmp_path, cells=CELLS, baseline="x", seed=1)
+    with pytest.raises(ConfigError, match=r"no study 'digit'; did you mean 'digits'\?"):
+        Study.from_yaml(ROOT / "ablations.yaml", "digit")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, lit_attn; print(sorted({'torch', 'pandas', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
