@@ -94,15 +94,18 @@ def _count(record: Record, _: Scale) -> str:
 
 
 def _difference(record: Record, scale: Scale) -> str:
-    if pd.isna(record["difference"]):
-        return NOTHING
-    text = _number(record["difference"], f"+.{scale.digits}f")
-    if not pd.isna(record["low"]):
-        low, high = (_number(record[end], f"+.{scale.digits}f") for end in ("low", "high"))
-        text += f" [{low}, {high}]"
-    if record["pairs"] == record["n"]:
+    text = format_difference(record["difference"], record["low"], record["high"], scale.digits)
+    if record["pairs"] == record["n"] or pd.isna(record["difference"]):
         return text
     return f"{text} ({record['pairs']} pair{'s' * (record['pairs'] != 1)})"
+
+
+def _test_error(record: Record, scale: Scale) -> str:
+    errors = (record["test_error"], record["test_error_difference"])
+    return (
+        " / ".join(format_number(e, f".{scale.digits}f") for e in errors if not pd.isna(e))
+        or NOTHING
+    )
 
 
 def _needed(record: Record, _: Scale) -> str:
@@ -116,7 +119,7 @@ def _margin(record: Record, scale: Scale) -> str:
     # With a verdict the study has a margin of its own.
     if not pd.isna(record["verdict"]) or pd.isna(record["margin"]):
         return NOTHING
-    return f"± {_number(record['margin'], f'.{scale.digits}f')}"
+    return f"± {format_number(record['margin'], f'.{scale.digits}f')}"
 
 
 def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
@@ -124,7 +127,7 @@ def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
     ratio = record[f"{name}_ratio"]
     if not pd.isna(ratio) and ratio > BUSY:
         return "busy machine"
-    return _number(record[name], form, unit)
+    return format_number(record[name], form, unit)
 
 
 def _published(record: Record, _: Scale) -> str:
@@ -132,21 +135,36 @@ def _published(record: Record, _: Scale) -> str:
     mean, spread = record["published"], record["published_sd"]
     printed = [repr(float(value)) for value in (mean, spread) if not pd.isna(value)]
     digits = max((len(text.partition(".")[2]) for text in printed), default=0)
-    return _plus_minus(mean, spread, max(2, digits))
+    return format_spread(mean, spread, max(2, digits))
 
 
-def _plus_minus(mean: Any, spread: Any, digits: int) -> str:
-    text = _number(mean, f".{digits}f")
+def format_difference(difference: Any, low: Any, high: Any, digits: int) -> str:
+    """Return a difference with its interval, as "+0.31 [+0.12, +0.50]"."""
+    text = format_number(difference, f"+.{digits}f")
+    return text if pd.isna(low) else f"{text} {_format_interval(low, high, digits)}"
+
+
+def _format_interval(low: Any, high: Any, digits: int) -> str:
+    if pd.isna(low):
+        return NOTHING
+    return f"[{format_number(low, f'+.{digits}f')}, {format_number(high, f'+.{digits}f')}]"
+
+
+def format_spread(mean: Any, spread: Any, digits: int) -> str:
+    """Return a mean with its standard deviation, as "72.01 ± 0.20"."""
+    text = format_number(mean, f".{digits}f")
     if pd.isna(mean) or pd.isna(spread):
         return text
-    return f"{text} ± {_number(spread, f'.{digits}f')}"
+    return f"{text} ± {format_number(spread, f'.{digits}f')}"
 
 
-def _p_value(value: Any) -> str:
-    return "< 0.001" if not pd.isna(value) and value < 0.001 else _number(value, ".3f")
+def format_p(value: Any) -> str:
+    """Return a p value with three decimals."""
+    return "< 0.001" if not pd.isna(value) and value < 0.001 else format_number(value, ".3f")
 
 
-def _number(value: Any, form: str, unit: float = 1) -> str:
+def format_number(value: Any, form: str, unit: float = 1) -> str:
+    """Return a number in multiples of `unit`, with a typographic minus; a dash for no number."""
     if pd.isna(value):
         return NOTHING
     text = format(value if unit == 1 else value / unit, form)
@@ -158,22 +176,24 @@ def _number(value: Any, form: str, unit: float = 1) -> str:
 
 PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "variant": lambda r, _: str(r["variant"]),
-    "value": lambda r, s: _plus_minus(r["mean"], r["sd"], s.digits),
+    "value": lambda r, s: format_spread(r["mean"], r["sd"], s.digits),
     "n": _count,
     "difference": _difference,
-    "p": lambda r, _: _p_value(r["p_adjusted"]),
-    "failure_p": lambda r, _: _p_value(r["failure_p"]),
+    "test_error": _test_error,
+    "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
+    "p": lambda r, _: format_p(r["p_adjusted"]),
+    "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
     "published": _published,
-    "published_difference": lambda r, s: _number(r["published_difference"], f"+.{s.digits}f"),
-    "parameters": lambda r, _: _number(r["parameters"], ",d"),
-    "ffn_width": lambda r, _: _number(r["ffn_width"], "d"),
-    "flops": lambda r, s: _number(r["flops"], ",.2f", s.flops.size),
+    "published_difference": lambda r, s: format_number(r["published_difference"], f"+.{s.digits}f"),
+    "parameters": lambda r, _: format_number(r["parameters"], ",d"),
+    "ffn_width": lambda r, _: format_number(r["ffn_width"], "d"),
+    "flops": lambda r, s: format_number(r["flops"], ",.2f", s.flops.size),
     "step_time": lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
     "evaluation_time": lambda r, _: _time(r, "evaluation_time", ",.2f"),
-    "peak_memory": lambda r, s: _number(r["peak_memory"], s.memory.form, s.memory.size),
+    "peak_memory": lambda r, s: format_number(r["peak_memory"], s.memory.form, s.memory.size),
 }
 """Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
 

@@ -3,7 +3,6 @@
 Shapes: S samples, H heads, n tokens.
 """
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.drawing import COLOURS, GREY, shorten
 from lit_attn.report.formats import Cell, Table
-from lit_attn.report.read import LOG, StudyRecord
+from lit_attn.report.read import LOG, UNREADABLE, StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +27,6 @@ NAMED_LAYERS = 8
 """Largest number of layers in a legend; with more layers only some of them are named."""
 
 Arrays = dict[str, NDArray[Any]]
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)

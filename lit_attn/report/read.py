@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,9 @@ from pydantic import ValidationError
 from lit_attn.cells.folder import read_result, read_state
 from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
 from lit_attn.schema.errors import ConfigError, suggest
+
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+"""Exceptions of reading an array file that is damaged."""
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""

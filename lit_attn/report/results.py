@@ -93,6 +93,7 @@ def _template_values(
         "alpha": ALPHA,
         "test": _describe_test(comparisons),
         "star": _describe_star(comparisons),
+        "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
         "busy": f' ("busy machine": the seeds\' times differ by more than {BUSY} times)'

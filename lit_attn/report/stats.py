@@ -59,6 +59,67 @@ def paired_interval(
     return Interval(float(d.mean()), float(d.mean()) - half, float(d.mean()) + half)
 
 
+def welch_interval(
+    first: Sequence[float], second: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | tuple[None, None]:
+    """Return Welch's interval of the difference of two means of independent values."""
+    from scipy.stats import ttest_ind
+
+    if min(len(first), len(second)) < 2:
+        return None, None
+    interval = ttest_ind(first, second, equal_var=False).confidence_interval(confidence)
+    return float(interval.low), float(interval.high)
+
+
+def test_error(sums: Floats, weights: Floats) -> float:
+    """Return the standard error, over test samples, of the mean value of n fixed seeds.
+
+    `sums` (n, U) has the sum of the metric over the targets of each of U samples, `weights` (U,)
+    the number of targets. A seed's value is the ratio of both totals.
+    """
+    return math.sqrt(_crossed_variances(sums, weights)[1])
+
+
+def crossed_interval(
+    sums: Floats, weights: Floats, confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Return an interval of the mean value over seeds and test samples, both drawn at random.
+
+    Arguments are those of `test_error`; None with fewer than two seeds or samples. The variance is
+    the unbiased one of crossed random effects, seeds + samples - interaction; a bootstrap of both
+    would count the interaction three times (Owen, "The pigeonhole bootstrap", 2007). The degrees of
+    freedom are Satterthwaite's.
+    """
+    from scipy import special
+
+    n, count = sums.shape
+    if min(n, count) < 2:
+        return None
+    of_seeds, of_samples, interaction = _crossed_variances(sums, weights)
+    variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
+    parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
+    freedom = variance**2 / parts if parts else 1.0
+    half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    mean = float(sums.sum() / n / weights.sum())
+    return mean - half, mean + half
+
+
+def _crossed_variances(sums: Floats, weights: Floats) -> tuple[float, float, float]:
+    """Return the variances of the mean value due to seeds, to samples, and to both together."""
+    n, count = sums.shape
+    mean = sums.sum() / n / weights.sum()
+    # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
+    values = count * (sums - mean * weights) / weights.sum()
+    seeds, samples = values.mean(axis=1), values.mean(axis=0)
+    residuals = values - seeds[:, None] - samples
+    freedom = max(1, n - 1) * max(1, count - 1)
+    return (
+        float((seeds**2).sum()) / max(1, n - 1) / n,
+        float((samples**2).sum()) / max(1, count - 1) / count,
+        float((residuals**2).sum()) / freedom / (n * count),
+    )
+
+
 def find_resolution(values: Iterable[float]) -> float:
     """Return the step of which all differences between `values` are multiples.
 

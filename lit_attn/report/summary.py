@@ -17,6 +17,7 @@ from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import NOTHING, Record, to_frame
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.samples import measure_test_errors
 
 TIMES = ("step_time", "evaluation_time")
 INTEGERS = (
@@ -44,9 +45,10 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
+    errors = measure_test_errors(study)
     records = [
-        _variant_record(study, variant) | comparisons.records.get(variant.name, {})
-        for variant in study.plan.variants
+        _variant_record(study, v) | comparisons.records.get(v.name, {}) | errors.get(v.name, {})
+        for v in study.plan.variants
     ]
     means = [record["mean"] for record in records if 0 < record["planned"] == record["n"]]
     if means:

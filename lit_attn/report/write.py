@@ -12,8 +12,10 @@ import yaml
 
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, figures, segmentation, stats
+from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
+from lit_attn.report.effects import Effect, draw_effects, find_effects, make_effects_table
 from lit_attn.report.formats import (
     ASSETS,
     Cell,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 FIGURES: dict[str, dict[str, str]] = yaml.safe_load((ASSETS / "figures.yaml").read_text("utf-8"))
 """Caption, section and CSV file of every figure, in the order of the page."""
 
-OPTIONAL_TABLES = {"settings.csv", "classes.csv", "diagnostics.csv", "ranks.csv"}
+OPTIONAL_TABLES = {"settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv"}
 """Tables that only some studies have."""
 
 
@@ -89,6 +91,7 @@ def draw_figures(
         "seeds": lambda: figures.draw_seeds(study, comparisons),
         "curves": lambda: figures.draw_curves(study),
         "cost": lambda: figures.draw_cost(study),
+        "effects": lambda: draw_effects(find_effects(study), study.plan.metric.label),
         "pictures": lambda: segmentation.draw_pictures(study),
         **diagnostics.make_drawers(recorded, study.plan.baseline),
     }
@@ -106,10 +109,12 @@ def make_tables(
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
     summary = make_variant_frame(study, comparisons)
     table = make_results_table(study, summary, comparisons)
+    effects = find_effects(study)
     classes = segmentation.make_class_frame(study)
     settings = make_settings_frame(study)
     optional = {
         "settings.csv": settings,
+        "effects.csv": pd.DataFrame(effects, columns=Effect._fields).drop(columns="by_seed"),
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
@@ -127,7 +132,11 @@ def make_tables(
         if name in shown:
             places[entry.get("section", "")].append(name)
     mixture = diagnostics.make_mixture_table(recorded)
-    further = [segmentation.make_class_table(classes), _settings_table(study, settings)]
+    further = [
+        make_effects_table(effects, study, make_scale(summary).digits),
+        segmentation.make_class_table(classes),
+        _settings_table(study, settings),
+    ]
     sections = [
         Section(tables=[table]),
         Section(figures=places[""], tables=further),

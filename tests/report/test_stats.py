@@ -391,3 +391,50 @@ def test_seeds_needed_are_none_without_a_spread() -> None:
     assert stats.seeds_needed([0.3, 0.1 + 0.2, 0.3]) is None
     low, high = stats.seeds_needed([100.0, 100.0, 100.2])
     assert (low, high) == (2, 2)
+
+
+def crossed_sums(
+    generator: np.random.Generator, n: int, units: int, scales: tuple[float, float, float]
+) -> tuple[stats.Floats, stats.Floats]:
+    """Return sums (n, U) of a metric whose true mean is 0, and the numbers of targets (U,)."""
+    seed, sample, both = scales
+    weights = generator.integers(1, 20, units).astype(float)
+    values = seed * generator.normal(size=(n, 1)) + sample * generator.normal(size=units)
+    return weights * (values + both * generator.normal(size=(n, units))), weights
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize(
+    "scales", [(0.3, 3, 1), (0, 3, 3), (0.3, 0, 1), (0.05, 5, 1)], ids=["all", "ab", "seed", "test"]
+)
+def test_an_interval_over_seeds_and_samples_covers_the_truth(
+    n: int, scales: tuple[float, float, float]
+) -> None:
+    """An interval over seeds alone misses the truth when the samples differ more than the seeds."""
+    generator = np.random.default_rng([n, 7])
+    covered = narrow = 0
+    for _ in range(400):
+        sums, weights = crossed_sums(generator, n, 100, scales)
+        low, high = stats.crossed_interval(sums, weights)
+        covered += low <= 0 <= high
+        of_seeds = stats.paired_interval((sums.sum(1) / weights.sum()).tolist())
+        narrow += of_seeds.low <= 0 <= of_seeds.high
+    assert 0.92 <= covered / 400 <= 0.995
+    if scales == (0.05, 5, 1):
+        assert narrow / 400 < 0.6
+
+
+def test_the_test_error_is_that_of_a_bootstrap_over_samples() -> None:
+    generator = np.random.default_rng(3)
+    sums, weights = crossed_sums(generator, 4, 200, (0.3, 2, 1))
+    drawn = generator.multinomial(200, np.full(200, 1 / 200), size=4000)
+    means = (drawn @ sums.T / (drawn @ weights)[:, None]).mean(1)
+    assert stats.test_error(sums, weights) == pytest.approx(means.std(), rel=0.05)
+
+
+def test_one_seed_or_one_sample_has_no_joint_interval() -> None:
+    ones = np.ones(5)
+    assert stats.crossed_interval(np.ones((1, 5)), ones) is None
+    assert stats.crossed_interval(np.ones((3, 1)), np.ones(1)) is None
+    assert stats.test_error(np.array([[1.0, 3.0]]), np.ones(2)) == pytest.approx(1)
+    assert stats.crossed_interval(np.full((3, 5), 2.0), ones) == (2, 2)

@@ -64,19 +64,36 @@ class TextData(TokenDataModule):
         """Return a loader of the windows of `split`, each token but the first the target of one.
 
         Windows advance by the stride. If it is less than the context, a window predicts only the
-        tokens that no earlier window predicts.
+        tokens that no earlier window predicts. With `eval_windows` some of them are left out.
         """
-        stream = self.evaluated(split)
-        stride = self.data.eval_stride or self.data.context
-        if self.data.order == "records":
-            stride = self.data.context + 1
-        count = 1 + math.ceil(max(0, len(stream) - 1 - self.data.context) / stride)
+        stream, chosen = self.evaluated(split), self._windows(split)
 
-        def load(numbers: range) -> Batch:
-            windows = [self._window(stream, stride, number, count) for number in numbers]
+        def load(places: range) -> Batch:
+            windows = [
+                self._window(stream, chosen[place] if place < len(chosen) else None)
+                for place in places
+            ]
             return self.tensors(*map(np.stack, zip(*windows, strict=True)))
 
-        return self.padded_loader(count, load)
+        return self.padded_loader(len(chosen), load)
+
+    def _windows(self, split: str) -> list[int]:
+        """Return the numbers of the windows of `split` that are evaluated."""
+        count = self._window_count(split)
+        chosen = min(count, self.data.eval_windows or count)
+        return [(2 * i + 1) * count // (2 * chosen) for i in range(chosen)]
+
+    def _window_count(self, split: str) -> int:
+        """Return the number of windows that predict all tokens of `split`."""
+        excess = max(0, len(self.evaluated(split)) - 1 - self.data.context)
+        return 1 + math.ceil(excess / self._stride)
+
+    @property
+    def _stride(self) -> int:
+        """Number of tokens by which evaluation windows advance."""
+        if self.data.order == "records":
+            return self.data.context + 1
+        return self.data.eval_stride or self.data.context
 
     def evaluated(self, split: str) -> Stream:
         """Return the tokens of `split` that are evaluated."""
@@ -86,11 +103,20 @@ class TextData(TokenDataModule):
     def text_measure(self, split: str) -> TextMeasure:
         """Return how much text the evaluated tokens of `split` stand for."""
         stream = self.evaluated(split)
-        tokens, text_bytes = len(stream) - 1, stream.text_bytes
+        tokens, text_bytes, words = len(stream) - 1, stream.text_bytes, stream.words
+        predicted = None
+        chosen = self._windows(split)
+        if len(chosen) < self._window_count(split):
+            windows = [self._window(stream, number)[1] for number in chosen]
+            predicted = np.concatenate(windows)
+            predicted = predicted[predicted != IGNORED]
+            tokens, text_bytes, words = len(predicted), None, None
         if text_bytes is None and self.data.tokenizer.is_byte_level:
-            # `eval_tokens` cut the split: every token but an end of a document is a byte.
-            text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
-        words = None if self.data.tokenizer.is_word_level else stream.words
+            # Of a part of a split every token but an end of a document is a byte.
+            ids = stream.read(0, len(stream)) if predicted is None else predicted
+            text_bytes = int(np.count_nonzero(ids))
+        if self.data.tokenizer.is_word_level:
+            words = None
         return TextMeasure(
             None if text_bytes is None else text_bytes / tokens,
             None if words is None else words / tokens,
@@ -127,18 +153,18 @@ class TextData(TokenDataModule):
         return first + order[places] * n
 
     def _window(
-        self, stream: Stream, stride: int, number: int, count: int
+        self, stream: Stream, number: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return inputs and targets (n,) of window `number` of `count`; padding is IGNORED."""
+        """Return inputs and targets (n,) of a window, or padding for None; padding is IGNORED."""
         n = self.data.context
         inputs = np.zeros(n, dtype=np.int64)
         targets = np.full(n, IGNORED, dtype=np.int64)
-        if number >= count:
+        if number is None:
             return inputs, targets
-        start = number * stride
+        start = number * self._stride
         ids = stream.read(start, min(n + 1, len(stream) - start))
         inputs[: len(ids) - 1] = ids[:-1]
-        new = max(0, n - stride) if number else 0
+        new = max(0, n - self._stride) if number else 0
         targets[new : len(ids) - 1] = ids[1 + new :]
         return inputs, targets
 

@@ -1,0 +1,207 @@
+"""Effects beyond single variants: factors of a factorial study, and changes between two studies.
+
+A factorial study has variants with names like `residual=full,zz=with`. The reference level of each
+axis is that of the baseline.
+"""
+
+import itertools
+import operator
+import statistics
+from collections.abc import Iterable
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from lit_attn.report import drawing, stats
+from lit_attn.report.columns import STAR, format_difference, format_number, format_p
+from lit_attn.report.comparison import ALPHA
+from lit_attn.report.formats import Cell, Table
+from lit_attn.report.read import StudyRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Effect(NamedTuple):
+    """Effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
+
+    `kind` is "main effect" or "interaction", `combinations` the number of combinations of the other
+    axes behind it, and `by_seed` its value with each seed.
+    """
+
+    effect: str
+    kind: str
+    combinations: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    by_seed: list[float]
+
+
+def find_effects(study: StudyRecord) -> list[Effect]:
+    """Return the main effects of a factorial study and the interactions of pairs of its axes.
+
+    The main effect of a level is the mean difference from the reference level over all combinations
+    of the other axes; an interaction is the difference of two such differences. Combinations and
+    seeds that lack results are left out. p is corrected for all effects (joint sign-flip test).
+    The list is empty unless two axes vary.
+    """
+    reference = _levels(study.plan.baseline)
+    values = {
+        tuple(levels.values()): study.values(variant.name)
+        for variant in study.plan.variants
+        if (levels := _levels(variant.name)).keys() == reference.keys()
+        and study.values(variant.name)
+    }
+    if len(reference) < 2 or not values:
+        return []
+    index = pd.MultiIndex.from_tuples(list(values), names=list(reference))
+    frame = pd.DataFrame(list(values.values()), index=index, dtype=float).dropna(axis=1)
+    changes = [
+        {axis: str(level)}
+        for axis in reference
+        for level in index.unique(axis)
+        if level != reference[axis]
+    ]
+    pairs = (first | second for first, second in itertools.combinations(changes, 2))
+    chosen = [*changes, *(pair for pair in pairs if len(pair) == 2)]
+    rows = [_contrast(frame, changed, reference) for changed in chosen]
+    found = [(changed, row) for changed, row in zip(chosen, rows, strict=True) if row.size]
+    if len({axis for change in changes for axis in change}) < 2 or not found:
+        return []
+    p_values = stats.joint_sign_flip(np.array([row.mean(axis=0) for _, row in found]))
+    return [
+        Effect(
+            " and ".join(f"{axis}={level}" for axis, level in changed.items()),
+            "main effect" if len(changed) == 1 else "interaction",
+            len(row),
+            *_describe(row.mean(axis=0)),
+            p,
+            row.mean(axis=0).tolist(),
+        )
+        for (changed, row), p in zip(found, p_values, strict=True)
+    ]
+
+
+def _contrast(
+    frame: pd.DataFrame, changed: dict[str, str], reference: dict[str, str]
+) -> NDArray[np.float64]:
+    """Return the effect of the `changed` levels for each combination of the other axes and seed.
+
+    It sums the values with every subset of the changes, with the sign of the number of levels left
+    at their reference.
+    """
+    others = [axis for axis in reference if axis not in changed]
+    signed = []
+    for levels in itertools.product(*((level, reference[axis]) for axis, level in changed.items())):
+        is_chosen = pd.Series(True, index=frame.index)
+        for axis, level in zip(changed, levels, strict=True):
+            is_chosen &= frame.index.get_level_values(axis) == level
+        part = frame[is_chosen]
+        part = part.droplevel(list(changed)) if others else part.reset_index(drop=True)
+        left = sum(level == reference[axis] for axis, level in zip(changed, levels, strict=True))
+        signed.append((-1) ** left * part)
+    # Combinations that lack a level become missing values.
+    return reduce(operator.add, signed).dropna().to_numpy()
+
+
+def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -> Table:
+    """Return the effects of a factorial study as a table."""
+    rows = [
+        [
+            Cell(effect.effect),
+            Cell(effect.kind),
+            Cell(format_difference(effect.difference, effect.low, effect.high, digits)),
+            Cell(format_p(effect.p), mark=STAR if effect.p <= ALPHA else ""),
+            Cell(str(effect.combinations)),
+        ]
+        for effect in effects
+    ]
+    note = (
+        f"A main effect is the mean difference in {study.plan.metric.label} between a level and "
+        f"that of {study.plan.baseline}, over all combinations of the other axes that have both; "
+        "an interaction is the difference between the effects of the first level with and without "
+        "the second one. Intervals are paired 95 % t intervals over seeds; p is the sign-flip "
+        f"test, corrected for {len(effects)} effects by the step-down max-T method."
+    )
+    headings = ["effect", "kind", "difference [95 %]", "p", "combinations"]
+    return Table(headings, rows, "Main effects and interactions of the axes.", notes=[note])
+
+
+def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
+    """Draw every effect: its value with each seed (dots), the mean and the 95 % interval."""
+    effects = effects[: drawing.MOST_ROWS]
+    if not effects:
+        return None
+    figure = drawing.new_figure(0.26 * len(effects) + 0.75)
+    axes = figure.subplots()
+    axes.axvline(0, color=drawing.GREY, linewidth=0.8)
+    for row, effect in enumerate(effects):
+        rows = np.full(len(effect.by_seed), row)
+        axes.plot(effect.by_seed, rows, "o", color=drawing.COLOURS[0], alpha=0.55, mew=0)
+        if effect.low is not None and effect.high is not None:
+            axes.plot([effect.low, effect.high], [row + 0.24] * 2, color="black", linewidth=1)
+        axes.plot(effect.difference, row + 0.24, "|", color="black", markersize=6)
+    names = [drawing.shorten(effect.effect, 60) for effect in effects]
+    axes.set_yticks(range(len(effects)), names)
+    axes.set_ylim(len(effects) - 0.5, -0.5)
+    axes.set_xlabel(f"effect on {label}")
+    return figure
+
+
+def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
+    """Return how each variant's lead over the baseline differs from its lead in another study.
+
+    With the same seeds in both studies the change is paired by seed, otherwise its interval is
+    Welch's.
+    """
+    rows = []
+    for variant in study.plan.variants:
+        here, there = (_lead(record, variant.name) for record in (study, other))
+        if variant.name == study.plan.baseline or here.empty or there.empty:
+            continue
+        if set(here.index) == set(there.index):
+            change, low, high = _describe(here - there)
+        else:
+            change, (low, high) = (
+                here.mean() - there.mean(),
+                stats.welch_interval(here.tolist(), there.tolist()),
+            )
+        leads = [f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (there, here)]
+        texts = [variant.name, *leads, format_difference(change, low, high, digits)]
+        rows.append([Cell(text) for text in texts])
+    notes = [
+        f"Difference to the baseline in {other.plan.study} ({other.plan.baseline}) and in "
+        f"{study.plan.study} ({study.plan.baseline}), with the number of seeds in parentheses, and "
+        "the change from the first to the second with its 95 % interval: Student's t of the "
+        "per-seed changes if both studies have the same seeds, otherwise Welch's t. It is not "
+        "corrected for the number of variants.",
+    ]
+    headings = ["variant", other.plan.study, study.plan.study, "change [95 %]"]
+    return Table(headings, rows, f"Change of each lead from {other.plan.study}.", notes=notes)
+
+
+def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
+    """Return the differences of a variant to the baseline by seed."""
+    values, baseline = (
+        pd.Series(study.values(v), dtype=float) for v in (variant, study.plan.baseline)
+    )
+    return (values - baseline).dropna()
+
+
+def _levels(name: str) -> dict[str, str]:
+    """Return the level of each axis that a variant's name states, or nothing for other names."""
+    terms = [term.partition("=") for term in name.split(",")]
+    return {axis: level for axis, _, level in terms} if all(t[1] for t in terms) else {}
+
+
+def _describe(differences: Iterable[float]) -> tuple[float, float | None, float | None]:
+    """Return the mean of the differences of all seeds and its interval."""
+    values = list(differences)
+    interval = stats.paired_interval(values)
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return statistics.fmean(values), low, high
