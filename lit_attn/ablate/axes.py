@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from lit_attn.config.source import Mapping, Sequence, Where, format_value
 from lit_attn.config.study import StudySource
+from lit_attn.report.formats import read_asset
 from lit_attn.schema.errors import ConfigError, suggest
 
 # A variant's name is also the name of a folder: no separators, no leading dot, and short enough
@@ -95,6 +96,11 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
         if name not in names:
             path = (key,) if key == "baseline" else (key, name)
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
+    columns = [entry["key"] for entry in read_asset("columns.yaml")]
+    for place, key in enumerate(source.study.latex.columns or ()):
+        if key not in columns:
+            hint = suggest(key, columns)
+            raise source.error(("latex", "columns", place), f"no column '{key}'{hint}")
     for name in source.study.overrides:
         terms = set(name.split(","))
         if not any(terms <= variant.terms for variant in variants):

@@ -129,6 +129,8 @@ class Plan(Record):
     seeds: list[int]
     cells: list[PlannedCell]
     trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
+    contrast: str | None = Field(None, description="study whose leads are compared with these")
+    latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 
 
 class Spread(Record):

@@ -82,6 +82,15 @@ EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
 
 
+class Latex(Config):
+    """LaTeX table of a study."""
+
+    columns: tuple[str, ...] | None = Field(
+        None,
+        description="keys of columns in lit_attn/report/assets/columns.yaml; null: six columns",
+    )
+
+
 class Study(Config):
     """A comparison of variants of one experiment with a baseline, over seeds."""
 
@@ -119,6 +128,10 @@ class Study(Config):
         description="keys with the values to try for every variant, and `select`, `seeds`, "
         "`sampler` and `trials` of the search",
     )
+    contrast: str | None = Field(
+        None, description="another study; the report compares every lead with the lead there"
+    )
+    latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 
     @field_validator("match", mode="before")
@@ -183,7 +196,12 @@ def read_studies(path: Path) -> dict[str, StudySource]:
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
-    return {name: _read(path, name, studies) for name in studies}
+    sources = {name: _read(path, name, studies) for name in studies}
+    for source in sources.values():
+        other = source.study.contrast
+        if other is not None and other not in sources:
+            raise source.error(("contrast",), f"no study '{other}'{suggest(other, sources)}")
+    return sources
 
 
 def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:

@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
     add("--study", nargs="+", metavar="NAME", help="report only these studies")
+    add("--across", nargs="+", metavar="NAME", help="one table of these studies, with mean ranks")
     add("--reports", type=Path, default=Path("reports"), metavar="DIR")
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
     add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
@@ -53,6 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 
             studies = read_table(options.csv, options.baseline, options.metric)
             folders, planned = write_studies(studies, options.reports), len(studies)
+        elif options.across:
+            from lit_attn.report.across import write_across
+            from lit_attn.report.read import read_studies
+
+            print(write_across(list(read_studies(options.runs, options.across)), options.reports))
+            return 0
         else:
             folders = write_reports(options.runs, options.reports, options.study)
             planned = len(options.study or list(options.runs.glob("*/plan.json")))

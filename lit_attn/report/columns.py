@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
-from lit_attn.report.formats import ASSETS, Cell
+from lit_attn.report.formats import Cell, read_asset
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -197,7 +196,4 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
 }
 """Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
 
-COLUMNS = [
-    Column(**entry)
-    for entry in yaml.safe_load((ASSETS / "columns.yaml").read_text(encoding="utf-8"))
-]
+COLUMNS = [Column(**entry) for entry in read_asset("columns.yaml")]

@@ -16,7 +16,7 @@ from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.drawing import COLOURS, GREY, shorten
 from lit_attn.report.formats import Cell, Table
-from lit_attn.report.read import LOG, UNREADABLE, StudyRecord
+from lit_attn.report.read import LOG, Arrays, StudyRecord, read_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 RANK_LAYERS, MAP_LAYERS, MAP_HEADS = 4, 3, 4
 NAMED_LAYERS = 8
 """Largest number of layers in a legend; with more layers only some of them are named."""
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
     for variant in study.plan.variants:
         for folder in study.folders(variant.name):
             rows += [(variant.name, *row) for row in read_diagnostics(folder / "diagnostics.csv")]
-            if content := _read_arrays(folder / "attention.npz", unreadable):
+            if content := read_arrays(folder / "attention.npz", unreadable):
                 arrays.setdefault(variant.name, []).append(content)
     if unreadable:
         count, study_name = len(unreadable), study.plan.study
@@ -80,17 +78,6 @@ def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
         )
     values = pd.DataFrame(rows, columns=["variant", *DiagnosticRow._fields])
     return Diagnostics(values.astype({"head": "Int64"}), arrays)
-
-
-def _read_arrays(path: Path, unreadable: list[Path]) -> Arrays:
-    if not path.exists():
-        return {}
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except UNREADABLE:
-        unreadable.append(path)
-        return {}
 
 
 def make_values_table(diagnostics: Diagnostics) -> pd.DataFrame:

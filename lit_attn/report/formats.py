@@ -5,7 +5,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -26,6 +26,11 @@ NUMBER = re.compile(
     r"(?: ± (?P<spread>[\d.]+))?(?P<rest> .*|)"
 )
 """A cell that starts with a number."""
+
+
+def read_asset(name: str) -> Any:
+    """Return the content of a YAML file in ASSETS."""
+    return yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
 
 
 class Cell(NamedTuple):
@@ -207,7 +212,7 @@ def latex(text: str) -> str:
 @cache
 def _latex_commands() -> dict[str, str]:
     """Return the commands of special characters."""
-    commands: dict[str, str] = yaml.safe_load((ASSETS / "latex.yaml").read_text(encoding="utf-8"))
+    commands: dict[str, str] = read_asset("latex.yaml")
     return commands
 
 

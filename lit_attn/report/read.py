@@ -4,10 +4,10 @@ import logging
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -15,8 +15,10 @@ from lit_attn.cells.folder import read_result, read_state
 from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
 from lit_attn.schema.errors import ConfigError, suggest
 
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
-"""Exceptions of reading an array file that is damaged."""
+Arrays = dict[str, "NDArray[Any]"]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
@@ -85,11 +87,13 @@ class CellRecord:
 class StudyRecord:
     """A plan and all of its cells, in the order of the plan.
 
-    `plan.cells` is empty: `cells` has the same content and more.
+    `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
+    `plan.contrast` names, if it has a plan and the same metric.
     """
 
     plan: Plan
     cells: list[CellRecord]
+    contrast: "StudyRecord | None" = None
 
     @cached_property
     def _by_variant(self) -> dict[str, list[CellRecord]]:
@@ -123,6 +127,23 @@ class StudyRecord:
         }
 
 
+def read_arrays(path: Path, unreadable: list[Path]) -> Arrays:
+    """Return the arrays of an .npz file, or nothing if it is missing or damaged.
+
+    A damaged file is added to `unreadable`.
+    """
+    import numpy as np
+
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        unreadable.append(path)
+        return {}
+
+
 def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRecord]:
     """Read the studies below `runs` (all that have a plan, or those in `names`) one by one.
 
@@ -149,7 +170,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
             yield study
 
 
-def _read_study(path: Path) -> StudyRecord:
+def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
     try:
         plan = Plan.model_validate_json(path.read_bytes())
@@ -161,6 +182,12 @@ def _read_study(path: Path) -> StudyRecord:
     cells = [_read_cell(str(path.parent), cell, plan.metric) for cell in plan.cells]
     study = StudyRecord(plan.model_copy(update={"cells": []}), cells)
     _require_metric(path, study)
+    other = path.parents[1] / (plan.contrast or "") / "plan.json"
+    if not is_contrast and plan.contrast and other.exists():
+        contrast = _read_study(other, is_contrast=True)
+        if contrast.plan.metric == plan.metric:
+            return replace(study, contrast=contrast)
+        LOG.warning("%s: contrast: the metric of %s differs", path, plan.contrast)
     return study
 
 

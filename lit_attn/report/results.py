@@ -1,5 +1,7 @@
 """Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from lit_attn.report import stats
@@ -28,7 +30,7 @@ def make_results_table(
     study: StudyRecord,
     summary: pd.DataFrame,
     comparisons: Comparisons,
-    keys: tuple[str, ...] | None = None,
+    keys: Sequence[str] | None = None,
 ) -> Table:
     """Return the table of `summary` with the columns `keys`, or with all that have a value."""
     plan, scale = study.plan, make_scale(summary)

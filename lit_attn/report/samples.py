@@ -1,11 +1,12 @@
 """Uncertainty from the test samples: values of each image, sequence or window, from `units.npz`."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_attn.report import stats
-from lit_attn.report.read import LOG, UNREADABLE, CellRecord, StudyRecord
+from lit_attn.report.read import LOG, CellRecord, StudyRecord, read_arrays
 
 COUNTED = {"accuracy": "correct", "aAcc": "correct", "loss": "loss", "bits_per_byte": "loss"}
 """Array of `units.npz` whose mean over all targets is a metric, up to a constant factor."""
@@ -78,19 +79,20 @@ def _read_cell(study: StudyRecord, cell: CellRecord) -> tuple[stats.Floats, stat
     split, _, name = study.plan.metric.name.partition("/")
     prefix = f"{split}/{'ema-' * study.plan.metric.averaged}"
     array = COUNTED.get(name.removeprefix("ema-"))
-    path = cell.folder and cell.folder / "units.npz"
-    if array is None or path is None or cell.value is None or not path.exists():
+    if array is None or cell.folder is None or cell.value is None:
         return None
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            sums = arrays[f"{prefix}{array}"].astype(float)
-            targets = arrays[f"{prefix}targets"].astype(float)
-        factor = cell.value / (sums.sum() / targets.sum())
-    except (*UNREADABLE, ZeroDivisionError):
-        LOG.warning("%s: unreadable and skipped", path)
+    path = cell.folder / "units.npz"
+    unreadable: list[Path] = []
+    arrays = read_arrays(path, unreadable)
+    sums, targets = (arrays.get(f"{prefix}{key}") for key in (array, "targets"))
+    if sums is None or targets is None or not targets.sum():
+        if arrays or unreadable:
+            LOG.warning("%s: unreadable or empty and skipped", path)
         return None
-    is_scaled = name.endswith("bits_per_byte") or abs(factor / study.plan.metric.scale - 1) < 1e-3
-    if not np.isfinite(factor) or not is_scaled:
+    mean = float(sums.sum(dtype=float) / targets.sum())
+    # Bits per byte differ from the loss by a factor that depends on the tokenizer.
+    factor = cell.value / mean if name.endswith("bits_per_byte") else study.plan.metric.scale
+    if abs(factor * mean - cell.value) > 1e-3 * abs(cell.value):
         LOG.warning("%s: does not belong to the cell's result and is skipped", path)
         return None
-    return sums * factor, targets
+    return sums.astype(float) * factor, targets.astype(float)

@@ -287,6 +287,20 @@ def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
     return adjusted
 
 
+def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
+    """Return Friedman's p and Nemenyi's critical difference of mean ranks.
+
+    `ranks` is (tasks, variants). Source: Demšar, "Statistical comparisons of classifiers over
+    multiple data sets", 2006.
+    """
+    from scipy.stats import friedmanchisquare, studentized_range
+
+    tasks, count = ranks.shape
+    p = float(friedmanchisquare(*ranks.T).pvalue)
+    quantile = studentized_range.ppf(1 - alpha, count, math.inf) / math.sqrt(2)
+    return p, float(quantile * math.sqrt(count * (count + 1) / (6 * tasks)))
+
+
 def seeds_needed(
     differences: Sequence[float], power: float = 0.8, alpha: float = 0.05
 ) -> tuple[int, int] | None:

@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import yaml
 
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, figures, segmentation, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
-from lit_attn.report.effects import Effect, draw_effects, find_effects, make_effects_table
+from lit_attn.report.effects import (
+    Effect,
+    draw_effects,
+    find_effects,
+    make_contrast_table,
+    make_effects_table,
+)
 from lit_attn.report.formats import (
     ASSETS,
     Cell,
     Table,
+    read_asset,
     templates,
     to_csv,
     to_latex,
@@ -32,7 +38,7 @@ from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_v
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES: dict[str, dict[str, str]] = yaml.safe_load((ASSETS / "figures.yaml").read_text("utf-8"))
+FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
 """Caption, section and CSV file of every figure, in the order of the page."""
 
 OPTIONAL_TABLES = {"settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv"}
@@ -119,7 +125,7 @@ def make_tables(
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
     }
-    latex_table = make_results_table(study, summary, comparisons, LATEX_COLUMNS)
+    latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     files = {
         "table.csv": to_csv(summary),
         "per_seed.csv": to_csv(make_seed_frame(study)),
@@ -132,8 +138,10 @@ def make_tables(
         if name in shown:
             places[entry.get("section", "")].append(name)
     mixture = diagnostics.make_mixture_table(recorded)
+    digits = make_scale(summary).digits
     further = [
-        make_effects_table(effects, study, make_scale(summary).digits),
+        *([make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
+        make_effects_table(effects, study, digits),
         segmentation.make_class_table(classes),
         _settings_table(study, settings),
     ]
