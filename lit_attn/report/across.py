@@ -10,8 +10,9 @@ from lit_attn.files import write_atomic
 from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import Cell, Table, to_csv, to_latex, to_markdown
+from lit_attn.report.formats import Cell, Table, named_table, to_csv, to_latex, to_markdown
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.results import SENTENCES
 from lit_attn.report.summary import make_variant_frame
 from lit_attn.report.write import Section, render_page
 
@@ -58,37 +59,15 @@ def make_across_table(studies: list[StudyRecord], frames: dict[str, pd.DataFrame
             rank = f"{statistics.fmean(ranks[:, complete.index(variant)]):.2f}"
         rows.append([*row, Cell(rank)])
     labels = [f"{study.plan.study}: {study.plan.metric.label}" for study in studies]
-    warnings = []
+    tested = ""
+    if len(studies) > 1 and len(complete) > 2:
+        p, critical = stats.friedman_nemenyi(ranks, ALPHA)
+        tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
+    headings = [*labels, "mean rank"]
+    table = named_table("across", rows, headings, complete=len(complete), test=tested)
     if len(studies) < FEW:
-        warnings.append(
-            f"{len(studies)} studies are a small sample of tasks; mean ranks of fewer than {FEW} "
-            "say little about other tasks."
-        )
-    return Table(
-        ["variant", *labels, "mean rank"],
-        rows,
-        "Variants across studies.",
-        warnings,
-        [
-            "Mean ± sample standard deviation over seeds; the best mean of the variants with all "
-            "planned seeds is bold. Rank 1 is the best mean of a study; the mean rank covers the "
-            f"{len(complete)} variants that have a result in every study.",
-            *_describe_tests(ranks),
-        ],
-        kind="results",
-    )
-
-
-def _describe_tests(ranks: stats.Floats) -> list[str]:
-    """Return a sentence on Friedman's test and Nemenyi's critical difference, if they apply."""
-    count, variants = ranks.shape
-    if count < 2 or variants < 3:
-        return []
-    p, critical = stats.friedman_nemenyi(ranks, ALPHA)
-    return [
-        f"Friedman's test of equal ranks gives p = {format_p(p)}. Two variants differ at {ALPHA} "
-        f"(Nemenyi) if their mean ranks differ by at least {critical:.2f}."
-    ]
+        table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
+    return table
 
 
 def _read_study(study: StudyRecord) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.drawing import COLOURS, GREY, shorten
-from lit_attn.report.formats import Cell, Table
+from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import LOG, Arrays, StudyRecord, read_arrays
 
 if TYPE_CHECKING:
@@ -258,10 +258,7 @@ def make_mixture_table(diagnostics: Diagnostics) -> Table:
         rows.append(
             [Cell(text) for text in (str(variant), "all" if head is pd.NA else str(head), *texts)]
         )
-    note = "After training, mean ± standard deviation over the seeds that finished (MGK, Table 8)."
-    headings = ["variant", "head", *(f"layer {layer}" for layer in layers)]
-    title = "Learned weights of the keys of a mixture, π₁ / π₂ / …"
-    return Table(headings, rows, title, notes=[note])
+    return named_table("mixture", rows, [f"layer {layer}" for layer in layers])
 
 
 def _format_weights(weights: pd.DataFrame) -> str:

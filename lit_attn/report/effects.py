@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lit_attn.report import drawing, stats
 from lit_attn.report.columns import STAR, format_difference, format_number, format_p
 from lit_attn.report.comparison import ALPHA
-from lit_attn.report.formats import Cell, Table
+from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
 
 if TYPE_CHECKING:
@@ -121,15 +121,10 @@ def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -
         ]
         for effect in effects
     ]
-    note = (
-        f"A main effect is the mean difference in {study.plan.metric.label} between a level and "
-        f"that of {study.plan.baseline}, over all combinations of the other axes that have both; "
-        "an interaction is the difference between the effects of the first level with and without "
-        "the second one. Intervals are paired 95 % t intervals over seeds; p is the sign-flip "
-        f"test, corrected for {len(effects)} effects by the step-down max-T method."
+    plan, count = study.plan, len(effects)
+    return named_table(
+        "effects", rows, label=plan.metric.label, baseline=plan.baseline, count=count
     )
-    headings = ["effect", "kind", "difference [95 %]", "p", "combinations"]
-    return Table(headings, rows, "Main effects and interactions of the axes.", notes=[note])
 
 
 def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
@@ -174,15 +169,7 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
         leads = [f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (there, here)]
         texts = [variant.name, *leads, format_difference(change, low, high, digits)]
         rows.append([Cell(text) for text in texts])
-    notes = [
-        f"Difference to the baseline in {other.plan.study} ({other.plan.baseline}) and in "
-        f"{study.plan.study} ({study.plan.baseline}), with the number of seeds in parentheses, and "
-        "the change from the first to the second with its 95 % interval: Student's t of the "
-        "per-seed changes if both studies have the same seeds, otherwise Welch's t. It is not "
-        "corrected for the number of variants.",
-    ]
-    headings = ["variant", other.plan.study, study.plan.study, "change [95 %]"]
-    return Table(headings, rows, f"Change of each lead from {other.plan.study}.", notes=notes)
+    return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
 
 
 def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,19 @@ class Table:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kind: str = "plain"
+
+
+def named_table(
+    name: str, rows: list[list[Cell]], headings: Sequence[str] = (), **values: Any
+) -> Table:
+    """Return the table `name` of tables.yaml with these rows and further `headings`.
+
+    `values` fill the placeholders of its texts.
+    """
+    entry = read_asset("tables.yaml")[name]
+    first = [heading.format(**values) for heading in entry["headings"]]
+    title, note = (entry[key].format(**values) for key in ("title", "note"))
+    return Table([*first, *headings], rows, title, notes=[note], kind=entry.get("kind", "plain"))
 
 
 def to_markdown(table: Table) -> str:

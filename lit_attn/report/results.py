@@ -8,7 +8,6 @@ from lit_attn.report import stats
 from lit_attn.report.columns import (
     BUSY,
     COLUMNS,
-    DAGGER,
     NOTHING,
     PRINTERS,
     Record,
@@ -16,8 +15,11 @@ from lit_attn.report.columns import (
     make_scale,
 )
 from lit_attn.report.comparison import ALPHA, Comparisons
-from lit_attn.report.formats import Table
+from lit_attn.report.formats import Table, read_asset
 from lit_attn.report.read import StudyRecord
+
+SENTENCES: dict[str, str] = read_asset("sentences.yaml")
+"""Sentences of the caption."""
 
 ALWAYS = ("variant", "value", "n")
 """Columns that are printed also if they are empty."""
@@ -46,12 +48,12 @@ def make_results_table(
     names = {"label": plan.metric.label, "flops": scale.flops.prefix, "memory": scale.memory.prefix}
     notes = [column.note.format(**values) for column in columns if column.note]
     if summary["missing"].astype(bool).any():
-        notes.append("Seeds without a result are listed beside n and enter no mean.")
+        notes.append(SENTENCES["missing"])
     if ties := int(summary["ties"].sum()):
         pairs = int(summary["pairs"].sum())
-        notes.append(f"Both values are equal in {ties} of {_plural(pairs, 'pair')}.")
+        notes.append(SENTENCES["ties"].format(ties=ties, pairs=_plural(pairs, "pair")))
     if not study.values(plan.baseline):
-        notes.append(f"The baseline {plan.baseline} has no result to compare with.")
+        notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
     return Table(
         [column.heading.format(**names) for column in columns],
         [list(row) for row in zip(*cells, strict=True)],
@@ -83,7 +85,7 @@ def _template_values(
     is_busy = any(ratios.dropna() > BUSY)
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = comparisons.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
-    step = f", at least as wide as the metric's step ({comparisons.resolution:.2g})"
+    step = SENTENCES["resolution"].format(step=comparisons.resolution)
     return {
         "label": metric.label,
         "metric": metric.name,
@@ -98,41 +100,24 @@ def _template_values(
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
-        "busy": f' ("busy machine": the seeds\' times differ by more than {BUSY} times)'
-        if is_busy
-        else "",
+        "busy": SENTENCES["busy"].format(ratio=BUSY) if is_busy else "",
         "peaks": " or ".join(peaks) or "the peak memory of a run",
     }
 
 
 def _describe_test(comparisons: Comparisons) -> str:
-    floor = (
-        f"it cannot fall below 2/2ⁿ ({stats.sign_flip_floor(comparisons.pairs):.4g} for "
-        f"{_plural(comparisons.pairs, 'pair')})"
+    floor = SENTENCES["floor"].format(
+        floor=stats.sign_flip_floor(comparisons.pairs), pairs=_plural(comparisons.pairs, "pair")
     )
     number = _plural(comparisons.count, "comparison")
-    if comparisons.is_joint:
-        return (
-            "p is the two-sided sign-flip test of the hypothesis that variant and baseline have "
-            f"the same distribution, corrected for {number} by the step-down max-T method of "
-            f"Westfall and Young (a seed's signs change in all variants at once); {floor}."
-        )
-    return (
-        "p is the exact two-sided sign-flip test of the hypothesis that variant and baseline have "
-        f"the same distribution, with Holm's correction for {number}, because the variants lack "
-        f"different seeds; before the correction {floor}."
-    )
+    sentence = SENTENCES["joint_test" if comparisons.is_joint else "holm_test"]
+    return sentence.format(comparisons=number, floor=floor)
 
 
 def _describe_star(comparisons: Comparisons) -> str:
     needed = 6 if comparisons.is_joint else stats.pairs_for_a_star(comparisons.count or 1)
-    star = f", which needs at least {needed} seeds whatever the effect"
-    if comparisons.has_failures:
-        star += (
-            "; with failed seeds a star also requires p ≤ 0.05 and the same direction in a test of "
-            "signed ranks in which a failed seed is worse than any value"
-        )
-    return star
+    star = SENTENCES["star"].format(seeds=needed)
+    return star + (SENTENCES["star_failures"] if comparisons.has_failures else "")
 
 
 def _provenance(study: StudyRecord) -> list[str]:
@@ -143,7 +128,9 @@ def _provenance(study: StudyRecord) -> list[str]:
     packages = {name for versions in _distinct(study, "versions") for name in versions.split("; ")}
     code, data = (_few(_distinct(study, name)) for name in ("code", "data"))
     versions = ", ".join(sorted(packages))
-    return [f"Device: {devices}. Versions: {versions}. Code {code}, data {data}."]
+    return [
+        SENTENCES["provenance"].format(devices=devices, versions=versions, code=code, data=data)
+    ]
 
 
 def _warnings(study: StudyRecord) -> list[str]:
@@ -155,13 +142,11 @@ def _warnings(study: StudyRecord) -> list[str]:
         if len(hashes := _distinct(study, name)) > 1
     ]
     if mixed:
-        warnings.append(
-            f"{' and '.join(mixed)}: rows with {DAGGER} do not compare with the baseline."
-        )
+        warnings.append(SENTENCES["mixed"].format(hashes=" and ".join(mixed)))
     if len(_distinct(study, "versions")) > 1:
-        warnings.append("package versions differ between runs.")
+        warnings.append(SENTENCES["versions"])
     if len(_distinct(study, "device")) > 1:
-        warnings.append("devices differ between runs: step time and memory do not compare.")
+        warnings.append(SENTENCES["devices"])
     return warnings
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from lit_attn.cells.records import Legend
 from lit_attn.report import drawing
 from lit_attn.report.drawing import GREY, sd
-from lit_attn.report.formats import Cell, Table
+from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import LOG, StudyRecord
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def make_class_table(classes: pd.DataFrame) -> Table:
             text = f"{mean:.2f}" if pd.isna(spread) else f"{mean:.2f} ± {spread:.2f}"
             row.append(Cell(text, is_bold=mean == best))
         rows.append(row)
-    note = (
-        "Mean ± standard deviation over the seeds that finished; the best mean of each class over "
-        "all seeds is bold. A class that is neither labelled nor predicted has no IoU."
-    )
-    return Table(["class", *variants], rows, "IoU of each class (%).", notes=[note])
+    return named_table("classes", rows, variants)
 
 
 def draw_pictures(study: StudyRecord) -> "Figure | None":

@@ -25,6 +25,7 @@ from lit_attn.report.formats import (
     ASSETS,
     Cell,
     Table,
+    named_table,
     read_asset,
     templates,
     to_csv,
@@ -143,7 +144,11 @@ def make_tables(
         *([make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         make_effects_table(effects, study, digits),
         segmentation.make_class_table(classes),
-        _settings_table(study, settings),
+        named_table(
+            "settings",
+            [[Cell(text) for text in row] for row in settings.itertuples(index=False)],
+            baseline=study.plan.baseline,
+        ),
     ]
     sections = [
         Section(tables=[table]),
@@ -181,19 +186,6 @@ def render_page(title: str, sections: list[Section], **values: Any) -> str:
     return page.render(entries | {"title": title, "sections": shown} | values)
 
 
-def _settings_table(study: StudyRecord, settings: pd.DataFrame) -> Table:
-    """Return the table of the settings in which a variant differs from the baseline."""
-    headings = ["variant", "setting", f"value of {study.plan.baseline}", "value of the variant"]
-    rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
-    title = "Settings in which a variant differs from the baseline."
-    note = "All other settings are equal. \N{EM DASH}: not set."
-    return Table(headings, rows, title, notes=[note], kind="settings")
-
-
-INDEX_HEADINGS = ["study", "title", "cells done", "n", "best mean", "differs from the baseline"]
-INDEX_HEADINGS += ["finished", "machine"]
-
-
 def make_index_page(reports: Path) -> str:
     """Return a page that lists all studies in `reports` by name, read from their own files.
 
@@ -209,13 +201,7 @@ def make_index_page(reports: Path) -> str:
     ):
         variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
         rows.append(_index_row(folder, variants, cells))
-    note = (
-        "A variant differs from the baseline if it has a star in its study and its p value, "
-        f"corrected for the {len(tables)} studies of this page by Holm's method, is at most "
-        f"{ALPHA}. n is the number of seeds; the best mean needs all planned seeds and claims no "
-        "difference."
-    )
-    table = Table(INDEX_HEADINGS, rows, notes=[note], kind="index")
+    table = named_table("index", rows, count=len(tables), alpha=ALPHA)
     return render_page("Studies", [Section(tables=[table])])
 
 

@@ -1,0 +1,167 @@
+"""Factorial effects, contrasts between studies, and the table across studies."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.fake_study import accuracy_of, read, write_study
+
+from lit_attn.cells.records import Metric, Plan
+from lit_attn.report import stats, write_reports
+from lit_attn.report.__main__ import main
+from lit_attn.report.effects import Effect, find_effects
+from lit_attn.report.read import CellRecord, StudyRecord
+
+CORNERS = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
+
+
+def factorial(interaction: float = 0.03) -> dict[str, float]:
+    """Return the true effects of a 2 x 3 design: a=y adds .01, b=y .02, both `interaction`."""
+    return {
+        f"a={a},b={b}": 0.01 * (a == "y") + 0.02 * (b == "y") + interaction * (a == b == "y")
+        for a, b in itertools.product("xy", "xyz")
+    }
+
+
+def by_name(effects: list[Effect]) -> dict[str, Effect]:
+    return {effect.effect: effect for effect in effects}
+
+
+def test_effects_are_differences_of_means_paired_by_seed(tmp_path: Path) -> None:
+    design = factorial()
+    effects = by_name(find_effects(read(tmp_path, variants=design, seeds=6)))
+    assert list(effects) == ["a=y", "b=y", "b=z", "a=y and b=y", "a=y and b=z"]
+    values = {
+        name: np.array([100 * accuracy_of(effect, seed, name) for seed in range(6)])
+        for name, effect in design.items()
+    }
+    main = np.mean([values[f"a=y,b={b}"] - values[f"a=x,b={b}"] for b in "xyz"], axis=0)
+    assert effects["a=y"].by_seed == pytest.approx(main.tolist())
+    assert (effects["a=y"].low, effects["a=y"].high) == pytest.approx(
+        stats.paired_interval(main.tolist())[1:]
+    )
+    xx, xy, yx, yy = (values[corner] for corner in CORNERS)
+    assert effects["a=y and b=y"].by_seed == pytest.approx((yy - xy - yx + xx).tolist())
+    assert effects["a=y and b=y"].difference == pytest.approx(3, abs=0.5)
+    assert [effect.combinations for effect in effects.values()] == [3, 2, 2, 1, 1]
+    assert effects["a=y and b=y"].p <= 0.05 < effects["a=y and b=z"].p
+
+
+def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:
+    design = factorial()
+    del design["a=y,b=z"]
+    record = read(tmp_path, variants=design, seeds=4, skip=(("a=x,b=y", 1),))
+    effects = by_name(find_effects(record))
+    assert list(effects) == ["a=y", "b=y", "b=z", "a=y and b=y"]
+    assert effects["a=y"].combinations == 2
+    assert {len(effect.by_seed) for effect in effects.values()} == {3}
+
+
+def test_effects_without_any_truth_rarely_have_a_star() -> None:
+    """Six effects of a 2 x 2 x 2 design of noise: the corrected p controls any false star."""
+    generator = np.random.default_rng(0)
+    names = [f"a={a},b={b},c={c}" for a, b, c in itertools.product("xy", repeat=3)]
+    metric = Metric(name="test/score", label="score", goal="max", scale=1)
+    plan = Plan(
+        study="noise",
+        title="noise",
+        baseline=names[0],
+        metric=metric,
+        variants=[{"name": name} for name in names],
+        seeds=list(range(6)),
+        cells=[],
+    )
+    false_stars = 0
+    for _ in range(200):
+        values = generator.normal(size=(len(names), 6)) + generator.normal(size=6)
+        cells = [
+            CellRecord(name, seed, "done", float(value))
+            for name, row in zip(names, values, strict=True)
+            for seed, value in enumerate(row)
+        ]
+        effects = find_effects(StudyRecord(plan, cells))
+        assert len(effects) == 6
+        false_stars += any(effect.p <= 0.05 for effect in effects)
+    assert false_stars / 200 <= 0.09
+
+
+@pytest.mark.parametrize("variants", [{"standard": 0.0, "a=x,b=y": 0.1}, {"a=x": 0.0, "a=y": 0.1}])
+def test_other_studies_have_no_effects(variants: dict[str, float], tmp_path: Path) -> None:
+    assert find_effects(read(tmp_path, variants=variants, seeds=3)) == []
+
+
+def test_the_report_shows_effects_and_the_contrast(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", name="short", variants=factorial(0), seeds=5)
+    write_study(tmp_path / "runs", name="long", variants=factorial(), seeds=5, contrast="short")
+    write_study(tmp_path / "runs", name="more", variants=factorial(), seeds=6, contrast="short")
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    folder = tmp_path / "reports" / "long"
+    assert (folder / "effects.svg").exists()
+    assert pd.read_csv(folder / "effects.csv")["kind"].tolist().count("interaction") == 2
+    page = (folder / "table.html").read_text()
+    assert "Main effects and interactions of the axes." in page
+    assert "Change of each lead from short." in page
+    row = page[page.index("<tbody>", page.index("change [95 %]")) :]
+    row = row[row.index("a=y,b=y") : row.index("</tr>", row.index("a=y,b=y"))]
+    # Both studies draw the same noise, so the change is the interaction exactly.
+    assert "+3.00 [+3.00, +3.00]" in row
+    other = (tmp_path / "reports" / "more" / "table.html").read_text()
+    row = other[other.index("change [95 %]") :]
+    assert "+3.00 [+3.00, +3.00]" not in row
+    assert "(6)</td>" in row
+
+
+def test_a_contrast_needs_the_same_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loss = Metric(name="test/loss", label="loss", goal="min", scale=1)
+    write_study(tmp_path / "runs", name="short", seeds=2, metric=loss)
+    write_study(tmp_path / "runs", name="long", seeds=2, contrast="short")
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert "the metric of short differs" in caplog.text
+
+
+def test_the_latex_table_has_the_chosen_columns(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=2, latex=["variant", "value", "parameters"])
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    text = (folder / "table.tex").read_text()
+    assert r"{variant} & {accuracy (\%)} & {parameters} \\" in text
+
+
+def test_welch_interval_covers_the_truth() -> None:
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(500):
+        low, high = stats.welch_interval(generator.normal(size=4), 3 * generator.normal(size=6))
+        covered += low <= 0 <= high
+    assert 0.92 <= covered / 500 <= 0.98
+    assert stats.welch_interval([1.0], [2.0, 3.0]) == (None, None)
+
+
+def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = Metric(name="test/loss", label="loss", goal="min", scale=1)
+    write_study(tmp_path / "runs", name="one", seeds=3)
+    write_study(tmp_path / "runs", name="two", seeds=3, metric=loss)
+    write_study(tmp_path / "runs", name="three", variants={"standard": 0.05, "new": 0.0}, seeds=3)
+    out = ["--reports", str(tmp_path / "reports")]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", "three", *out]) == 0
+    assert capsys.readouterr().out.strip().endswith("across.html")
+    text = (tmp_path / "reports" / "across.md").read_text()
+    assert "3 studies are a small sample of tasks" in text
+    assert "the 1 variants that have" in text
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    rows = (tmp_path / "reports" / "across.md").read_text().splitlines()
+    ranks = {row.split(" | ")[0].strip("| "): row.split(" | ")[-1] for row in rows[2:5]}
+    assert ranks == {"standard": "3.00 |", "belief": "2.00 |", "belief2": "1.00 |"}
+    table = pd.read_csv(tmp_path / "reports" / "across.csv")
+    assert table.columns.tolist() == ["variant", "one", "two"]
+    assert main([str(tmp_path / "runs"), "--across", "on", *out]) == 2
+    assert "did you mean 'one'?" in capsys.readouterr().err
+
+
+def test_friedman_and_nemenyi_agree_with_published_numbers() -> None:
+    """Demšar (2006), section 3.2.4: four classifiers on 14 data sets differ by 1.25 or more."""
+    ranks = np.array([[1.0, 2, 3, 4]] * 14)
+    p, critical = stats.friedman_nemenyi(ranks, 0.05)
+    assert p < 1e-6
+    assert critical == pytest.approx(1.25, abs=0.01)
