@@ -151,15 +151,6 @@ class Matrix:
             seeds=list(seeds),
             cells=planned,
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.trials],
-            trials=[
-                PlannedCell(
-                    variant=job.cell.variant,
-                    seed=job.cell.seed,
-                    identity=job.identity,
-                    path=job.cell.folder,
-                )
-                for job in self.trials
-            ],
             contrast=study.contrast,
             latex=None if study.latex.columns is None else list(study.latex.columns),
         )
