@@ -55,8 +55,8 @@ class Column(Config):
 
     Without `study` nothing is measured. In `variant`, {} is the variant of the row. `value` is the
     study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
-    is given. `mean` names columns whose mean this column is. `relative` names the column that this
-    one divides by its value in the first row. `overhead` prints the percentage above the first row.
+    is given. `mean` names columns whose mean this column is. `relative` divides by the value in the
+    first row, `overhead` prints the percentage above it.
     """
 
     study: str | None = None
@@ -66,7 +66,7 @@ class Column(Config):
     scale: FiniteFloat = 1.0
     digits: int | None = Field(None, ge=0, description="decimals; null: as in the paper")
     mean: tuple[str, ...] = ()
-    relative: str | None = None
+    relative: bool = False
     overhead: bool = False
     absent: str | None = None
 
@@ -251,7 +251,7 @@ class PaperSource:
     def known_variants(self) -> dict[str, list[str] | None]:
         """Variants of every study in the file, None for a study with axes."""
         studies = load(self.studies_path).get("studies")
-        known: dict[str, list[str] | None] = Field({})
+        known: dict[str, list[str] | None] = {}
         for name, study in studies.items() if isinstance(studies, Mapping) else ():
             cells = study.get("cells", {}) if isinstance(study, Mapping) else {}
             is_product = isinstance(study, Mapping) and ("axes" in study or "include" in study)
@@ -320,7 +320,7 @@ def _check(source: PaperSource, item: Layout) -> None:
                 count = f"{len(row.cells)} cells for {len(item.columns)} columns"
                 raise ValueError(f"row '{name}': {count}")
         for column in item.columns.values():
-            for other in (*column.mean, column.relative):
+            for other in column.mean:
                 _require("column", other, columns)
     elif isinstance(item, Figure):
         rows = item.all_lines

@@ -102,6 +102,7 @@ def make_entries(
     """
     grid = []
     first: dict[str, Values] = {}
+    starts: dict[str, float] = {}
     for name, row in table.rows.items():
         values: dict[str, Values] = {}
         for heading, column in table.columns.items():
@@ -114,9 +115,11 @@ def make_entries(
                 parts = [values[other] for other in column.mean]
                 seeds = sorted(set(parts[0]).intersection(*parts))
                 values[heading] = {seed: statistics.fmean(p[seed] for p in parts) for seed in seeds}
-            elif column.relative and (start := (first or values)[column.relative]):
-                mean = statistics.fmean(start.values())
-                values[heading] = {s: v / mean for s, v in values[column.relative].items()}
+            elif column.relative:
+                if not grid and values[heading]:
+                    starts[heading] = statistics.fmean(values[heading].values())
+                start = starts.get(heading)
+                values[heading] = {s: v / start for s, v in values[heading].items() if start}
         texts = [_format(table, heading, values[heading], first) for heading in table.columns]
         first = first or values
         cells = zip(table.columns, row.cells, values.values(), texts, strict=True)
