@@ -100,7 +100,7 @@ def make_entries(
 
     `pattern` selects the variants: in `released-*` the star is the variant of a row.
     """
-    grid = []
+    grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     starts: dict[str, float] = {}
     for name, row in table.rows.items():
