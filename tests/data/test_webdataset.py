@@ -133,7 +133,7 @@ def test_an_unreadable_image_is_skipped_and_named(
         ({"a.png": make_image(0), "a.cls": b"3"}, "sample 'a' has the class 3; classes are 0 to 2"),
         (
             {"a.png": make_image(0), "a.cls": b"cat"},
-            r"cannot be read: sample '/a': invalid literal",
+            r"cannot be read: sample 'a': invalid literal",
         ),
     ],
 )
