@@ -44,11 +44,7 @@ TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
 UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    struct.error,
-    zlib.error,
+    *(OSError, SyntaxError, ValueError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
 
@@ -56,10 +52,8 @@ UNREADABLE = (
 class Files(NamedTuple):
     """The images of one split: names below `folder` (bytes), labels int64.
 
-    The name of an image in a tar file is "file offset size".
-
-    Arrays instead of lists: workers share their memory, while reading a Python object copies its
-    page.
+    The name of an image in a tar file is "file offset size". Workers share the memory of arrays,
+    while reading a Python object copies its page.
     """
 
     folder: Path
@@ -84,7 +78,7 @@ class Batch(NamedTuple):
 
 
 class ImageFileData(DataModule):
-    """Splits of one data set in class folders.
+    """Splits of one data set.
 
     Unreadable images are named in the log and skipped: in training the next one replaces them, in
     evaluation they are left out. Raises ConfigError if there are more than `data.unreadable` of
@@ -205,9 +199,9 @@ def list_shards(data: WebDataset) -> dict[str, Files]:
     files = {}
     for split, paths in find_shards(data).items():
         samples = [sample for path in paths for sample in read_shard(data, path)]
-        names, labels = zip(*samples, strict=True)
-        names = tuple(name.encode() for name in names)
-        files[split] = Files(paths[0].parent, np.asarray(names), np.asarray(labels, np.int64))
+        names = np.asarray([name.encode() for name, _ in samples])
+        labels = np.asarray([label for _, label in samples], np.int64)
+        files[split] = Files(paths[0].parent, names, labels)
     return _hold_out(data, files)
 
 

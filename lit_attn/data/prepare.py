@@ -8,20 +8,16 @@ meta.json, with source, tokenizer, counts and SHA-256 sums.
 
 import argparse
 import hashlib
-import os
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
 
 from lit_attn.config.data import text as config
-from lit_attn.data.text.pile import Pile, Records
-from lit_attn.data.text.shards import ShardWriter
+from lit_attn.data.text.pile import Records, read_pile
+from lit_attn.data.text.shards import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 from lit_attn.extras import require
@@ -69,7 +65,8 @@ def prepare(options: argparse.Namespace) -> None:
         if options.train is None or options.val is None:
             raise ConfigError("prepare text: add --train FILE and --val FILE")
         paths = {"train": options.train, "val": options.val, "test": options.test}
-        source: Source = Files({split: path for split, path in paths.items() if path is not None})
+        paths = {split: path for split, path in paths.items() if path is not None}
+        source: Documents = partial(read_files, paths)
     elif options.train or options.val or options.test:
         raise ConfigError(
             f"prepare {options.source}: --train, --val and --test are only for 'text'"
@@ -77,14 +74,14 @@ def prepare(options: argparse.Namespace) -> None:
     elif options.source == "pile":
         if options.files is None:
             raise ConfigError("prepare pile: add --files FOLDER, with the files of its source")
-        source = Pile(options.files)
+        source = partial(read_pile, options.files)
     else:
         source = SOURCES[options.source]
 
     name = options.tokenizer or TOKENIZERS[options.source]
     encode: Encoder
     if name == "words":
-        training = (text for split, text in source.documents(0) if split == "train")
+        training = (text for split, text in source(0) if split == "train")
         encode = WordEncoder.of(training, None)
     elif name == "gpt2":
         encode = config.Gpt2(folder=options.gpt2_folder).encoder(())
@@ -96,7 +93,7 @@ def prepare(options: argparse.Namespace) -> None:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None, tokens=writer.tokens)
         writer.write(
-            source.documents,
+            source,
             options.limit,
             lambda tokens: progress.update(task, tokens=tokens),
         )
@@ -140,85 +137,67 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Source(Protocol):
-    """Source of documents (split, text or ids), from number `skip` on."""
-
-    def documents(self, skip: int) -> Iterator[tuple[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class Hub:
-    """Data set of the hub, streamed. `splits` maps the hub's splits to train, val and test.
+def stream_hub(
+    dataset: str,
+    configuration: str | None,
+    splits: dict[str, str],
+    skip: int,
+    held_out: float = 0.0,
+    lines: bool = False,
+) -> Iterator[tuple[str, str]]:
+    """Yield (split, text) of a data set of the hub; `splits` maps its splits to train, val, test.
 
     `held_out` is the share of the training documents that becomes val, by a hash of the document's
     number. (nanoGPT holds out the same 0.0005 of OpenWebText by shuffling, which a stream cannot.)
-    `lines` restores the line feed at the end of a document that is one line.
+    `lines` restores the line feed at the end of a document that is one line. Raises ConfigError if
+    `datasets` is not installed or the hub cannot be reached.
     """
-
-    dataset: str
-    configuration: str | None
-    splits: dict[str, str]
-    held_out: float = 0.0
-    lines: bool = False
-
-    def documents(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Raise ConfigError if `datasets` is not installed or the hub cannot be reached."""
-        datasets = _datasets()
-        number = 0
-        for hub_split, own_split in self.splits.items():
-            rows = datasets.load_dataset(
-                self.dataset, self.configuration, split=hub_split, streaming=True
-            )
-            for row in rows:
-                number += 1
-                if number <= skip:
-                    continue
-                split = "val" if is_held_out(number, self.held_out) else own_split
-                text = row["text"]
-                yield split, text + "\n" if self.lines and not text.endswith("\n") else text
+    library, number = require("datasets", "prepare", "text"), 0
+    for hub_split, split in splits.items():
+        try:
+            rows = library.load_dataset(dataset, configuration, split=hub_split, streaming=True)
+        except OSError as error:
+            raise ConfigError(f"{dataset}: cannot be loaded ({_reason(error)})") from error
+        for row in rows:
+            number += 1
+            if number > skip:
+                text = row["text"] + "\n" * (lines and not row["text"].endswith("\n"))
+                yield "val" if is_held_out(number, held_out) else split, text
 
 
-@dataclass(frozen=True)
-class Files:
-    """One file for each split; a file is one document."""
-
-    paths: dict[str, Path]
-
-    def documents(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Raise ConfigError for a file that is missing, empty or not UTF-8."""
-        documents = ((split, read_text(path)) for split, path in self.paths.items())
-        return islice(documents, skip, None)
+def read_files(paths: dict[str, Path], skip: int) -> Iterator[tuple[str, str]]:
+    """Yield one document for each split; raise ConfigError for an unreadable file."""
+    return islice(((split, read_text(path)) for split, path in paths.items()), skip, None)
 
 
-@dataclass(frozen=True)
-class PennTreebank:
-    """Mikolov's preparation of the Penn Treebank, downloaded."""
-
-    def documents(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Raise ConfigError if a file cannot be downloaded."""
-        splits = {"train": "train", "val": "valid", "test": "test"}
-        for split, file_name in islice(splits.items(), skip, None):
-            url = PTB_URL.format(file_name)
-            try:
-                with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                    yield split, answer.read().decode()
-            except OSError as error:
-                raise ConfigError(
-                    f"{url}: cannot be downloaded ({_reason(error)}); if you have the files, run "
-                    "prepare text --tokenizer words --train ptb.train.txt --val ptb.valid.txt"
-                ) from error
+def download_ptb(skip: int) -> Iterator[tuple[str, str]]:
+    """Yield Mikolov's preparation of the Penn Treebank; raise ConfigError without a network."""
+    splits = {"train": "train", "val": "valid", "test": "test"}
+    for split, file_name in islice(splits.items(), skip, None):
+        url = PTB_URL.format(file_name)
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+                yield split, answer.read().decode()
+        except OSError as error:
+            raise ConfigError(
+                f"{url}: cannot be downloaded ({_reason(error)}); if you have the files, run "
+                "prepare text --tokenizer words --train ptb.train.txt --val ptb.valid.txt"
+            ) from error
 
 
-SOURCES: dict[str, Source] = {
-    "openwebtext": Hub("Skylion007/openwebtext", None, {"train": "train"}, held_out=0.0005),
-    "fineweb": Hub("HuggingFaceFW/fineweb", "sample-10BT", {"train": "train"}),
-    "wikitext103": Hub(
+TRAIN = {"train": "train"}
+# A source yields (split, text or ids) of its documents from a number on, in a fixed order.
+SOURCES: dict[str, Documents] = {
+    "openwebtext": partial(stream_hub, "Skylion007/openwebtext", None, TRAIN, held_out=0.0005),
+    "fineweb": partial(stream_hub, "HuggingFaceFW/fineweb", "sample-10BT", TRAIN),
+    "wikitext103": partial(
+        stream_hub,
         "Salesforce/wikitext",
         "wikitext-103-v1",
-        {"train": "train", "validation": "val", "test": "test"},
+        TRAIN | {"validation": "val", "test": "test"},
         lines=True,
     ),
-    "ptb": PennTreebank(),
+    "ptb": download_ptb,
 }
 
 
@@ -226,18 +205,6 @@ def is_held_out(number: int, share: float) -> bool:
     """Return True if document `number` is held out, a function of the number alone."""
     digest = hashlib.sha256(f"held out {number}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
-def _datasets() -> ModuleType:
-    datasets = require("datasets", "prepare", "text")
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        urllib.request.urlopen(hub, timeout=TIMEOUT).close()
-    except urllib.error.HTTPError:
-        pass
-    except OSError as error:
-        raise ConfigError(f"{hub}: cannot be reached ({_reason(error)})") from error
-    return datasets
 
 
 def _reason(error: OSError) -> str:

@@ -3,11 +3,12 @@
 Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
-import contextlib
+import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,10 +46,7 @@ class Split(NamedTuple):
 
 
 def load(data: Images) -> dict[str, Split]:
-    """Return the splits of `data`: "train", "test" and, if it exists or is held out, "val".
-
-    Raises ConfigError naming the file or folder that is missing or malformed.
-    """
+    """Return "train", "test" and, if it exists or is held out, "val"; raise ConfigError."""
     splits: dict[str, Split] = data.read_splits()
     for name, split in splits.items():
         check_split(name, split, data)
@@ -60,32 +58,18 @@ def load(data: Images) -> dict[str, Split]:
 
 def check_npz(data: Npz | NpzTargets) -> None:
     """Raise the ConfigErrors that can be found without reading the images."""
-    with _naming_the_path():
-        splits = read_npz(data, headers=True)
-        for name, split in splits.items():
-            check_split(name, split, data)
-        _check_epoch(data, len(splits["train"].labels))
+    splits = read_npz(data, headers=True)
+    for name, split in splits.items():
+        check_split(name, split, data)
+    _check_epoch(data, len(splits["train"].labels))
 
 
 def check_folder(data: Folder) -> None:
     """Raise the ConfigErrors that can be found without reading the images."""
-    with _naming_the_path():
-        _check_epoch(data, len(list_images(data)["train"]))
-
-
-@contextlib.contextmanager
-def _naming_the_path() -> Iterator[None]:
-    """Let every ConfigError begin with a key, which is the path's if it names none."""
-    try:
-        yield
-    except ConfigError as error:
-        if str(error).startswith("data."):
-            raise
-        raise ConfigError(f"data.path: {error}") from error
+    _check_epoch(data, len(list_images(data)["train"]))
 
 
 def _check_epoch(data: OwnImages, samples: int) -> None:
-    """Raise ConfigError if an epoch of `samples` training images has no batch."""
     count_steps(data.epoch_length * (samples - data.validation), data.batch_size, data.drop_last)
 
 
@@ -102,10 +86,7 @@ def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
 def hold_out(
     count: int, has_validation: bool, labels: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the training rows of "val" and "train" if `count` is positive, else nothing.
-
-    Raises ConfigError if the data set has a validation split already, and as `stratified`.
-    """
+    """Return the training rows of "val" and "train" if `count` is positive, else nothing."""
     if not count:
         return {}
     if has_validation:
@@ -178,6 +159,7 @@ def read_cifar(data: Cifar) -> dict[str, Split]:
 
 def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
     """Read the splits; with `headers` the images are placeholders without memory."""
+    where = f"data.path: {data.path}"
     try:
         with data.path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -189,20 +171,20 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
                 for name in names
             }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{data.path}: cannot be read as .npz: {error}") from error
+        raise ConfigError(f"{where}: cannot be read as .npz: {error}") from error
     splits = {}
     for name in ("train", "val", "test"):
         if f"x_{name}" not in arrays and name == "val":
             continue
         for key in (f"x_{name}", f"y_{name}"):
             if key not in arrays:
-                raise ConfigError(f"{data.path}: has no '{key}'; it has {', '.join(arrays)}")
+                raise ConfigError(f"{where}: has no '{key}'; it has {', '.join(arrays)}")
         images = arrays[f"x_{name}"]
         if images.ndim == 3:
             images = images[..., None]
         if images.ndim != 4 or images.dtype != np.uint8:
             raise ConfigError(
-                f"{data.path}: x_{name} must be uint8 of (N, H, W, C), is {images.dtype} of "
+                f"{where}: x_{name} must be uint8 of (N, H, W, C), is {images.dtype} of "
                 f"{images.shape}"
             )
         labels = arrays[f"y_{name}"]
@@ -210,8 +192,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
         if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
             what, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
             raise ConfigError(
-                f"{data.path}: y_{name} must be {what} of {shape}, is {labels.dtype} of "
-                f"{labels.shape}"
+                f"{where}: y_{name} must be {what} of {shape}, is {labels.dtype} of {labels.shape}"
             )
         images = images.transpose(0, 3, 1, 2)
         images = images if headers else np.ascontiguousarray(images)
@@ -256,7 +237,7 @@ def list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
     for split, folder in folders.items():
         extra = sorted(set(_subfolders(folder)) - set(classes))
         if extra:
-            raise ConfigError(f"{folder / extra[0]}: no such class in train")
+            raise ConfigError(f"data.path: {folder / extra[0]}: no such class in train")
         images[split] = [
             (path, label)
             for label, name in enumerate(classes)
@@ -264,7 +245,7 @@ def list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
         if not images[split]:
-            raise ConfigError(f"{folder}: holds no images")
+            raise ConfigError(f"data.path: {folder}: holds no images")
     return images
 
 
@@ -294,17 +275,15 @@ def find_shards(data: WebDataset) -> dict[str, list[Path]]:
 
     Raises ConfigError if there are none or the first sample of one cannot be used.
     """
-    shards = {name: sorted((data.path / name).glob("*.tar")) for name in ("train", "test", "val")}
-    if not shards["test"]:
+    folders = {name: sorted((data.path / name).glob("*.tar")) for name in ("train", "test", "val")}
+    shards = {name: paths for name, paths in folders.items() if paths}
+    if "test" not in shards and "val" in shards:
         shards["test"] = shards.pop("val")
-    for split, paths in list(shards.items()):
-        if not paths and split == "val":
-            del shards[split]
-        elif not paths:
-            name = "train" if split == "train" else "test or val"
-            raise ConfigError(f"data.path: no *.tar in {data.path} / {name}")
-        for path in paths:
-            next(read_shard(data, path), None)
+    for split, names in (("train", "train"), ("test", "test or val")):
+        if split not in shards:
+            raise ConfigError(f"data.path: no *.tar in {data.path} / {names}")
+    for path in chain(*shards.values()):
+        next(read_shard(data, path), None)
     return shards
 
 
@@ -313,37 +292,24 @@ def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
 
     Raises ConfigError for a torn file, and for a sample without an image or a class.
     """
-    key, name, label = "", "", -1
     try:
         with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                folder, slash, file_name = member.name.rpartition("/")
-                stem, _, suffix = file_name.partition(".")
-                start = folder + slash + stem
-                if key and start != key:
-                    yield _checked_sample(data, path, key, name, label)
-                if start != key:
-                    key, name, label = start, "", -1
-                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                    name = f"{path.name} {member.offset_data} {member.size}"
-                elif suffix == "cls" and (file := archive.extractfile(member)):
-                    label = int(file.read())
+            files = (member for member in archive if member.isfile())
+            for key, members in groupby(files, lambda member: re.sub(r"\.[^/]*$", "", member.name)):
+                parts = {member.name[len(key) + 1 :].lower(): member for member in members}
+                image = next(
+                    (parts[kind] for kind in ("jpg", "jpeg", "png") if kind in parts), None
+                )
+                label = archive.extractfile(parts["cls"]) if "cls" in parts else None
+                number = int(label.read()) if label else -1
+                if image is None or not 0 <= number < data.classes:
+                    raise ValueError(
+                        f"sample '{key}' needs an image (.jpg, .jpeg or .png) and a class (.cls) "
+                        f"from 0 to {data.classes - 1}"
+                    )
+                yield f"{path.name} {image.offset_data} {image.size}", number
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise ConfigError(f"data.path: {path} cannot be read: sample '{key}': {error}") from error
-    if key:
-        yield _checked_sample(data, path, key, name, label)
-
-
-def _checked_sample(
-    data: WebDataset, path: Path, key: str, name: str, label: int
-) -> tuple[str, int]:
-    where = f"data.path: {path}: sample '{key}'"
-    if not name:
-        raise ConfigError(f"{where} has no image (.jpg, .jpeg or .png)")
-    if not 0 <= label < data.classes:
-        is_missing = "has no class (.cls)" if label < 0 else f"has the class {label}"
-        raise ConfigError(f"{where} {is_missing}; classes are 0 to {data.classes - 1}")
-    return name, label
+        raise ConfigError(f"data.path: {path}: {error}") from error
 
 
 def _subfolders(path: Path) -> list[str]:
@@ -363,7 +329,7 @@ def fit_image(name: str, source: Any, data: OwnImages) -> NDArray[np.uint8]:
 
 def check_split(name: str, split: Split, data: Images) -> None:
     images, labels = split
-    source = getattr(data, "path", data.kind)
+    source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.kind: {data.kind}"
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:

@@ -162,7 +162,9 @@ def test_an_unreachable_hub_is_reported_in_one_line(
     source: str,
 ) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
+    hub = ModuleType("datasets")
+    hub.load_dataset = offline
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     assert prepare.main([source, "--tokenizer=bytes", f"--out={tmp_path}"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "tokens 0:" not in line]
     assert "(no route)" in line
@@ -171,7 +173,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(
 def test_a_missing_datasets_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit_attn\[text\]'"):
-        next(prepare.SOURCES["openwebtext"].documents(0))
+        next(prepare.SOURCES["openwebtext"](0))
 
 
 def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +186,8 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hub = ModuleType("datasets")
     hub.load_dataset = load_dataset
-    monkeypatch.setattr(prepare, "_datasets", lambda: hub)
-    texts = list(prepare.SOURCES["wikitext103"].documents(1))
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    texts = list(prepare.SOURCES["wikitext103"](1))
     assert requests[0] == ("Salesforce/wikitext", "wikitext-103-v1", True)
     assert texts[:2] == [("train", "train 1\n"), ("val", "validation 0\n")]
     assert len(texts) == 5

@@ -16,6 +16,7 @@ from lit_attn.data.image_files import ImageFileData
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
+NEEDED = r"sample 'a' needs an image \(\.jpg, \.jpeg or \.png\) and a class \(\.cls\) from 0 to 2"
 
 
 def make_image(number: int) -> bytes:
@@ -125,29 +126,23 @@ def test_an_unreadable_image_is_skipped_and_named(
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"a.cls": b"0"}, r"a-0\.tar: sample 'a' has no image \(\.jpg, \.jpeg or \.png\)"),
-        (
-            {"a.png": make_image(0)},
-            r"a-0\.tar: sample 'a' has no class \(\.cls\); classes are 0 to 2",
-        ),
-        ({"a.png": make_image(0), "a.cls": b"3"}, "sample 'a' has the class 3; classes are 0 to 2"),
-        (
-            {"a.png": make_image(0), "a.cls": b"cat"},
-            r"cannot be read: sample 'a': invalid literal",
-        ),
+        ({"a.cls": b"0"}, NEEDED),
+        ({"a.png": make_image(0)}, NEEDED),
+        ({"a.png": make_image(0), "a.cls": b"3"}, NEEDED),
+        ({"a.png": make_image(0), "a.cls": b"cat"}, "invalid literal for int"),
     ],
 )
 def test_bad_samples_are_named_before_anything_runs(
     members: dict[str, bytes], message: str, root: Path
 ) -> None:
     write_shard(root / "train/a-0.tar", members)
-    with pytest.raises(ConfigError, match=r"^data\.path: .*" + message):
+    with pytest.raises(ConfigError, match=r"^data\.path: .*a-0\.tar: " + message):
         make_config(root).check_files()
 
 
 def test_missing_and_torn_shards_are_named(root: Path) -> None:
     (root / "train/a-0.tar").write_bytes(np.random.default_rng(0).bytes(700))
-    with pytest.raises(ConfigError, match=r"data\.path: .*a-0\.tar cannot be read"):
+    with pytest.raises(ConfigError, match=r"data\.path: .*a-0\.tar: "):
         make_config(root).check_files()
     with pytest.raises(ConfigError, match=r"data\.path: no \*\.tar in .*none / train"):
         make_config(root / "none").check_files()

@@ -10,8 +10,7 @@ DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the 
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.config.data.text import GptNeox
+from lit_attn.data.text.tokenizers import ByteEncoder
 from lit_attn.schema.errors import ConfigError
 
 RECORD = 2049
@@ -31,49 +31,27 @@ DTYPES = {4: np.int32, 8: np.uint16}
 Ids = NDArray[np.integer]
 
 
-class Records:
-    """Encoder of text that is tokens already."""
+class Records(ByteEncoder):
+    """Encoder of documents that are tokens already."""
 
     vocabulary = GptNeox.vocabulary
-    dtype = np.uint16
-    end: int | None = None
 
     def encode(self, documents: list[Any]) -> list[NDArray[np.unsignedinteger]]:
         return documents
 
-    def prompt(self, text: str) -> list[int]:
-        raise NotImplementedError
 
-    def decode(self, ids: Iterable[int]) -> str:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Pile:
-    """Records in `folder`, which holds the files of one of the two sources."""
-
-    folder: Path
-
-    def documents(self, skip: int) -> Iterator[tuple[str, Ids]]:
-        """Yield (split, ids) of every record; raise ConfigError for missing or torn files."""
-        # The validation split is first, so that --limit cuts training alone.
-        paths = sorted(self.folder.glob("*tfrecord*"), key=_order)
-        indices = sorted(self.folder.glob("*.idx"))
-        if paths:
-            records = (
-                ("train" if _order(path)[0] else "val", ids)
-                for path in paths
-                for ids in _tfrecords(path)
-            )
-        elif len(indices) == 1:
-            records = (
-                (split, ids) for split in ("val", "train") for ids in _samples(indices[0], split)
-            )
-        else:
-            raise ConfigError(
-                f"prepare pile: {self.folder} has neither *tfrecord* files nor one .idx file"
-            )
-        return islice(records, skip, None)
+def read_pile(folder: Path, skip: int) -> Iterator[tuple[str, Ids]]:
+    """Return (split, ids) of every record; raise ConfigError for missing or torn files."""
+    # The validation split is first, so that --limit cuts training alone.
+    paths, indices = sorted(folder.glob("*tfrecord*"), key=_order), list(folder.glob("*.idx"))
+    if not paths and len(indices) != 1:
+        raise ConfigError(f"prepare pile: {folder} has neither *tfrecord* files nor one .idx file")
+    if paths:
+        parts = ((_order(path)[0], _tfrecords(path)) for path in paths)
+    else:
+        parts = ((is_train, _samples(indices[0], is_train)) for is_train in (False, True))
+    records = (("train" if is_train else "val", ids) for is_train, part in parts for ids in part)
+    return islice(records, skip, None)
 
 
 def _order(path: Path) -> tuple[bool, int, str]:
@@ -136,13 +114,14 @@ def _varints(packed: bytes) -> Ids:
     return np.add.reduceat((parts & 0x7F).astype(np.int64) << shifts, starts)
 
 
-def _samples(index: Path, split: str) -> Iterator[Ids]:
+def _samples(index: Path, is_train: bool) -> Iterator[Ids]:
     """Yield the records of a GPT-NeoX data set in the order of its shuffled index maps."""
-    maps, name = [], {"val": "valid"}.get(split, split)
+    maps = []
     for kind in ("doc_idx", "sample_idx", "shuffle_idx"):
-        paths = sorted(index.parent.glob(f"*_{name}_*{kind}.npy"))
+        name = f"*_{'train' if is_train else 'valid'}_*{kind}.npy"
+        paths = list(index.parent.glob(name))
         if len(paths) != 1:
-            raise ConfigError(f"prepare pile: {index.parent} needs one *_{name}_*{kind}.npy")
+            raise ConfigError(f"prepare pile: {index.parent} needs one {name}")
         maps.append(np.load(paths[0], mmap_mode="r", allow_pickle=False))
     documents, samples, order = maps
     with index.open("rb") as file:
@@ -155,10 +134,10 @@ def _samples(index: Path, split: str) -> Iterator[Ids]:
     tokens = np.memmap(index.with_suffix(".bin"), DTYPES[code], mode="r")
     for sample in order:
         (first, offset), (last, end) = samples[sample].tolist(), samples[sample + 1].tolist()
-        parts = []
-        for place in range(first, last + 1):
-            document = documents[place]
-            stop = end + 1 if place == last else sizes[document]
-            begin = starts[document]
-            parts.append(tokens[begin + (offset if place == first else 0) : begin + stop])
-        yield np.concatenate(parts)
+        pieces = []
+        for document in documents[first : last + 1]:
+            start, stop = starts[document], starts[document] + sizes[document]
+            pieces.append(tokens[start:stop])
+        pieces[-1] = pieces[-1][: end + 1]
+        pieces[0] = pieces[0][offset:]
+        yield np.concatenate(pieces)
