@@ -47,49 +47,45 @@ def expand_paper(
     studies = read_studies(source.studies_path)
     matrices = []
     for study, variants in needed.items():
+        if study not in studies:
+            raise source.error(study, f"no study '{study}'{suggest(study, studies)}")
         matrix = expand(studies[study], out, changes, seeds, smoke)
         names = [variant.name for variant in matrix.variants]
-        if missing := sorted(variants.difference(names)):
-            hint = suggest(missing[0], names)
-            raise ConfigError(f"{source.path}: study '{study}' has no variant '{missing[0]}'{hint}")
+        for name in sorted(variants.difference(names)):
+            raise source.error(
+                name, f"study '{study}' has no variant '{name}'{suggest(name, names)}"
+            )
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
     return matrices
 
 
-def estimate_hours(
-    source: PaperSource, matrices: list[Matrix], gpu: str
-) -> dict[Reference, float | None]:
+def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dict[Reference, float]:
     """Return the hours of a GPU that all seeds of each variant in `matrices` train.
 
     The FLOPs are counted on the meta device; a training step counts three forward passes.
-    Evaluations are left out. None stands for a variant whose steps only the data can tell.
+    Evaluations are left out. Raises ConfigError if the paper lacks the size of a data set.
     """
     from lit_attn.models import factory
 
-    hours: dict[Reference, float | None] = {}
+    hours: dict[Reference, float] = {}
     for matrix in matrices:
         needed = [job.cell.variant for job in matrix.jobs]
+        samples = source.paper.samples.get(matrix.source.name)
         for variant in matrix.variants:
-            if variant.name not in needed:
-                continue
-            experiment = variant.experiment
-            model = factory.resolve(experiment.model, variant.match_to, experiment.data)
-            flops = factory.describe(model, experiment.data).flops
-            steps = count_steps(experiment, source.paper.samples.get(matrix.source.name))
-            half, single = PEAKS[gpu]
-            rate = UTILISATION * (single if experiment.training.precision == "fp32" else half)
-            seconds = None
-            if steps is not None:
-                samples = steps * experiment.data.batch_size * needed.count(variant.name)
-                seconds = 3 * flops * samples / rate
-            reference = Reference(matrix.source.name, variant.name)
-            hours[reference] = None if seconds is None else seconds / 3600
+            if variant.name in needed:
+                experiment = variant.experiment
+                model = factory.resolve(experiment.model, variant.match_to, experiment.data)
+                flops = 3 * factory.describe(model, experiment.data).flops
+                flops *= count_steps(experiment, samples) * experiment.data.batch_size
+                rate = UTILISATION * PEAKS[gpu][experiment.training.precision == "fp32"]
+                seconds = flops * needed.count(variant.name) / rate
+                hours[Reference(matrix.source.name, variant.name)] = seconds / 3600
     return hours
 
 
-def count_steps(experiment: Experiment, samples: int | None) -> int | None:
-    """Return the training steps of a cell without reading its data, None if that is not possible.
+def count_steps(experiment: Experiment, samples: int | None) -> int:
+    """Return the training steps of a cell without reading its data.
 
     `samples` is the number of training samples of data that only their files can count.
     """
@@ -98,9 +94,16 @@ def count_steps(experiment: Experiment, samples: int | None) -> int | None:
     if per_epoch is None:
         samples = samples or getattr(data, "training_images", None)
         if samples is None:
-            return training.max_steps
+            raise ConfigError(f"samples: the paper's file lacks the size of '{data.kind}'")
         per_epoch = math.ceil(getattr(data, "epoch_length", 1) * samples / data.batch_size)
     return int(min(training.epochs * per_epoch, training.max_steps or math.inf))
+
+
+def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float]) -> str:
+    """Return the hours of one table or figure, or the reason why it has none."""
+    needed = source.references(item)
+    total = math.fsum(hours[reference] for reference in needed)
+    return f"{total:,.1f}" if needed else item.absent or "no study measures it"
 
 
 def print_costs(
@@ -108,23 +111,7 @@ def print_costs(
 ) -> None:
     """Print the GPU-hours of each table and figure, and of all of them without repetition."""
     hours = estimate_hours(source, matrices, gpu)
-    print(
-        f"{source.paper.title}\n{gpu}-hours at {UTILISATION:.0%} of the peak; a step counts three "
-        "forward passes; evaluations are not counted"
-    )
+    print(f"{source.paper.title}\n{gpu}-hours of training at {UTILISATION:.0%} of the peak")
     for number, item in items.items():
         print(f"  {number:<10}  {format_hours(source, item, hours)}")
-    total = math.fsum(value for value in hours.values() if value is not None)
-    print(f"  {'all':<10}  {total:,.1f}")
-
-
-def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float | None]) -> str:
-    """Return the hours of one table or figure, or the reason why they are unknown."""
-    needed = source.references(item)
-    if not needed:
-        return item.absent or "no study measures it"
-    known = [hours[reference] for reference in needed if reference in hours]
-    total = math.fsum(value for value in known if value is not None)
-    unknown = sum(value is None for value in known)
-    rest = f" and {unknown} variants whose steps only the data can tell" if unknown else ""
-    return f"{total:,.1f}{rest}"
+    print(f"  {'all':<10}  {math.fsum(hours.values()):,.1f}")

@@ -24,18 +24,18 @@ import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field, FiniteFloat, PositiveInt, ValidationError, field_validator
+from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
-from lit_attn.config.source import Mapping, load, locate
+from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
 
 FOLDER = Path("experiments/papers")
 """Folder of the papers' files, relative to the working directory."""
+SMALL_FILE = "small.yaml"
 SIZES = ("embedded", "data")
 """Kinds of data of small models: data that needs no download, or real files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
@@ -82,13 +82,6 @@ class Row(Config):
         """Published cells in the order of the columns."""
         return [cell.strip() for cell in self.published.split("|")]
 
-    @field_validator("published", mode="before")
-    @classmethod
-    def _require_text(cls, value: Any) -> Any:
-        if isinstance(value, int | float):
-            raise ValueError("put the cell in quotation marks, which keep it as it is printed")
-        return value
-
 
 class Claim(Config):
     """A statement of the paper: `row` (or line) differs from the row `against` in `column`.
@@ -107,7 +100,7 @@ class Layout(Config):
     """Keys that tables and figures have in common.
 
     `note` is about the comparison with the paper, `absent` the reason why no study measures this.
-    `small` names studies of the small size that differ from the paper's `small.studies`.
+    `small` names studies of the small size that differ from the paper's `small`.
     """
 
     caption: str
@@ -163,27 +156,19 @@ class Figure(Layout):
         return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
 
 
-class Small(Config):
-    """Studies at a size for two CPU cores, in `file`, and those with real data (`--small data`).
-
-    The keys are studies, or STUDY/VARIANT for a variant of another name.
-    """
-
-    file: str
-    studies: dict[str, str]
-    data: dict[str, str] = Field({})
-
-
 class Paper(Config):
     """All tables and figures of a paper; the file `studies` is relative to the paper's file.
 
-    `samples` counts the training samples of studies whose data only the files can count.
+    `small` has the study in small.yaml for a study, or STUDY/VARIANT for STUDY/VARIANT, and
+    `small_data` those with real data. `samples` counts the training samples of studies whose data
+    only the files can count.
     """
 
     title: str
     link: str
     studies: str
-    small: Small
+    small: dict[str, str]
+    small_data: dict[str, str] = Field({})
     samples: dict[str, PositiveInt] = Field({})
     tables: dict[str, Table]
     figures: dict[str, Figure] = Field({})
@@ -197,13 +182,11 @@ class PaperSource:
     paper: Paper
     path: Path
     size: str
-    tree: Mapping
 
     @property
     def studies_path(self) -> Path:
         """File of the studies that the tables need."""
-        file = self.paper.small.file if self.size else self.paper.studies
-        return (self.path.parent / file).resolve()
+        return (self.path.parent / (SMALL_FILE if self.size else self.paper.studies)).resolve()
 
     def items(self, numbers: Iterable[str]) -> dict[str, Layout]:
         """Return the tables ("1") and figures ("figure-1") with `numbers`, or all of them.
@@ -223,8 +206,8 @@ class PaperSource:
         """Return the variant that is run for `reference`, or None if this size has none."""
         if not self.size:
             return reference
-        small = self.paper.small
-        studies = small.studies | (small.data if self.size == "data" else {}) | item.small
+        data = self.paper.small_data if self.size == "data" else {}
+        studies = self.paper.small | data | item.small
         study, variant = reference
         if other := studies.get(f"{study}/{variant}"):
             return split_line(other)
@@ -247,16 +230,11 @@ class PaperSource:
         written = {reference for row, column in cells if (reference := refer(row, column))}
         return {located for one in written if (located := self.locate(item, one))}
 
-    @cached_property
-    def known_variants(self) -> dict[str, list[str] | None]:
-        """Variants of every study in the file, None for a study with axes."""
-        studies = load(self.studies_path).get("studies")
-        known: dict[str, list[str] | None] = {}
-        for name, study in studies.items() if isinstance(studies, Mapping) else ():
-            cells = study.get("cells", {}) if isinstance(study, Mapping) else {}
-            is_product = isinstance(study, Mapping) and ("axes" in study or "include" in study)
-            known[name] = None if is_product or not isinstance(cells, Mapping) else list(cells)
-        return known
+    def error(self, word: str, message: str) -> ConfigError:
+        """Return an error that begins with the first line of the file that contains `word`."""
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        number = next((n for n, line in enumerate(lines, start=1) if word in line), 0)
+        return ConfigError(f"{self.path}:{number}: {message}")
 
 
 def split_line(line: str) -> Reference:
@@ -284,12 +262,11 @@ def find_numbers(cell: str) -> list[float]:
 def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
     """Read the paper with this name in `folder`. Raises ConfigError for the first mistake.
 
-    A study or variant that does not exist is a mistake too. The variants of a study with axes are
-    known only to the runner.
+    The runner checks the names of studies and variants.
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        papers = sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "small")
+        papers = sorted(file.stem for file in folder.glob("*.yaml") if file.name != SMALL_FILE)
         raise ConfigError(f"{path}: no such paper{suggest(name, papers)}")
     tree = load(path)
     try:
@@ -298,43 +275,29 @@ def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
         keys, message = find_problem(error)
         key = ".".join(str(part) for part in keys)
         raise ConfigError(f"{locate(tree, keys)}: {key}: {message}") from error
-    source = PaperSource(name, paper, path, size, tree)
-    for number, item in source.items(()).items():
-        keys = ("figures", number[7:]) if isinstance(item, Figure) else ("tables", number)
-        try:
-            _check(source, item)
-        except ValueError as error:
-            place = locate(tree, keys)
-            raise ConfigError(f"{place}: {'.'.join(keys)}: {error}") from error
+    source = PaperSource(name, paper, path, size)
+    for item in source.items(()).values():
+        _check(source, item)
     return source
 
 
 def _check(source: PaperSource, item: Layout) -> None:
-    """Raise ValueError for a wrong count of cells or a name that does not exist."""
-    rows: Iterable[str] = ()
-    columns: Iterable[str] = ()
+    """Raise ConfigError for a wrong count of cells, or a name that is no row, line or column."""
+    rows = item.all_lines if isinstance(item, Figure) else {}
+    names: dict[str, str] = {}
+    columns: list[str] = []
     if isinstance(item, Table):
-        rows, columns = item.rows, item.columns
+        columns, rows = list(item.columns), {name: row.published for name, row in item.rows.items()}
+        names = {name: name for column in item.columns.values() for name in column.mean}
         for name, row in item.rows.items():
-            if len(row.cells) != len(item.columns):
-                count = f"{len(row.cells)} cells for {len(item.columns)} columns"
-                raise ValueError(f"row '{name}': {count}")
-        for column in item.columns.values():
-            for other in column.mean:
-                _require("column", other, columns)
-    elif isinstance(item, Figure):
-        rows = item.all_lines
+            if len(row.cells) != len(columns):
+                count = f"{len(row.cells)} cells for {len(columns)} columns"
+                raise source.error(row.published, f"row '{name}': {count}")
     for claim in item.claims:
-        _require("row or line", claim.row, rows)
-        _require("row or line", claim.against, rows)
-        _require("column", claim.column, columns)
-    known = source.known_variants
-    for study, variant in sorted(source.references(item)):
-        _require(f"{source.studies_path}: study", study, known)
-        _require(f"study '{study}': variant", variant, known[study])
-
-
-def _require(kind: str, name: str | None, names: Iterable[str] | None) -> None:
-    """Raise ValueError, which suggests the nearest name, if `names` are known and lack `name`."""
-    if name is not None and names is not None and name not in names:
-        raise ValueError(f"{kind}: no '{name}'{suggest(name, names)}")
+        names |= {claim.column: claim.text} if claim.column else {}
+        for name in (claim.row, claim.against):
+            if name not in rows:
+                raise source.error(claim.text, f"no row or line '{name}'{suggest(name, rows)}")
+    for name, place in names.items():
+        if name not in columns:
+            raise source.error(place, f"no column '{name}'{suggest(name, columns)}")

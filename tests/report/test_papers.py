@@ -153,32 +153,28 @@ def write_paper(folder: Path, old: str, new: str) -> None:
         (
             "variant: standard",
             "variant: standrad",
-            "variant: no 'standrad'; did you mean 'standard'?",
+            "has no variant 'standrad'; did you mean 'standard'?",
         ),
-        (
-            "study: attentionx-cifar10}",
-            "study: attentionx-cifar1}",
-            "study: no 'attentionx-cifar1'; did you mean 'attentionx-cifar10'?",
-        ),
+        ("study: attentionx-cifar10}", "study: attentionx-cifar1}", "no study 'attentionx-cifar1'"),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15 + 0.55", "1 cells for 2 columns"),
-        ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "put the cell in quotation marks"),
+        ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "should be a valid string, not 88.15"),
         ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
         (
             "row: ViT-small with AttentionX",
             "row: AttentionX",
-            "no 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
+            "no row or line 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
         ),
         (
             "row: AttentionX,",
             "row: AttentoinX,",
-            "no 'AttentoinX'; did you mean 'AttentionX'?",
+            "no row or line 'AttentoinX'; did you mean 'AttentionX'?",
         ),
     ],
 )
 def test_a_mistake_in_a_paper_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     write_paper(tmp_path, old, new)
     with pytest.raises(ConfigError) as caught:
-        read_paper("attentionx", "", tmp_path)
+        papers.expand_paper(read_paper("attentionx", "", tmp_path), [], tmp_path)
     text = str(caught.value)
     assert re.match(rf"{tmp_path}/attentionx.yaml:\d+: ", text), text
     assert message in text
