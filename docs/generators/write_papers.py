@@ -52,9 +52,8 @@ results apart from published ones, and says for each claim of the paper whether 
 lies on the published side (agree), on the other side (disagree), or cannot be told from 0
 (undecided).
 
-`--small data` uses real data where this page lists it: `data/cifar100.npz` with the arrays
-x_train, y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and
-`ptb.test.txt`.
+`--small-data` uses real data for images and text: `data/cifar100.npz` with the arrays x_train,
+y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.
 """
 
 

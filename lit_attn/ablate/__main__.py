@@ -74,8 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
     value("--paper", str, "NAME", "Run the tables and figures of experiments/papers/NAME.yaml.")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
-    text = "With --paper: run small models for two CPU cores (`--small data`: on real data)."
-    parser.add_argument("--small", nargs="?", const=SIZES[0], default="", choices=SIZES, help=text)
+    for name, size in SIZES.items():
+        text = f"With --paper: run models for two CPU cores on {size} data."
+        parser.add_argument(
+            name, dest="small", action="store_const", const=size, default="", help=text
+        )
     text = "With --paper: print GPU-hours; run nothing."
     parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")

@@ -36,8 +36,8 @@ from lit_attn.schema.errors import ConfigError, find_problem, suggest
 FOLDER = Path("experiments/papers")
 """Folder of the papers' files, relative to the working directory."""
 SMALL_FILE = "small.yaml"
-SIZES = ("embedded", "data")
-"""Kinds of data of small models: data that needs no download, or real files."""
+SIZES = {"--small": "embedded", "--small-data": "real"}
+"""Options of small models, and their data: data that needs no download, or files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -176,7 +176,7 @@ class Paper(Config):
 
 @dataclass(frozen=True)
 class PaperSource:
-    """A paper, its file, and the size at which it is reproduced ("", "embedded" or "data")."""
+    """A paper, its file, and the size at which it is reproduced ("", "embedded" or "real")."""
 
     name: str
     paper: Paper
@@ -206,7 +206,7 @@ class PaperSource:
         """Return the variant that is run for `reference`, or None if this size has none."""
         if not self.size:
             return reference
-        data = self.paper.small_data if self.size == "data" else {}
+        data = self.paper.small_data if self.size == "real" else {}
         studies = self.paper.small | data | item.small
         study, variant = reference
         if other := studies.get(f"{study}/{variant}"):

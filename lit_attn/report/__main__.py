@@ -32,8 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
     add("--table", nargs="+", metavar="NUMBER", help="with --paper: only these (2, figure-2)")
-    text = "with --paper: the results of small models (`--small data`: on real data)"
-    add("--small", nargs="?", const=SIZES[0], default="", choices=SIZES, help=text)
+    for flag, size in SIZES.items():
+        text = "with --paper: the results of small models"
+        add(flag, dest="small", action="store_const", const=size, default="", help=text)
     options = parser.parse_args(arguments)
     if not options.paper and (options.table or options.small):
         parser.error("--table and --small need --paper")

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config.papers import (
     COSTS,
-    Claim,
     Figure,
     Layout,
     PaperSource,
@@ -40,12 +39,12 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A claim, the published difference, ours with its 95 % interval, and the judgement.
+    """The text of a claim, the published difference, ours with its interval, and the judgement.
 
     `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".
     """
 
-    claim: Claim
+    text: str
     published: str
     ours: str
     pairs: int
@@ -176,22 +175,23 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
             study = records.get(lines[claim.row].study) if claim.row in lines else None
             is_lower_better = study is not None and study.plan.metric.goal == "min"
             digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-        verdicts.append(_judge(claim, text, published, ours, digits))
+        judged = _judge(published, ours, digits)
+        verdicts.append(Verdict(claim.text, text, *judged))
     return verdicts
 
 
-def _judge(claim: Claim, text: str, published: float, ours: list[Values], digits: int) -> Verdict:
-    """Return the verdict: does the interval of our difference lie on the side of the paper's?"""
+def _judge(published: float, ours: list[Values], digits: int) -> tuple[str, int, str]:
+    """Return our difference with its interval, the pairs, and whether it is on the paper's side."""
     seeds = sorted(ours[0].keys() & ours[1].keys())
     differences = [ours[0][seed] - ours[1][seed] for seed in seeds]
     resolution = stats.find_resolution(value for values in ours for value in values.values())
     interval = stats.paired_interval(differences, resolution=resolution)
     if interval is None:
-        return Verdict(claim, text, "", len(seeds), "not run")
+        return "", len(seeds), "not run"
     # Small differences keep two significant digits.
     places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
     mean, low, high = (f"{number:+.{places}f}" for number in interval)
     judgement = "undecided"
     if interval.low > 0 or interval.high < 0:
         judgement = "agree" if interval.mean * published > 0 else "disagree"
-    return Verdict(claim, text, f"{mean} [{low}, {high}]", len(seeds), judgement)
+    return f"{mean} [{low}, {high}]", len(seeds), judgement

@@ -1,8 +1,7 @@
 """Figures of a paper, drawn from the recorded curves, costs and diagnostics as in the paper."""
 
 import itertools
-import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,13 +16,11 @@ from lit_attn.report.drawing import (
     draw_band,
     new_figure,
     render,
-    sd,
 )
 from lit_attn.report.papers import Records, measure
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    from matplotlib.axes import Axes
 
 AXIS_LABELS = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
 MOST_IN_A_ROW = 3
@@ -35,10 +32,11 @@ def draw_figure(source: PaperSource, item: Figure, records: Records) -> dict[str
 
     The drawing of the panels has the name "panels". Drawings without records are left out.
     """
+    if not any(reference.study in records for reference in source.references(item)):
+        return {}
     with appearance():
         drawn = _draw_diagnostics(source, item, records)
-        if item.panels:
-            drawn["panels"] = _draw_panels(source, item, records)
+        drawn["panels"] = _draw_panels(source, item, records) if item.panels else None
         return {name: render(figure) for name, figure in drawn.items() if figure is not None}
 
 
@@ -72,71 +70,53 @@ def _draw_panels(
     columns = min(MOST_IN_A_ROW, len(item.panels))
     rows = -(-len(item.panels) // columns)
     figure = new_figure(2.4 * rows + 0.5)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[len(item.panels) :]:
-        axes.set_visible(False)
-    is_drawn = False
-    for axes, panel in zip(panels, item.panels, strict=False):
+    all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    frames = []
+    for axes, panel in itertools.zip_longest(all_axes, item.panels):
+        if panel is None:
+            axes.set_visible(False)
+            continue
         lines = dict(source.locate_lines(item, panel.lines or item.lines))
-        draw = _draw_bars if panel.x == "variant" else _draw_curves
-        is_drawn |= draw(axes, panel, lines, records, key)
-        labels = [
-            records[study].plan.metric.label for study, _ in lines.values() if study in records
-        ]
+        lines = {label: line for label, line in lines.items() if line.study in records}
+        frames.append(frame := _read_panel(panel, lines, records))
+        for label, part in frame.groupby("label", sort=False)["value"]:
+            if panel.x == "variant":
+                axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
+            else:
+                draw_band(axes, part, *key[str(label)])
+        if panel.x == "variant":
+            axes.tick_params(axis="x", rotation=60)
+        labels = [records[line.study].plan.metric.label for line in lines.values()]
         axes.set_xlabel(AXIS_LABELS[panel.x])
         axes.set_ylabel(panel.label or (labels[0] if panel.y == "metric" and labels else panel.y))
         for axis in panel.log:
             getattr(axes, f"set_{axis}scale")("log")
     if any(panel.x != "variant" for panel in item.panels):
         add_legend(figure, key)
-    return figure if is_drawn else None
+    return None if all(frame.empty for frame in frames) else figure
 
 
-def _draw_curves(
-    axes: "Axes", panel: Panel, lines: dict[str, Reference], records: Records, key: Key
-) -> bool:
-    """Draw mean and standard deviation of each line; return True if one has a record."""
-    curves = {
-        label: _read_curve(records, reference, panel)
-        for label, reference in lines.items()
-        if reference.study in records
-    }
-    for label, curve in curves.items():
-        draw_band(axes, curve, *key[label])
-    return any(len(curve) for curve in curves.values())
-
-
-def _draw_bars(
-    axes: "Axes", panel: Panel, lines: dict[str, Reference], records: Records, key: Key
-) -> bool:
-    """Draw a bar for each line; return True if one has a record."""
-    heights = {label: measure(records, reference, panel.y) for label, reference in lines.items()}
-    for place, (label, values) in enumerate(heights.items()):
-        if values:
-            mean = panel.scale * statistics.fmean(values.values())
-            spread = panel.scale * sd(list(values.values()))
-            axes.bar(place, mean, yerr=spread or None, color=key[label][0])
-    axes.set_xticks(range(len(lines)), list(lines), rotation=60, ha="right")
-    return any(heights.values())
-
-
-def _read_curve(records: Records, reference: Reference, panel: Panel) -> "pd.Series[float]":
-    """Return the values of all finished seeds by epoch, step or seconds.
+def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> pd.DataFrame:
+    """Return the label and value of every seed, indexed by epoch, step, seconds or variant.
 
     The wall-clock time of a step is its mean over the seeds.
     """
-    study = records[reference.study]
-    metric = study.plan.metric
-    if panel.y != "metric":
-        metric = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
-    rows = []
-    for cell in study.finished_cells(reference.variant):
-        clock = read_clock(cell.folder / "clock.csv") if cell.folder else {}
-        for row in cell.curve(metric):
-            # Epochs of the records count from 0.
-            place = row.epoch + 1 if panel.x == "epoch" else row.step
-            time = clock.get(row.step) if panel.x == "seconds" else place
-            rows.append((place, time, panel.scale * row.value))
-    frame = pd.DataFrame(rows, columns=["place", "time", "value"]).dropna()
-    times = frame.groupby("place")["time"].transform("mean")
-    return pd.Series(frame["value"].to_numpy(), index=times.to_numpy(), dtype=float)
+    rows: list[tuple[Any, ...]] = []
+    for label, reference in lines.items():
+        if panel.x == "variant":
+            values = measure(records, reference, panel.y).values()
+            rows += [(label, label, label, value) for value in values]
+            continue
+        study = records[reference.study]
+        named = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
+        for cell in study.finished_cells(reference.variant):
+            clock = read_clock(cell.folder / "clock.csv") if cell.folder else {}
+            for row in cell.curve(study.plan.metric if panel.y == "metric" else named):
+                # Epochs of the records count from 0.
+                times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}
+                rows.append((label, row.step, times[panel.x], row.value))
+    frame = pd.DataFrame(rows, columns=["label", "step", "time", "value"]).dropna()
+    frame["value"] *= panel.scale
+    if panel.x == "seconds":
+        frame["time"] = frame.groupby(["label", "step"])["time"].transform("mean")
+    return frame.set_index("time")[["label", "value"]]
