@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lit_attn.report.formats import ASSETS
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -28,37 +30,18 @@ LINE_HEIGHT, LETTER_WIDTH = 0.17, 0.07
 MOST_ROWS, MOST_PANELS = 60, 24
 """Largest number of variants in a figure with a row, or a panel, for each variant."""
 
-# Matplotlib types this dictionary by its hundreds of literal keys.
-SETTINGS: Any = {
-    "text.parse_math": False,  # A dollar sign in a variant's name is printed as it is.
-    "svg.hashsalt": "lit_attn",
-    "svg.fonttype": "path",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-}
-
 Key = dict[str, tuple[Any, str]]
 """Colour and line style by legend label."""
 
 
 @contextmanager
 def appearance() -> Iterator[None]:
-    """Apply SETTINGS in place of the user's matplotlibrc, which would change the bytes."""
+    """Apply report.mplstyle in place of the user's matplotlibrc, which would change the bytes."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
-        mpl.rcParams.update(SETTINGS)
+        mpl.rc_file(ASSETS / "report.mplstyle", use_default_template=False)
         # Matplotlib draws boxes for a script that the font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

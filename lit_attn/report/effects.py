@@ -9,20 +9,17 @@ import operator
 import statistics
 from collections.abc import Iterable
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.report import drawing, stats
+from lit_attn.report import stats
 from lit_attn.report.columns import STAR, format_difference, format_number, format_p
 from lit_attn.report.comparison import ALPHA
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Effect(NamedTuple):
@@ -125,27 +122,6 @@ def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -
     return named_table(
         "effects", rows, label=plan.metric.label, baseline=plan.baseline, count=count
     )
-
-
-def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
-    """Draw every effect: its value with each seed (dots), the mean and the 95 % interval."""
-    effects = effects[: drawing.MOST_ROWS]
-    if not effects:
-        return None
-    figure = drawing.new_figure(0.26 * len(effects) + 0.75)
-    axes = figure.subplots()
-    axes.axvline(0, color=drawing.GREY, linewidth=0.8)
-    for row, effect in enumerate(effects):
-        rows = np.full(len(effect.by_seed), row)
-        axes.plot(effect.by_seed, rows, "o", color=drawing.COLOURS[0], alpha=0.55, mew=0)
-        if effect.low is not None and effect.high is not None:
-            axes.plot([effect.low, effect.high], [row + 0.24] * 2, color="black", linewidth=1)
-        axes.plot(effect.difference, row + 0.24, "|", color="black", markersize=6)
-    names = [drawing.shorten(effect.effect, 60) for effect in effects]
-    axes.set_yticks(range(len(effects)), names)
-    axes.set_ylim(len(effects) - 0.5, -0.5)
-    axes.set_xlabel(f"effect on {label}")
-    return figure
 
 
 def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:

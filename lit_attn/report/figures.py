@@ -11,8 +11,9 @@ import pandas as pd
 
 from lit_attn.report import drawing
 from lit_attn.report.columns import BUSY, STAR
-from lit_attn.report.comparison import Comparisons
+from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.drawing import COLOURS, GREY, sd, shorten
+from lit_attn.report.effects import Effect
 from lit_attn.report.read import StudyRecord
 
 if TYPE_CHECKING:
@@ -45,22 +46,51 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
             left.plot(statistics.fmean(values), row, "|", color="black", markersize=13)
         if not (pairs := differences.get(name)):
             continue
-        _draw_dots(right, row, pairs)
         record = comparisons.records[name]
-        # The interval lies below the dots, which would hide it.
-        if "low" in record:
-            interval = [record["low"], record["high"]]
-            right.plot(interval, [row + 0.24] * 2, color="black", linewidth=1)
-        right.plot(record["difference"], row + 0.24, "|", color="black", markersize=6)
-        if record["significant"]:
-            place = right.get_yaxis_transform()
-            right.text(1.01, row, STAR, transform=place, va="center", fontsize=11)
+        interval = (record.get("low"), record["difference"], record.get("high"))
+        _draw_differences(right, row, pairs, interval, record["significant"])
     left.set_yticks(range(len(names)), [_label_with_count(study, name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel(metric.label)
     arrow = "better →" if metric.goal == "max" else "← better"
     right.set_xlabel(f"difference to the first row, {arrow}")
     return figure
+
+
+def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
+    """Draw the effects of a factorial study as a forest plot."""
+    effects = effects[: drawing.MOST_ROWS]
+    if not effects:
+        return None
+    figure = drawing.new_figure(0.26 * len(effects) + 0.75)
+    axes = figure.subplots()
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set_xlim(_usual_range([v for e in effects for v in (*e.by_seed, e.low, e.high) if v]))
+    for row, effect in enumerate(effects):
+        ends = (effect.low, effect.difference, effect.high)
+        _draw_differences(axes, row, effect.by_seed, ends, effect.p <= ALPHA)
+    axes.set_yticks(range(len(effects)), [shorten(effect.effect, 60) for effect in effects])
+    axes.set_ylim(len(effects) - 0.5, -0.5)
+    axes.set_xlabel(f"effect on {label}")
+    return figure
+
+
+def _draw_differences(
+    axes: "Axes",
+    row: int,
+    values: list[float],
+    interval: tuple[float | None, float, float | None],
+    is_starred: bool,
+) -> None:
+    """Draw differences of all seeds, and below them their interval: low end, mean, high end."""
+    _draw_dots(axes, row, values)
+    low, mean, high = interval
+    if low is not None and high is not None:
+        axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
+    axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
+    if is_starred:
+        place = axes.get_yaxis_transform()
+        axes.text(1.01, row, STAR, transform=place, va="center", fontsize=11)
 
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
@@ -183,15 +213,15 @@ COSTS = {
 def draw_cost(study: StudyRecord) -> "Figure | None":
     """Draw the mean against each cost that differs between variants by more than one percent.
 
-    Step times are drawn only for variants whose seeds agree on them. Returns None if all costs
-    are equal or unknown.
+    Step times are drawn only for variants whose seeds agree on them. The legend orders the variants
+    by their means. Returns None if all costs are equal or unknown.
     """
     from matplotlib.ticker import EngFormatter
 
     names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    names = names[: drawing.MOST_ROWS]
-    means = {name: statistics.fmean(study.values(name).values()) for name in names}
-    costs = {label: _median_costs(study, names, cost) for cost, label in COSTS.items()}
+    values = {name: list(study.values(name).values()) for name in names[: drawing.MOST_ROWS]}
+    means = {name: statistics.fmean(values[name]) for name in values}
+    costs = {label: _median_costs(study, list(values), cost) for cost, label in COSTS.items()}
     costs = {
         label: by_name
         for label, by_name in costs.items()
@@ -199,32 +229,31 @@ def draw_cost(study: StudyRecord) -> "Figure | None":
     }
     if not costs:
         return None
-    figure = drawing.new_figure(max(2.5, 0.13 * len(names) + 0.7))
-    # The last column has the names.
-    *panels, legend = figure.subplots(
-        1, len(costs) + 1, sharey=True, width_ratios=[*[1] * len(costs), 0.45]
-    )
-    spreads = {name: sd(list(study.values(name).values())) for name in names}
-    limits = _usual_range(
-        [m + sign * spreads[name] for name, m in means.items() for sign in (-1, 1)]
-    )
-    styles = dict(zip(names, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)), strict=False))
-    for axes, (label, by_name) in zip(panels, costs.items(), strict=True):
+    figure = drawing.new_figure(max(2.5, 0.15 * len(means) + 0.7))
+    panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
+    limits = _usual_range([m + sign * sd(values[n]) for n, m in means.items() for sign in (-1, 1)])
+    handles = {}
+    styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
+    is_descending = study.plan.metric.goal == "max"
+    ordered = sorted(means, key=means.__getitem__, reverse=is_descending)
+    for name, (colour, marker) in zip(ordered, styles, strict=False):
+        # The legend says where a far outlier is.
+        is_outlier = not limits[0] <= means[name] <= limits[1]
+        height = min(max(means[name], limits[0]), limits[1])
+        label = shorten(name, 28) + (f" ({means[name]:.4g})" if is_outlier else "")
+        for axes, by_name in zip(panels, costs.values(), strict=True):
+            if name in by_name:
+                handles[label] = axes.errorbar(
+                    by_name[name], height, sd(values[name]), None, marker, color=colour, ms=4.5
+                )
+    for axes, label in zip(panels, costs, strict=True):
         axes.set_ylim(*limits)
-        for name, place in by_name.items():
-            colour, marker = styles[name]
-            # The names say where a far outlier is.
-            height = min(max(means[name], limits[0]), limits[1])
-            axes.plot(place, height, marker, color=colour, markersize=4.5, clip_on=False)
-            ends = [means[name] - spreads[name], means[name] + spreads[name]]
-            axes.plot([place, place], ends, color=colour, alpha=0.35, linewidth=0.8)
         axes.margins(x=0.1)
         axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.locator_params(axis="x", nbins=4)
     panels[0].set_ylabel(study.plan.metric.label)
-    legend.axis("off")
-    _draw_names(legend, means, styles)
+    figure.legend(handles.values(), handles, loc="outside right center", fontsize=6.5)
     return figure
 
 
@@ -237,27 +266,3 @@ def _median_costs(study: StudyRecord, names: list[str], cost: str) -> dict[str, 
         if measured and not is_busy:
             costs[name] = statistics.median(measured)
     return costs
-
-
-def _draw_names(axes: "Axes", means: dict[str, float], styles: dict[str, tuple[str, str]]) -> None:
-    """Write each name at the height of its mean, moved apart where names would overlap."""
-    low, high = axes.get_ylim()
-    ordered = sorted(means, key=lambda name: means[name])
-    gap = min((high - low) / len(ordered), (high - low) * 0.06)
-    starts = [min(max(means[name], low), high) for name in ordered]
-    heights = list(starts)
-    for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + gap)
-    # What was pushed beyond the top is pushed back down.
-    heights[-1] = min(heights[-1], high - gap / 2)
-    for i in range(len(heights) - 2, -1, -1):
-        heights[i] = min(heights[i], heights[i + 1] - gap)
-    place = axes.get_yaxis_transform()
-    for name, start, height in zip(ordered, starts, heights, strict=True):
-        colour, marker = styles[name]
-        ends = [start, height]
-        axes.plot([-0.12, 0.08], ends, color=colour, linewidth=0.5, transform=place, clip_on=False)
-        axes.plot(0.08, height, marker, color=colour, markersize=3.5, transform=place)
-        outlier = "" if low <= means[name] <= high else f" ({means[name]:.4g})"
-        label = shorten(name, 28) + outlier
-        axes.text(0.16, height, label, va="center", fontsize=6.5, transform=place)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,33 +22,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
-
-
-class Measurements(Mapping[str, Any]):
-    """A read-only mapping that shares its keys with the mappings of other cells.
-
-    It takes a fifth of the memory of a dictionary, which counts with tens of thousands of cells.
-    """
-
-    __slots__ = ("_places", "_values")
-    _shared: ClassVar[dict[tuple[str, ...], dict[str, int]]] = {}
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        places = {name: place for place, name in enumerate(values)}
-        self._places = self._shared.setdefault(tuple(values), places)
-        self._values = tuple(values.values())
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[self._places[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-NO_MEASUREMENTS = Measurements({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +39,7 @@ class CellRecord:
     seed: int
     status: str
     value: float | None = None
-    measurements: Measurements = field(default_factory=lambda: NO_MEASUREMENTS)
+    measurements: Mapping[str, Any] = field(default_factory=dict)
     identity: str = ""
     path: str = ""
 
@@ -206,7 +179,8 @@ def _require_metric(path: Path, study: StudyRecord) -> None:
 def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     path = f"{study}/{planned.path}"
     result = read_result(Path(path), planned.identity)
-    value, measurements = None, NO_MEASUREMENTS
+    value: float | None = None
+    measurements: Mapping[str, Any] = {}
     if result is None:
         status: str = read_state(Path(path), planned.identity)
     elif metric.name not in result.metrics:
@@ -214,7 +188,7 @@ def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     else:
         status = "done"
         value = result.metrics[metric.name] * metric.scale
-        measurements = Measurements(_measure(result))
+        measurements = _measure(result)
     variant = sys.intern(planned.variant)
     return CellRecord(variant, planned.seed, status, value, measurements, planned.identity, path)
 

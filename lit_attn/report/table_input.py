@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
-from lit_attn.report.read import CellRecord, Measurements, StudyRecord
+from lit_attn.report.read import CellRecord, StudyRecord
 from lit_attn.schema.errors import ConfigError, suggest
 
 COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")
@@ -85,7 +85,7 @@ def _make_study(
         else:
             measured = {name: row[name] for name in columns if not pd.isna(row[name])}
             value = float(row[metric.name])
-            cells.append(CellRecord(variant, seed, "done", value, Measurements(measured)))
+            cells.append(CellRecord(variant, seed, "done", value, measured))
     plan = Plan(
         study=name.replace("/", "-"),
         title=name,

@@ -10,28 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, figures, segmentation, stats
+from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
-from lit_attn.report.effects import (
-    Effect,
-    draw_effects,
-    find_effects,
-    make_contrast_table,
-    make_effects_table,
-)
-from lit_attn.report.formats import (
-    ASSETS,
-    Cell,
-    Table,
-    named_table,
-    read_asset,
-    templates,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, templates, to_csv
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.results import LATEX_COLUMNS, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
@@ -94,11 +77,12 @@ def draw_figures(
     """Return SVG and PNG of every figure that the records can fill, by name and kind."""
     if not study.finished_cells():
         return {}
+    label = study.plan.metric.label
     drawers: dict[str, Callable[[], Figure | None]] = {
         "seeds": lambda: figures.draw_seeds(study, comparisons),
         "curves": lambda: figures.draw_curves(study),
         "cost": lambda: figures.draw_cost(study),
-        "effects": lambda: draw_effects(find_effects(study), study.plan.metric.label),
+        "effects": lambda: figures.draw_effects(effects.find_effects(study), label),
         "pictures": lambda: segmentation.draw_pictures(study),
         **diagnostics.make_drawers(recorded, study.plan.baseline),
     }
@@ -116,12 +100,12 @@ def make_tables(
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
     summary = make_variant_frame(study, comparisons)
     table = make_results_table(study, summary, comparisons)
-    effects = find_effects(study)
+    found = effects.find_effects(study)
     classes = segmentation.make_class_frame(study)
     settings = make_settings_frame(study)
     optional = {
         "settings.csv": settings,
-        "effects.csv": pd.DataFrame(effects, columns=Effect._fields).drop(columns="by_seed"),
+        "effects.csv": pd.DataFrame(found, columns=effects.Effect._fields).drop(columns="by_seed"),
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
@@ -130,8 +114,8 @@ def make_tables(
     files = {
         "table.csv": to_csv(summary),
         "per_seed.csv": to_csv(make_seed_frame(study)),
-        "table.md": to_markdown(table),
-        "table.tex": to_latex(latex_table, study.plan.study),
+        "table.md": formats.to_markdown(table),
+        "table.tex": formats.to_latex(latex_table, study.plan.study),
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
     places: dict[str, list[str]] = {"": [], "attention": []}
@@ -141,8 +125,8 @@ def make_tables(
     mixture = diagnostics.make_mixture_table(recorded)
     digits = make_scale(summary).digits
     further = [
-        *([make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
-        make_effects_table(effects, study, digits),
+        *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
+        effects.make_effects_table(found, study, digits),
         segmentation.make_class_table(classes),
         named_table(
             "settings",
@@ -175,14 +159,8 @@ def render_page(title: str, sections: list[Section], **values: Any) -> str:
         if (tables := [table for table in part.tables if table.rows]) or part.figures
     ]
     page = templates().get_template("page.html")
-    style = (ASSETS / "report.css").read_text(encoding="utf-8")
-    entries = {
-        "captions": captions,
-        "figures": FIGURES,
-        "style": style,
-        "links": [],
-        "warnings": [],
-    }
+    texts = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
+    entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **texts}
     return page.render(entries | {"title": title, "sections": shown} | values)
 
 

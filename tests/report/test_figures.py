@@ -12,7 +12,7 @@ from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, panel_title, shorten
 from lit_attn.report.figures import draw_cost, draw_curves, draw_seeds
-from lit_attn.report.read import CellRecord, Measurements, StudyRecord, read_studies
+from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
 
@@ -26,7 +26,7 @@ def study(values: Mapping[str, Sequence[float]], goal: str = "max", **costs: flo
             seed,
             "done",
             values[name][seed],
-            Measurements({cost: value * (1 + place) for cost, value in costs.items()}),
+            {cost: value * (1 + place) for cost, value in costs.items()},
         )
         for place, name in enumerate(values)
         for seed in seeds
@@ -117,9 +117,8 @@ def test_costs_that_do_not_differ_have_no_panel() -> None:
     values = {"base": [1.0, 1.1], "up": [2.0, 2.2]}
     figure = draw_cost(study(values, flops=1e6))
     assert figure is not None
-    # One panel, and the column of names.
-    assert [axes.get_xlabel() for axes in figure.axes] == ["FLOPs per sample, forward", ""]
-    assert {text.get_text() for text in figure.axes[-1].texts} == {"base", "up"}
+    assert [axes.get_xlabel() for axes in figure.axes] == ["FLOPs per sample, forward"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["up", "base"]
     assert draw_cost(study(values)) is None
 
 
@@ -127,18 +126,16 @@ def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
     record = study({"base": [1.0, 1.1], "up": [2.0, 2.2], "more": [3.0, 3.3]}, step_time=0.1)
     figure = draw_cost(record)
     assert figure is not None
-    assert len(figure.axes[0].lines) == 6
+    assert len(figure.axes[0].containers) == 3
     busy = [
-        CellRecord(
-            c.variant, c.seed, "done", c.value, Measurements({"step_time": 0.1 * 1.3**c.seed})
-        )
+        CellRecord(c.variant, c.seed, "done", c.value, {"step_time": 0.1 * 1.3**c.seed})
         if c.variant == "up"
         else c
         for c in record.cells
     ]
     figure = draw_cost(StudyRecord(record.plan, busy))
     assert figure is not None
-    assert len(figure.axes[0].lines) == 4
+    assert len(figure.axes[0].containers) == 2
 
 
 def test_two_evaluations_are_no_learning_curve(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,8 +12,7 @@ from markupsafe import escape
 from PIL import Image
 
 from lit_attn.cells.records import Legend, Metric, Plan
-from lit_attn.report import write_reports
-from lit_attn.report.drawing import SETTINGS
+from lit_attn.report import drawing, write_reports
 from lit_attn.report.formats import to_html
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import draw_pictures, make_class_frame, make_class_table
@@ -147,7 +145,7 @@ def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:
     classes = {f"a class of some length {i}": (i, i, 255 - i) for i in range(60)}
     write_legend(study, "a", "trained", list(classes), classes)
     write_legend(study, name, "averaged", [], classes)
-    with matplotlib.rc_context(SETTINGS):
+    with drawing.appearance():
         figure = draw_pictures(study)
         assert figure is not None
         figure.draw_without_rendering()

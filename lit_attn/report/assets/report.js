@@ -1,0 +1,85 @@
+"use strict";
+// Sorting and filtering of tables, switching of variants, theme, and enlarged figures. Without
+// scripts the page shows everything.
+const root = document.documentElement;
+const dark = matchMedia("(prefers-color-scheme: dark)");
+document.getElementById("theme").addEventListener("click", () => {
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+});
+
+// The first number of a cell, with a typographic minus; text sorts after numbers.
+function sortKey(cell) {
+  const text = cell.textContent.replaceAll("\u2212", "-").replaceAll(",", "");
+  const number = text.match(/^[<\u00b1 ]*([+-]?\d+(\.\d+)?(e[+-]?\d+)?)/);
+  return number ? Number(number[1]) : text.trim() === "\u2014" ? null : text;
+}
+
+function compare(a, b) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return typeof a === "number" ? a - b : a.localeCompare(b);
+}
+
+function sortRows(table, column, heading) {
+  const direction = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", direction);
+  const sign = direction === "ascending" ? 1 : -1;
+  const rows = [...table.tBodies[0].rows].map((row) => [sortKey(row.cells[column]), row]);
+  rows.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+}
+
+const hidden = new Set();
+function showRows() {
+  for (const table of document.querySelectorAll("table")) {
+    const words = (table.filter?.value ?? "").toLowerCase().split(/\s+/);
+    for (const row of table.tBodies[0].rows) {
+      const text = row.textContent.toLowerCase();
+      const name = row.cells[0].firstChild?.textContent;
+      row.hidden = hidden.has(name) || !words.every((word) => text.includes(word));
+    }
+  }
+}
+
+for (const table of document.querySelectorAll("table")) {
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    heading.tabIndex = 0;
+    heading.addEventListener("click", () => sortRows(table, column, heading));
+    heading.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") sortRows(table, column, heading);
+    });
+  });
+  if (table.tBodies[0].rows.length > 5) {
+    table.filter = document.createElement("input");
+    table.filter.type = "search";
+    table.filter.placeholder = "filter rows";
+    table.filter.addEventListener("input", showRows);
+    table.parentElement.before(table.filter);
+  }
+}
+
+const results = document.querySelector("table.results");
+const panel = document.getElementById("variants");
+if (results && results.tBodies[0].rows.length > 2) {
+  panel.hidden = false;
+  for (const row of results.tBodies[0].rows) {
+    const name = row.cells[0].firstChild.textContent;
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = true;
+    box.addEventListener("change", () => {
+      if (box.checked) hidden.delete(name);
+      else hidden.add(name);
+      showRows();
+    });
+    label.append(box, name);
+    panel.append(label);
+  }
+}
+
+for (const image of document.querySelectorAll("figure img")) {
+  image.addEventListener("click", () => image.parentElement.classList.toggle("enlarged"));
+}

@@ -1,0 +1,79 @@
+"""The HTML page in a real browser: sorting, filtering, variants, theme, phone width."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from helpers.fake_study import write_study
+
+from lit_attn.report import write_reports
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+VARIANTS = {"standard": 0.0, "a": 0.03, "b": 0.01, "c": 0.02, "d": -0.01, "e": -0.02, "f": 0.04}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Page"]:
+    root = tmp_path_factory.mktemp("page")
+    write_study(root / "runs", variants=VARIANTS, seeds=3)
+    (folder,) = write_reports(root / "runs", root / "reports")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda request: errors.append(request.url))
+        page.route("http*://**", lambda route: route.abort())
+        page.goto((folder / "table.html").as_uri())
+        yield page
+        assert errors == []
+        browser.close()
+
+
+def names(page: "sync_api.Page") -> list[str]:
+    """Return the names of the visible rows of the table of results."""
+    return page.locator("table.results tbody tr:visible th").all_inner_texts()
+
+
+def test_a_click_on_a_heading_sorts_by_numbers(page: "sync_api.Page") -> None:
+    heading = page.locator("table.results thead th", has_text="difference")
+    heading.click()
+    # A typographic minus is a minus, and the baseline without a difference comes last.
+    assert names(page) == ["e", "d", "b", "c", "a", "f", "standard"]
+    heading.click()
+    assert names(page) == ["f", "a", "c", "b", "d", "e", "standard"]
+    assert heading.get_attribute("aria-sort") == "descending"
+
+
+def test_rows_can_be_filtered_and_switched_off(page: "sync_api.Page") -> None:
+    box = page.locator("input[type=search]").first
+    box.fill("stand")
+    assert names(page) == ["standard"]
+    box.fill("")
+    page.locator("#variants summary").click()
+    page.get_by_label("c", exact=True).uncheck()
+    assert "c" not in names(page)
+    page.get_by_label("c", exact=True).check()
+    assert len(names(page)) == len(VARIANTS)
+
+
+def test_the_theme_changes_colours_of_page_and_figures(page: "sync_api.Page") -> None:
+    colours = []
+    for _ in range(2):
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.locator("#theme").click()
+    assert len(set(colours)) == 2
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("delete document.documentElement.dataset.theme")
+    image = page.locator("figure img").first
+    assert "invert" in image.evaluate("e => getComputedStyle(e).filter")
+    page.emulate_media(color_scheme="light")
+    assert image.evaluate("e => getComputedStyle(e).filter") == "none"
+
+
+def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 800})
