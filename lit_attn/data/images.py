@@ -25,10 +25,7 @@ VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 
 class ImageData(DataModule):
-    """Splits of one data set on one device.
-
-    Raises ConfigError if files are missing or malformed.
-    """
+    """Splits of one data set on one device."""
 
     def __init__(self, data: Images, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
@@ -37,10 +34,7 @@ class ImageData(DataModule):
         self.splits: list[str] = [name for name in ("val", "test") if name in splits]
         self._fingerprint = sets.fingerprint(splits)
         self.tensors = {
-            name: (
-                torch.from_numpy(split.images).to(device),
-                torch.from_numpy(split.labels).to(device),
-            )
+            name: tuple(torch.from_numpy(array).to(device) for array in split)
             for name, split in splits.items()
         }
         images = splits["train"].images
@@ -52,7 +46,6 @@ class ImageData(DataModule):
         self._epoch, self._epoch_order = 0, self._order(0)
 
     def fingerprint(self) -> str:
-        """Return a hash of the arrays that are trained and evaluated on."""
         return self._fingerprint
 
     def require_even_shares(self) -> None:
@@ -88,7 +81,7 @@ class ImageData(DataModule):
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the whole augmented batches of the training steps from `start` up to `stop`."""
         images, labels = self.tensors["train"]
-        values = self.data.batch_size * math.prod(self.data.image_shape)
+        values = self.data.batch_size * images[0].numel()
         together = max(1, VALUES_AT_ONCE[images.device.type] // values)
         for first in range(start, stop, together):
             steps = range(first, min(first + together, stop))

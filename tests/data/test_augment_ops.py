@@ -63,8 +63,8 @@ def test_enhancements_equal_those_of_pillow(operation: object) -> None:
     ("operation", "reference"),
     [
         (pixels.autocontrast, ImageOps.autocontrast),
-        (pixels.equalize, ImageOps.equalize),
-        (pixels.invert, ImageOps.invert),
+        (policies.PIXELS["Equalize"], ImageOps.equalize),
+        (policies.PIXELS["Invert"], ImageOps.invert),
     ],
 )
 def test_operations_without_magnitude(operation: object, reference: object) -> None:

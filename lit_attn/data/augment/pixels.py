@@ -59,11 +59,6 @@ def solarize_add(images: Tensor, addition: Tensor) -> Tensor:
     return solarize(added.clamp_(0, 255).to(torch.uint8), torch.full_like(addition, 128))
 
 
-def invert(images: Tensor, magnitude: Tensor) -> Tensor:
-    """Replace every value by 255 minus the value; the magnitude is unused."""
-    return 255 - images
-
-
 def autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
     """Stretch every channel to 0..255; the magnitude is unused."""
     low = images.amin((2, 3), keepdim=True).double()
@@ -72,22 +67,6 @@ def autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
     scale = torch.full_like(low, 255) / (high - low).clamp_min(1)
     stretched = images.double().mul_(scale).sub_(low * scale).clamp_(0, 255).to(torch.uint8)
     return torch.where(high > low, stretched, images)
-
-
-def equalize(images: Tensor, magnitude: Tensor) -> Tensor:
-    """Flatten every channel's histogram; the magnitude is unused."""
-    n, c, h, w = images.shape
-    flat = images.reshape(n * c, h * w).long()
-    histogram = torch.zeros(n * c, 256, dtype=torch.int32, device=images.device)
-    histogram.scatter_add_(
-        1, flat, torch.ones((), dtype=torch.int32, device=images.device).expand_as(flat)
-    )
-    last = flat.amax(1, keepdim=True)
-    step = (h * w - histogram.gather(1, last)) // 255
-    before = histogram.cumsum(1, dtype=torch.int32) - histogram
-    table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255).to(torch.uint8)
-    equalized = table.gather(1, flat).view_as(images)
-    return torch.where(step.view(n, c, 1, 1) > 0, equalized, images)
 
 
 def _grey(images: Tensor) -> Tensor:

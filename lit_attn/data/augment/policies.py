@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
+from torchvision.transforms.v2 import functional
 
 from lit_attn.config.augment import AutoAugmentConfig, RandAugmentConfig
 from lit_attn.data.augment import pixels, shapes
 
 PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Identity": lambda images, _: images,
     "AutoContrast": pixels.autocontrast,
     "Brightness": pixels.brightness,
     "Color": pixels.color,
     "Contrast": pixels.contrast,
-    "Equalize": pixels.equalize,
-    "Invert": pixels.invert,
+    # These two of torchvision equal Pillow's to the last bit.
+    "Equalize": lambda images, _: functional.equalize(images),
+    "Invert": lambda images, _: functional.invert(images),
     "Posterize": pixels.posterize,
     "Sharpness": pixels.sharpness,
     "Solarize": pixels.solarize,
@@ -51,7 +54,7 @@ class Policy:
     }
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the operations, magnitudes and places of `n` images."""
+        """Draw the operations (with replacement), magnitudes and places of `n` images."""
         raise NotImplementedError
 
     def apply(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
@@ -75,8 +78,6 @@ class Policy:
     def _perform(
         self, name: str, images: Tensor, amount: Tensor, place: Tensor, fill: Tensor
     ) -> Tensor:
-        if name == "Identity":
-            return images
         if name == "CutoutAbs":
             return _cutout(images, amount, place)
         if name in PIXELS:
@@ -112,7 +113,7 @@ class AutoAugment(Policy):
         self.centre = _centre(self.names)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw a sub-policy for each image; an operation that does not happen is Identity."""
+        # An operation that does not happen is Identity.
         policy = torch.randint(len(self.p), (n,), generator=generator)
         happens = torch.rand(n, 2, generator=generator) < self.p[policy]
         operation = torch.where(happens, self.operation[policy], 0)
@@ -156,7 +157,6 @@ class BlankingRandAugment(Policy):
         self.signed = torch.tensor([name in self.shapes for name in self.names])
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw operations with replacement; every operation happens."""
         operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
         signs = _signs(operation.shape, self.signed[operation], generator)
         place = torch.rand(n, self.rounds, 2, generator=generator, dtype=torch.double)
@@ -195,7 +195,6 @@ class TorchvisionRandAugment(Policy):
         self.centre = _centre(self.names)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw operations with replacement; every operation happens."""
         operation = torch.randint(len(self.names), (n, self.rounds), generator=generator)
         amount = self.magnitude[operation]
         amount = amount * _signs(operation.shape, self.signed[operation], generator)
@@ -204,20 +203,14 @@ class TorchvisionRandAugment(Policy):
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:
     """Return magnitude `index` of 0 (none) to 9 (strongest) for images of `size` pixels."""
-    match name:
-        case "ShearX" | "ShearY":
-            bins = np.linspace(0, 0.3, 10)
-        case "TranslateX" | "TranslateY":
-            bins = np.linspace(0, 150 / 331, 10) * size
-        case "Rotate":
-            bins = np.linspace(0, 30, 10)
-        case "Posterize":
-            bins = np.linspace(8, 4, 10).round()
-        case "Solarize":
-            bins = np.linspace(256, 0, 10)
-        case _:
-            bins = np.linspace(0, 0.9, 10)
-    return float(bins[index])
+    shear, move = np.linspace(0, 0.3, 10), np.linspace(0, 150 / 331, 10) * size
+    bins = {
+        **{"ShearX": shear, "ShearY": shear, "TranslateX": move, "TranslateY": move},
+        "Rotate": np.linspace(0, 30, 10),
+        "Posterize": np.linspace(8, 4, 10).round(),
+        "Solarize": np.linspace(256, 0, 10),
+    }
+    return float(bins.get(name, np.linspace(0, 0.9, 10))[index])
 
 
 def _signs(

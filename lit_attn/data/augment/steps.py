@@ -149,7 +149,6 @@ class Mix:
         return MixDraw(kind, weight, (row, column), others)
 
     def apply(self, images: Tensor, labels: Tensor, drawn: MixDraw) -> tuple[Tensor, Tensor]:
-        """Return the images and targets; targets are probabilities even if nothing is mixed."""
         targets = F.one_hot(labels, self.num_classes).to(images.dtype)
         if drawn.kind == "none":
             return images, targets

@@ -61,10 +61,7 @@ class Sample(NamedTuple):
 
 
 class LabelledData(TokenDataModule):
-    """Labelled sequences. A pass over train has each sample once, in an order of its own.
-
-    The splits are "val" and "test". Raises ConfigError if files are missing or malformed.
-    """
+    """Labelled sequences. A pass over train has each sample once, in an order of its own."""
 
     def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
@@ -133,10 +130,9 @@ def write_listops(folder: Path, data: ListOps) -> None:
 
 
 def read_listops(data: ListOps) -> dict[str, list[Sample]]:
-    """Return every split's samples; raise ConfigError naming a malformed file and line."""
-    if data.folder is None:
+    """Return the samples of every split; raise ConfigError naming a malformed file and line."""
+    if (folder := data.folder) is None:
         return _generated(data)
-    folder = data.folder
     return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
 
 
@@ -193,10 +189,6 @@ def _labelled_text(path: Path, data: LabelledText) -> list[Sample]:
     return samples
 
 
-class TooLong(Exception):
-    """Signal that an expression grew past the limit; it is discarded."""
-
-
 def evaluate(ids: list[int]) -> int:
     """Return the value of an expression; raise ValueError if `ids` are not one expression."""
     stack: list[list[int]] = [[]]
@@ -241,7 +233,7 @@ def generate(
         ids: list[int] = []
         try:
             value = _grow(drawn, ids, 1, depth, arguments, lengths[1])
-        except TooLong:
+        except OverflowError:
             continue
         if len(ids) >= lengths[0] and tuple(ids) not in seen:
             seen.add(tuple(ids))
@@ -251,7 +243,7 @@ def generate(
 def _grow(
     drawn: random.Random, ids: list[int], level: int, depth: int, arguments: int, limit: int
 ) -> int:
-    """Append an expression of `level` to `ids` and return its value."""
+    """Append an expression of `level` to `ids` and return its value; raise if it is too long."""
     if level >= depth or drawn.random() > NESTED:
         digit = int(drawn.random() * 10)
         ids.append(1 + digit)
@@ -262,5 +254,5 @@ def _grow(
     values = [_grow(drawn, ids, level + 1, depth, arguments, limit) for _ in range(count)]
     ids.append(END)
     if len(ids) > limit:
-        raise TooLong
+        raise OverflowError
     return OPERATIONS[operation](values)

@@ -56,10 +56,7 @@ class ByteEncoder:
 
 
 class SubwordEncoder:
-    """Subwords of the library `tokenizers`; a document ends with <|endoftext|>.
-
-    Raises ConfigError if `end` is not a token.
-    """
+    """Subwords of the library `tokenizers`; a document ends with <|endoftext|>."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", vocabulary: int) -> None:
         self.tokenizer = tokenizer
