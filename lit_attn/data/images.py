@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_attn.config.data.images import Images
 from lit_attn.data import sets
-from lit_attn.data.augment.pipeline import Batch, Pipeline
+from lit_attn.data.augment.steps import Batch, Pipeline
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 from lit_attn.schema.errors import ConfigError
 

@@ -10,7 +10,7 @@ from timm.data.mixup import cutmix_bbox_and_lam, mixup_target
 from torch import Tensor
 
 from lit_attn.config import augment as config
-from lit_attn.data.augment import pixels, shapes
+from lit_attn.data.augment import operations, policies
 from lit_attn.data.augment.steps import Mix, MixDraw, cutmix
 
 FILL = (125, 7, 250)
@@ -42,10 +42,10 @@ def same(batch: Tensor, singles: list[Image.Image]) -> None:
 
 
 ENHANCE = {
-    pixels.brightness: ImageEnhance.Brightness,
-    pixels.color: ImageEnhance.Color,
-    pixels.contrast: ImageEnhance.Contrast,
-    pixels.sharpness: ImageEnhance.Sharpness,
+    operations.brightness: ImageEnhance.Brightness,
+    operations.color: ImageEnhance.Color,
+    operations.contrast: ImageEnhance.Contrast,
+    operations.sharpness: ImageEnhance.Sharpness,
 }
 
 
@@ -62,7 +62,7 @@ def test_enhancements_equal_those_of_pillow(operation: object) -> None:
 @pytest.mark.parametrize(
     ("operation", "reference"),
     [
-        (pixels.autocontrast, ImageOps.autocontrast),
+        (operations.autocontrast, ImageOps.autocontrast),
         (policies.PIXELS["Equalize"], ImageOps.equalize),
         (policies.PIXELS["Invert"], ImageOps.invert),
     ],
@@ -88,12 +88,12 @@ def test_posterize_and_solarize() -> None:
     x = images(9)
     bits = torch.arange(9).clamp(1, 8).float()
     same(
-        pixels.posterize(x, bits),
+        operations.posterize(x, bits),
         [ImageOps.posterize(pil(i), int(b)) for i, b in zip(x, bits, strict=True)],
     )
     thresholds = torch.linspace(0, 256, 9)
     same(
-        pixels.solarize(x, thresholds),
+        operations.solarize(x, thresholds),
         [ImageOps.solarize(pil(i), float(t)) for i, t in zip(x, thresholds, strict=True)],
     )
 
@@ -102,7 +102,7 @@ def test_solarize_add() -> None:
     x = images(4)
     added = (x.int() + 51).clamp(0, 255).to(torch.uint8)
     expected = [ImageOps.solarize(pil(i), 128) for i in added]
-    same(pixels.solarize_add(x, torch.full((4,), 51.3)), expected)
+    same(operations.solarize_add(x, torch.full((4,), 51.3)), expected)
 
 
 def affine(
@@ -118,20 +118,20 @@ def test_geometric_operations_equal_those_of_pillow(size: int) -> None:
     fill = torch.tensor(FILL, dtype=torch.uint8)
     shear = torch.linspace(-0.3, 0.3, 13, dtype=torch.double)
     pairs = list(zip(x, shear.tolist(), strict=True))
-    same(shapes.shear_x(x, shear, fill), [affine(i, 1, a, 0, 0, 1, 0) for i, a in pairs])
-    same(shapes.shear_y(x, shear, fill), [affine(i, 1, 0, 0, a, 1, 0) for i, a in pairs])
+    same(operations.shear_x(x, shear, fill), [affine(i, 1, a, 0, 0, 1, 0) for i, a in pairs])
+    same(operations.shear_y(x, shear, fill), [affine(i, 1, 0, 0, a, 1, 0) for i, a in pairs])
     by = Image.Resampling.BICUBIC
     smooth_x = [affine(i, 1, a, 0, 0, 1, 0, by=by) for i, a in pairs]
     smooth_y = [affine(i, 1, 0, 0, a, 1, 0, by=by) for i, a in pairs]
-    same(shapes.shear_x_bicubic(x, shear, fill), smooth_x)
-    same(shapes.shear_y_bicubic(x, shear, fill), smooth_y)
+    same(operations.shear_x_bicubic(x, shear, fill), smooth_x)
+    same(operations.shear_y_bicubic(x, shear, fill), smooth_y)
     move = torch.linspace(-46.7, 46.7, 13, dtype=torch.double)
     pairs = list(zip(x, move.tolist(), strict=True))
-    same(shapes.translate_x(x, move, fill), [affine(i, 1, 0, a, 0, 1, 0) for i, a in pairs])
-    same(shapes.translate_y(x, move, fill), [affine(i, 1, 0, 0, 0, 1, a) for i, a in pairs])
+    same(operations.translate_x(x, move, fill), [affine(i, 1, 0, a, 0, 1, 0) for i, a in pairs])
+    same(operations.translate_y(x, move, fill), [affine(i, 1, 0, 0, 0, 1, a) for i, a in pairs])
     turn = torch.linspace(-30, 30, 13, dtype=torch.double)
     turned = [pil(i).rotate(a, fillcolor=FILL) for i, a in zip(x, turn.tolist(), strict=True)]
-    same(shapes.rotate(x, turn, fill), turned)
+    same(operations.rotate(x, turn, fill), turned)
 
 
 @pytest.mark.parametrize("side", [18.67, 10.0, 40.0])
@@ -146,16 +146,16 @@ def test_cutout_equals_that_of_pillow(side: float) -> None:
         ImageDraw.Draw(copy).rectangle(box, FILL)
         drawn.append(copy)
     fill, sides = torch.tensor(FILL, dtype=torch.uint8), torch.full((6,), side)
-    same(shapes.cutout(x, sides, centres[:, 0], centres[:, 1], fill), drawn)
+    same(operations.cutout(x, sides, centres[:, 0], centres[:, 1], fill), drawn)
 
 
 def test_flip_and_crop() -> None:
     x = images(4)
-    flipped = shapes.flip(x, torch.tensor([True, False, True, False]))
+    flipped = operations.flip(x, torch.tensor([True, False, True, False]))
     assert torch.equal(flipped[0], x[0].flip(-1))
     assert torch.equal(flipped[1], x[1])
     top, left = torch.tensor([0, 4, 8, 3]), torch.tensor([8, 4, 0, 5])
-    cropped = shapes.crop(x, 4, top, left)
+    cropped = operations.crop(x, 4, top, left)
     for i in range(4):
         padded = ImageOps.expand(pil(x[i]), 4)
         box = (int(left[i]), int(top[i]), int(left[i]) + 32, int(top[i]) + 32)
@@ -167,7 +167,7 @@ def test_erase_sets_the_box_to_the_mean() -> None:
     x = torch.randn(3, 3, 8, 8)
     mean = torch.tensor([0.5, 0.4, 0.3])
     boxes = torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0], [5, 5, 3, 3]])
-    erased = shapes.erase(x, boxes, mean)
+    erased = operations.erase(x, boxes, mean)
     assert torch.equal(erased[0, :, 1:4, 2:6], mean.view(3, 1, 1).expand(3, 3, 4))
     assert torch.equal(erased[1], x[1])
     assert (erased != x).sum() == 3 * (12 + 9)

@@ -14,8 +14,7 @@ from torchvision.transforms.autoaugment import RandAugment, _apply_op
 from lit_attn.config import augment as config
 from lit_attn.config.data.images import Cifar10, Digits
 from lit_attn.data.augment import policies
-from lit_attn.data.augment.pipeline import Pipeline
-from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix
+from lit_attn.data.augment.steps import Crop, Erasing, Flip, Mix, Pipeline
 
 AUTOAUGMENT = policies.AutoAugment(config.AutoAugmentConfig(), 32)
 BLANKING = policies.BlankingRandAugment(config.RandAugmentConfig(flavour="blanking"))

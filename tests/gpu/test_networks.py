@@ -26,7 +26,7 @@ from lit_attn.config.models.language import SequenceClassifierConfig
 from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig, ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.study import read_studies
-from lit_attn.data.augment.pipeline import Pipeline
+from lit_attn.data.augment.steps import Pipeline
 from lit_attn.data.module import torch_generator
 from lit_attn.models import imagenet_vit, jit, language, vit
 from lit_attn.models.language import Sampling, continuation

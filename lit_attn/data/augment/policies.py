@@ -16,21 +16,21 @@ from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms.v2 import functional
 
 from lit_attn.config.augment import AutoAugmentConfig, RandAugmentConfig
-from lit_attn.data.augment import pixels, shapes
+from lit_attn.data.augment import operations
 
 PIXELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Identity": lambda images, _: images,
-    "AutoContrast": pixels.autocontrast,
-    "Brightness": pixels.brightness,
-    "Color": pixels.color,
-    "Contrast": pixels.contrast,
+    "AutoContrast": operations.autocontrast,
+    "Brightness": operations.brightness,
+    "Color": operations.color,
+    "Contrast": operations.contrast,
     # These two of torchvision equal Pillow's to the last bit.
     "Equalize": lambda images, _: functional.equalize(images),
     "Invert": lambda images, _: functional.invert(images),
-    "Posterize": pixels.posterize,
-    "Sharpness": pixels.sharpness,
-    "Solarize": pixels.solarize,
-    "SolarizeAdd": pixels.solarize_add,
+    "Posterize": operations.posterize,
+    "Sharpness": operations.sharpness,
+    "Solarize": operations.solarize,
+    "SolarizeAdd": operations.solarize_add,
 }
 
 # Operations whose factor is 1 plus or minus the magnitude.
@@ -46,11 +46,11 @@ class Policy:
     names: list[str]
     fill = 0
     shapes: ClassVar[dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-        "Rotate": shapes.rotate,
-        "ShearX": shapes.shear_x,
-        "ShearY": shapes.shear_y,
-        "TranslateX": shapes.translate_x,
-        "TranslateY": shapes.translate_y,
+        "Rotate": operations.rotate,
+        "ShearX": operations.shear_x,
+        "ShearY": operations.shear_y,
+        "TranslateX": operations.translate_x,
+        "TranslateY": operations.translate_y,
     }
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -94,8 +94,8 @@ class AutoAugment(Policy):
     """
 
     shapes: ClassVar = Policy.shapes | {
-        "ShearX": shapes.shear_x_bicubic,
-        "ShearY": shapes.shear_y_bicubic,
+        "ShearX": operations.shear_x_bicubic,
+        "ShearY": operations.shear_y_bicubic,
     }
     SIGNED = (*ENHANCEMENTS, "ShearX", "ShearY", "TranslateX", "TranslateY")
 
@@ -174,7 +174,7 @@ class TorchvisionRandAugment(Policy):
         def bin_of(most: float) -> float:
             return float(torch.linspace(0.0, most, 31)[config.magnitude])
 
-        # Torchvision translates by whole pixels.
+        # Torchvision translates by whole operations.
         move = int(bin_of(150 / 331 * size))
         amounts = {
             "Identity": 0.0,
@@ -202,7 +202,7 @@ class TorchvisionRandAugment(Policy):
 
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:
-    """Return magnitude `index` of 0 (none) to 9 (strongest) for images of `size` pixels."""
+    """Return magnitude `index` of 0 (none) to 9 (strongest) for images of `size` operations."""
     shear, move = np.linspace(0, 0.3, 10), np.linspace(0, 150 / 331, 10) * size
     bins = {
         **{"ShearX": shear, "ShearY": shear, "TranslateX": move, "TranslateY": move},
@@ -231,4 +231,4 @@ def _cutout(images: Tensor, side: Tensor, place: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     fill = torch.tensor(CUTOUT_FILL[: images.shape[1]], dtype=torch.uint8, device=images.device)
     x, y = width + (1 - width) * place[:, 0], height + (1 - height) * place[:, 1]
-    return shapes.cutout(images, side, x, y, fill)
+    return operations.cutout(images, side, x, y, fill)

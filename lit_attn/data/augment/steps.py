@@ -1,10 +1,16 @@
-"""Augmentation steps except the policies: flip, crop, normalisation, erasing, MixUp and CutMix.
+"""Augmentation of image batches on the device: the pipeline, and all steps but the policies.
+
+Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
+for each image. `apply` changes the images on their device. A batch is therefore the same on every
+device, however many batches are augmented together, and the tests compare `apply` with Pillow,
+torchvision and timm on the same draws.
 
 Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
 indices, mixed targets (N, classes).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config.augment import CropConfig, ErasingConfig, FlipConfig, MixConfig
-from lit_attn.data.augment import shapes
+from lit_attn.config.augment import CropConfig, ErasingConfig, FlipConfig, ImageFormat, MixConfig
+from lit_attn.config.data.images import Images
+from lit_attn.data.augment import operations
 
+Batch = tuple[Tensor, Tensor]
 Parameters = tuple[Tensor, ...]
 
 
@@ -38,6 +46,51 @@ class BatchStep(Protocol):
         """Return the mixed images, and their targets as probabilities (N, classes)."""
 
 
+class Draw(NamedTuple):
+    """Random parameters of one batch of `size` images: one entry for each step, and the mix."""
+
+    size: int
+    steps: list[Parameters]
+    mix: Any
+
+
+class Pipeline:
+    """Augmentation of one data set, for one batch or for many batches at once.
+
+    `mean` and `std` (per channel, 0 to 1) are the training images'; `normalize` can set its own.
+    """
+
+    def __init__(self, data: Images, mean: list[float], std: list[float]) -> None:
+        classes = getattr(data, "num_classes", 0)
+        images = ImageFormat(data.image_shape, classes, mean, std)
+        for config in data.augment:
+            images = config.with_statistics(images)
+        built = [(config.stage, config.build(images)) for config in data.augment]
+        self.normalize: Step = next(step for stage, step in built if stage == "normalize")
+        self.steps: list[Step] = [step for stage, step in built if stage != "batch"]
+        self.mix: BatchStep | None = next((s for stage, s in built if stage == "batch"), None)
+
+    def draw(self, n: int, generator: torch.Generator) -> Draw:
+        """Draw the parameters of one batch of `n` images."""
+        steps = [step.draw(n, generator) for step in self.steps]
+        return Draw(n, steps, None if self.mix is None else self.mix.draw(n, generator))
+
+    def apply(self, images: Tensor, labels: Tensor, drawn: Sequence[Draw]) -> list[Batch]:
+        """Return a batch for each of `drawn`, from their concatenated images and labels.
+
+        A small operation takes a device as long as a large one, so many small batches are best
+        augmented together. A batch does not depend on the batches that are augmented with it.
+        """
+        for position, step in enumerate(self.steps):
+            parameters = zip(*(one.steps[position] for one in drawn), strict=True)
+            images = step.apply(images, tuple(torch.cat(parts) for parts in parameters))
+        sizes = [one.size for one in drawn]
+        batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
+        if self.mix is None:
+            return batches
+        return [self.mix.apply(*batch, one.mix) for batch, one in zip(batches, drawn, strict=True)]
+
+
 class Flip:
     """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
@@ -48,7 +101,7 @@ class Flip:
         return (torch.rand(n, generator=generator) < self.p,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.flip(images, *_to_device_of(images, drawn))
+        return operations.flip(images, *_to_device_of(images, drawn))
 
 
 class Crop:
@@ -62,7 +115,7 @@ class Crop:
         return tuple(corners.unbind())
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.crop(images, self.padding, *_to_device_of(images, drawn))
+        return operations.crop(images, self.padding, *_to_device_of(images, drawn))
 
 
 class Normalize:
@@ -111,7 +164,7 @@ class Erasing:
         return (torch.cat([top, left, tall, wide], dim=1).long() * used,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return shapes.erase(images, *_to_device_of(images, (*drawn, self.mean)))
+        return operations.erase(images, *_to_device_of(images, (*drawn, self.mean)))
 
 
 class MixDraw(NamedTuple):

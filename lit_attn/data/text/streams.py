@@ -4,10 +4,10 @@ import hashlib
 import pydoc_data.topics
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-
 BUILD_SPECIFIC = "_sysconfigdata"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Ids of one file or text, and the name that errors use for it."""
 
     name: str
