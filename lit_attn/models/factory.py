@@ -68,11 +68,14 @@ def describe(model: Model, data: Data) -> Budget:
     Raises ConfigError if the parts of the model do not go together.
     """
     network = build(model, data, "meta").eval()
+    parameters = count(network)
+    # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
+    network.requires_grad_(False)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, model_errors():
         network(*model.sample(data.signature()))
     width = None if model.ffn is None else model.ffn.width
-    return Budget(count(network), counter.get_total_flops(), width)
+    return Budget(parameters, counter.get_total_flops(), width)
 
 
 def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
@@ -86,12 +89,14 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
     if model.ffn is None:
         raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
     target = count(build(match_to, data, "meta"))
-    at_one, at_two = (count(build(model.with_width(width), data, "meta")) for width in (1, 2))
-    if at_two == at_one:
+    # The second width is large, because some models from elsewhere round their widths.
+    widths = (1, 1025)
+    at_one, at_large = (count(build(model.with_width(w), data, "meta")) for w in widths)
+    if at_large == at_one:
         raise ConfigError(
             f"match: parameters: the parameter count of '{model.kind}' does not depend on ffn.width"
         )
-    width = 1 + round((target - at_one) / (at_two - at_one))
+    width = 1 + round(1024 * (target - at_one) / (at_large - at_one))
     if width < 1:
         raise ConfigError(
             f"match: parameters: {at_one:,} parameters with the narrowest FFN already exceed the "

@@ -26,7 +26,7 @@ from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ImageViTConfig
 from lit_attn.models import imagenet_vit
-from lit_attn.models.pretrained import load_timm
+from lit_attn.models.external import create_timm
 from lit_attn.models.seeded_draws import copy_projections
 from lit_attn.models.vit import AttentionBlock, initialise
 
@@ -73,12 +73,24 @@ class AttentionViT(BaseModule):
         self.checkpoint = checkpoint
 
     def init_weights(self) -> None:
-        """Draw initial values, or load the pretrained weights; ConfigError if they are missing."""
+        """Draw initial values, or load timm's weights, with positions resampled to the grid.
+
+        Parameters that the standard attention layer lacks keep their initial values, or copy W if
+        their part is defined so. Raises ValueError if the weights are missing or do not fit.
+        """
         if self.pretrained is None:
             initialise(self.vit, "timm")
             copy_projections(self.vit)
         else:
-            load_timm(self.vit, self.pretrained, self.checkpoint)
+            # The weights are copied, so they are read on the CPU whatever the default device is.
+            with torch.device("cpu"):
+                size, options = self.vit.patch_embed.img_size, {"num_classes": 0}
+                published = create_timm(self.pretrained, size, options, True, self.checkpoint)
+            try:
+                self.vit.load_state_dict(published.state_dict())
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ValueError(f"pretrained: '{self.pretrained}': {reason}") from error
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
         tokens = self.vit.forward_features(images)[:, self.vit.num_prefix_tokens :]

@@ -9,7 +9,7 @@ difference between the variants.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ def by_name(network: nn.Module) -> Iterator[None]:
     The seed is that of torch's generator (`torch.initial_seed`), whose state does not change. The
     values that modules drew in their constructors are drawn again first.
     """
-    with _ByName(network, torch.initial_seed()):
+    # By storage, since initialisers also fill views, such as a flattened convolution weight.
+    names = {p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()}
+    with _Seeded(lambda tensor: names.get(tensor.untyped_storage().data_ptr())):
         # Children first: a module may fill parameters of its children.
         for module in reversed(list(network.modules())):
             if callable(reset := getattr(module, "reset_parameters", None)):
@@ -49,17 +51,22 @@ def by_name(network: nn.Module) -> Iterator[None]:
         yield
 
 
-class _ByName(TorchDispatchMode):
-    """Gives every random operation on a parameter a generator of its own."""
+def by_shape() -> AbstractContextManager[object]:
+    """Draw every random fill of a tensor by seed, shape, and count of fills of this shape.
 
-    def __init__(self, network: nn.Module, seed: int) -> None:
+    It is for models whose constructors draw the initial values, before parameters have names. More
+    or other parameters then change the values of parameters of their own shape only.
+    """
+    return _Seeded(lambda tensor: None if tensor.is_meta else str(tuple(tensor.shape)))
+
+
+class _Seeded(TorchDispatchMode):
+    """Gives every random operation on a tensor with a key a generator of its own."""
+
+    def __init__(self, find_key: Callable[[torch.Tensor], str | None]) -> None:
         super().__init__()
-        self.seed = seed
-        # By storage, since initialisers also fill views, such as a flattened convolution weight.
-        self.names = {
-            parameter.untyped_storage().data_ptr(): name
-            for name, parameter in network.named_parameters()
-        }
+        self.seed = torch.initial_seed()
+        self.find_key = find_key
         self.fills: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -67,12 +74,12 @@ class _ByName(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], torch.Tensor):
-            name = self.names.get(args[0].untyped_storage().data_ptr())
-            if name is not None:
-                kwargs = {**kwargs, "generator": self._generator(name, args[0].device)}
+            key = self.find_key(args[0])
+            if key is not None and any(a.name == "generator" for a in func._schema.arguments):
+                kwargs = {**kwargs, "generator": self._generator(key, args[0].device)}
         return func(*args, **kwargs)
 
-    def _generator(self, name: str, device: torch.device) -> torch.Generator:
-        self.fills[name] += 1
-        digest = hashlib.blake2b(f"{self.seed} {name} {self.fills[name]}".encode()).digest()
+    def _generator(self, key: str, device: torch.device) -> torch.Generator:
+        self.fills[key] += 1
+        digest = hashlib.blake2b(f"{self.seed} {key} {self.fills[key]}".encode()).digest()
         return torch.Generator(device).manual_seed(int.from_bytes(digest[:8]) >> 1)

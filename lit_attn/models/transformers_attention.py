@@ -18,8 +18,8 @@ from lit_attn.models.replace import Adapter, Projections, by_head, join, linear
 class Hub(Adapter):
     """Attention with q_proj, k_proj, v_proj and o_proj: ViT, Llama, Mistral, Qwen2, Qwen3.
 
-    Masks, rotary embeddings and key/value caches are those of transformers. In training nothing is
-    cached.
+    Masks, rotary embeddings and key/value caches are those of transformers. In training, and
+    where FLOPs are counted, nothing is cached.
     """
 
     adds_to_logits = False
@@ -55,7 +55,7 @@ class Hub(Adapter):
             raise ValueError("replaced attention needs attn_implementation sdpa or eager")
         past = arguments.get("past_key_values", arguments.get("layer_past"))
         cache = None
-        if past is not None and not self.training:
+        if past is not None and not self.training and not x.is_meta:
             cache = self.open_cache(getattr(past, "self_attention_cache", past))
             mask = None if mask is None else mask[..., -(cache.kept + x.shape[1]) :]
         if mask is not None and not self.is_causal and mask.dtype == torch.bool:

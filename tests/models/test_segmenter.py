@@ -282,21 +282,21 @@ def test_missing_weights_are_named(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (3, 64, 64)
-    with pytest.raises(ConfigError, match="no weights 'vit_tiny_p16'; did you mean 'vit_"):
+    with pytest.raises(ValueError, match="'vit_tiny_p16' is not a timm model; did you mean 'vit_"):
         segmenter.build(pretrained(weights, pretrained="vit_tiny_p16"), shape, 7)
-    with pytest.raises(ConfigError, match=r"cannot load .* from .*nothing\.pth"):
+    with pytest.raises(ValueError, match=r"cannot load .* from .*nothing\.pth"):
         segmenter.build(pretrained(tmp_path / "nothing.pth"), shape, 7)
     (tmp_path / "broken.pth").write_bytes(b"not weights")
-    with pytest.raises(ConfigError, match=r"cannot load .* from .*broken\.pth"):
+    with pytest.raises(ValueError, match=r"cannot load .* from .*broken\.pth"):
         segmenter.build(pretrained(tmp_path / "broken.pth"), shape, 7)
-    with pytest.raises(ConfigError, match="size mismatch"):
+    with pytest.raises(ValueError, match="size mismatch"):
         segmenter.build(pretrained(weights, ffn=FFN(width=700)), shape, 7)
 
     def offline(*_: object, **__: object) -> None:
         raise OSError("no connection")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(ConfigError, match=r"timm's hub: no connection; model.checkpoint can name"):
+    with pytest.raises(ValueError, match=r"timm's hub: no connection; `checkpoint` can name"):
         segmenter.build(pretrained(weights, checkpoint=None), shape, 7)
 
 

@@ -1,0 +1,146 @@
+"""Models from elsewhere, with their attention replaced: timm, transformers, and own modules."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from lit_attn.config.models.base import Model, require_one_size
+from lit_attn.config.signatures import (
+    ImageLabels,
+    ImageTargets,
+    LabelledTokens,
+    Questions,
+    Signature,
+    TokenStream,
+)
+from lit_attn.schema.base import Config, load, outside_identity
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class ModelFFN(Config):
+    """Feed-forward network of a model from elsewhere."""
+
+    width: PositiveInt | None = Field(
+        None,
+        description="hidden units in the first stage; null: those of the model; "
+        "`match: parameters` solves for them",
+    )
+
+
+class ExternalModel(Model):
+    """Base of the models from elsewhere (docs/own-models.md)."""
+
+    runs_foreign_code = True
+    builder: ClassVar[str]
+    """Function in lit_attn.models.external that builds the model."""
+
+    ffn: ModelFFN = Field(  # type: ignore[assignment]
+        ModelFFN(), description="feed-forward network of every block, which the model must keep"
+    )
+    arguments: dict[str, Any] = Field({}, description="further arguments of the model")
+
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        self.check(signature)
+        function = load(f"lit_attn.models.external:{self.builder}")
+        network: nn.Module = function(self, signature, device)
+        return network
+
+    def try_out(self, signature: Any) -> None:
+        try:
+            super().try_out(signature)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @field_validator("ffn")
+    @classmethod
+    def _has_activation(cls, ffn: Any) -> Any:
+        return ffn
+
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _read_none(cls, value: Any) -> Any:
+        if value in (None, "none"):
+            raise ValueError("a model from elsewhere cannot do without its FFN")
+        return value
+
+
+class TimmConfig(ExternalModel):
+    """Any image model of timm with softmax self-attention."""
+
+    takes = (ImageLabels, ImageTargets)
+    builder = "build_timm"
+
+    kind: Literal["timm"] = "timm"
+    name: str = Field(description="timm's name of the model")
+    pretrained: bool = Field(False, description="start from timm's weights of this name")
+    checkpoint: Path | None = outside_identity(
+        None, "file of those weights; downloaded through timm if null"
+    )
+
+    def check(self, signature: Any) -> None:
+        require_one_size(self.kind, signature)
+        if self.checkpoint is not None and not self.pretrained:
+            raise ValueError("checkpoint: needs `pretrained: true`")
+
+    def check_files(self) -> None:
+        if self.checkpoint is not None and not self.checkpoint.is_file():
+            raise ConfigError(f"model.checkpoint: no file {self.checkpoint}")
+
+
+class TransformersConfig(ExternalModel):
+    """A model of transformers with random weights (`architecture`) or pretrained ones (`name`).
+
+    Data set the number of classes, the vocabulary, the positions and the image size. The class for
+    image classification, sequence classification or language modelling follows from them.
+    """
+
+    takes = (ImageLabels, ImageTargets, LabelledTokens, TokenStream, Questions)
+    builder = "build_transformers"
+
+    kind: Literal["transformers"] = "transformers"
+    architecture: str | None = Field(
+        None, description="model type with random weights, such as llama; `arguments` are its keys"
+    )
+    name: str | None = Field(
+        None, description="folder or hub name of pretrained weights, such as openai-community/gpt2"
+    )
+
+    def check(self, signature: Any) -> None:
+        if getattr(signature, "pairs", False):
+            raise ValueError(f"'{self.kind}' does not take pairs of sequences")
+        if hasattr(signature, "shape"):
+            require_one_size(self.kind, signature)
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.architecture is None) == (self.name is None):
+            raise ValueError("needs either `architecture` or `name`")
+        return self
+
+
+class ModuleConfig(ExternalModel):
+    """A module of yours, from a file in `parts` or an installed package.
+
+    The class or function is called with `arguments`, and with those of the following that it has
+    as parameters: `attention` (a class with the arguments of timm's attention), `ffn_width`, and
+    the fields of the data's signature, such as `classes`. Without a parameter `attention`, its
+    self-attention layers are replaced.
+    """
+
+    takes = (Signature,)
+    builder = "build_module"
+
+    kind: Literal["module"] = "module"
+    target: str = Field(description="the class, as mine:Net; this key is also called `import`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_import(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "import" in value and "target" not in value:
+            return {"target" if key == "import" else key: item for key, item in value.items()}
+        return value

@@ -1,0 +1,235 @@
+"""Builders of models from elsewhere: timm, transformers, and modules of a user.
+
+The attention layers are replaced (lit_attn.models.replace). Initial values are those of the model's
+own code, drawn so that variants of one seed share them (lit_attn.models.seeded_draws).
+"""
+
+import dataclasses
+import inspect
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from lit_attn.attention.layer import attn_layer
+from lit_attn.config.models.external import (
+    ExternalModel,
+    ModuleConfig,
+    TimmConfig,
+    TransformersConfig,
+)
+from lit_attn.config.signatures import (
+    ImageSignature,
+    LabelledTokens,
+    Questions,
+    Signature,
+    TokenStream,
+)
+from lit_attn.extras import require
+from lit_attn.models.layers import Device
+from lit_attn.models.replace import replace_attention
+from lit_attn.models.seeded_draws import by_shape
+from lit_attn.schema.base import load
+from lit_attn.schema.errors import ConfigError, suggest
+
+WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim")
+"""Names of the FFN width in the configurations of transformers."""
+
+
+def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
+    """Return timm's model for images of the signature's size; raise ValueError if it has none."""
+    channels, *size = signature.shape
+    options = {"num_classes": signature.outputs, "in_chans": channels} | model.arguments
+    if model.ffn.width is not None:
+        with torch.device("meta"):
+            narrow = create_timm(model.name, size, options)
+        dim = narrow.feature_info[0]["num_chs"]
+        # A little more than the width, because timm rounds the product with the ratio down.
+        options["mlp_ratio"] = (model.ffn.width + 1e-6) / dim
+
+    def create() -> nn.Module:
+        is_loaded = model.pretrained and torch.empty(0).device.type != "meta"
+        return create_timm(model.name, size, options, is_loaded, model.checkpoint)
+
+    return _build(model, create, device)
+
+
+def create_timm(
+    name: str,
+    size: Any,
+    options: dict[str, Any],
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+) -> Any:
+    """Return timm's model `name` for images of `size` (H, W), if it depends on the size.
+
+    Pretrained weights come from the file `checkpoint` or from timm's hub. Raises ValueError for an
+    unknown name, an unknown option, or weights that cannot be loaded.
+    """
+    if not timm.is_model(name):
+        raise ValueError(f"name: '{name}' is not a timm model{suggest(name, timm.list_models())}")
+    overlay = None
+    if checkpoint is not None:
+        # timm's own reader is only for the .npz files of the original release.
+        original = Path(checkpoint).suffix == ".npz"
+        overlay = {"file": str(checkpoint), "custom_load": original, "hf_hub_id": None}
+    create = partial(timm.create_model, name, pretrained, pretrained_cfg_overlay=overlay, **options)
+    try:
+        try:
+            return create(img_size=tuple(size))
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return create()
+    except TypeError as error:
+        key = "ffn.width" if "mlp_ratio" in str(error) else "arguments"
+        raise ValueError(f"{key}: '{name}': {error}") from error
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        if not pretrained:
+            raise
+        source = "timm's hub" if checkpoint is None else str(checkpoint)
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"pretrained: cannot load '{name}' from {source}: {reason}; `checkpoint` can name a "
+            "local file"
+        ) from error
+
+
+def build_transformers(model: TransformersConfig, signature: Any, device: Device) -> nn.Module:
+    """Return a network that maps what data with `signature` contain to logits."""
+    transformers = require("transformers", "model.kind", "transformers")
+    task, call, settings = next(HEADS[t] for t in type(signature).__mro__ if t in HEADS)
+    factory = getattr(transformers, f"AutoModelFor{task}")
+    values = settings(signature)
+    if model.name is not None:
+        pretrained = transformers.AutoConfig.from_pretrained(model.name)
+        positions = getattr(pretrained, "max_position_embeddings", None)
+        if positions is not None and values.pop("max_position_embeddings", 0) > positions:
+            raise ValueError(f"name: '{model.name}' has {positions} positions, fewer than context")
+        values.pop("vocab_size", None)
+        config_class, values = type(pretrained), pretrained.to_diff_dict() | values
+    else:
+        config_class = _find_architecture(transformers, model.architecture)
+    keys = {*config_class.__dataclass_fields__, *config_class.attribute_map, "num_labels"}
+    for key in model.arguments:
+        if key not in keys:
+            raise ValueError(f"arguments: unknown key '{key}'{suggest(key, keys)}")
+    values = {key: value for key, value in values.items() if key in keys} | model.arguments
+    if model.ffn.width is not None:
+        width_key = next((key for key in WIDTH_KEYS if key in keys), None)
+        if width_key is None:
+            raise ValueError(f"ffn.width: {config_class.__name__} has no key for it")
+        values[width_key] = model.ffn.width
+    config = config_class(**values)
+
+    def create() -> nn.Module:
+        if model.name is None or torch.empty(0).device.type == "meta":
+            return factory.from_config(config)
+        return factory.from_pretrained(model.name, config=config, ignore_mismatched_sizes=True)
+
+    return Logits(_build(model, create, device), call)
+
+
+class Logits(nn.Module):
+    """Network that returns the logits of a model of transformers."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = self.call(self.model, *inputs).logits
+        return logits
+
+
+def call_images(model: nn.Module, images: Tensor) -> Any:
+    return model(pixel_values=images)
+
+
+def call_stream(model: nn.Module, tokens: Tensor) -> Any:
+    # Without a cache, transformers reads positions, which the meta device does not have.
+    return model(input_ids=tokens, use_cache=tokens.is_meta)
+
+
+def call_labelled(model: nn.Module, tokens: Tensor, present: Tensor) -> Any:
+    # FLOPs are counted on the meta device, where the contents of a mask cannot be read.
+    return model(input_ids=tokens, attention_mask=None if tokens.is_meta else present)
+
+
+def _image_settings(signature: Any) -> dict[str, Any]:
+    channels, height, width = signature.shape
+    size = height if height == width else [height, width]
+    return {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
+
+
+def _token_settings(signature: Any) -> dict[str, Any]:
+    classes = getattr(signature, "classes", None)
+    labels = {} if classes is None else {"num_labels": classes, "pad_token_id": 0}
+    context = signature.context
+    return {"vocab_size": signature.vocabulary, "max_position_embeddings": context, **labels}
+
+
+HEADS: dict[type[Signature], tuple[str, Callable[..., Any], Callable[[Any], dict[str, Any]]]] = {
+    ImageSignature: ("ImageClassification", call_images, _image_settings),
+    LabelledTokens: ("SequenceClassification", call_labelled, _token_settings),
+    Questions: ("CausalLM", call_stream, _token_settings),
+    TokenStream: ("CausalLM", call_stream, _token_settings),
+}
+"""Class of transformers, its call, and the keys that data set, by the type of the signature."""
+
+
+def _find_architecture(transformers: Any, name: str | None) -> Any:
+    """Return the configuration class of the model type `name`; raise ValueError if unknown."""
+    mapping = transformers.CONFIG_MAPPING
+    if name not in mapping:
+        raise ValueError(f"architecture: '{name}' is unknown{suggest(str(name), mapping.keys())}")
+    return mapping[name]
+
+
+def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Module:
+    """Return what the class or function `model.target` returns."""
+    try:
+        target = load(model.target)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise ValueError(f"import: {model.target}: {error}; is its file in `parts`?") from error
+    except AttributeError as error:
+        raise ValueError(f"import: {error}") from error
+    parameters = inspect.signature(target).parameters
+    offered = {
+        field.name: getattr(signature, field.name) for field in dataclasses.fields(signature)
+    }
+    offered |= {"signature": signature, "attention": attn_layer(model.attention)}
+    if model.ffn.width is not None:
+        if "ffn_width" not in parameters:
+            raise ValueError(f"ffn.width: {model.target} has no parameter `ffn_width`")
+        offered["ffn_width"] = model.ffn.width
+    arguments = {key: value for key, value in offered.items() if key in parameters}
+    return _build(
+        model,
+        lambda: target(**arguments | model.arguments),
+        device,
+        is_replaced="attention" not in parameters,
+    )
+
+
+def _build(
+    model: ExternalModel,
+    create: Callable[[], nn.Module],
+    device: Device,
+    is_replaced: bool = True,
+) -> nn.Module:
+    """Return what `create` returns, on `device`, with replaced attention layers."""
+    with torch.device(device or torch.get_default_device()), by_shape():
+        network = create()
+        if not is_replaced:
+            return network
+        try:
+            return replace_attention(network, model.attention, "attention")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error

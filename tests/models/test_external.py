@@ -1,0 +1,224 @@
+"""Models from elsewhere in YAML: the examples of docs/own-models.md, and what is refused."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.paths import ROOT
+from torch import nn
+
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.records import Plan, Result
+from lit_attn.config.models.base import Model
+from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
+from lit_attn.config.signatures import ImageLabels, ImageTargets, LabelledTokens, TokenStream
+from lit_attn.models.seeded_draws import by_shape
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+IMAGES = ImageLabels((1, 8, 8), 10)
+TEXT = TokenStream(50, 16)
+VIT = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+DECODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+GPT2 = DECODER | {"n_inner": 24}
+DECODER |= {"intermediate_size": 24}
+
+
+def make_timm(name: str = "vit_tiny_patch16_224", **changes: Any) -> TimmConfig:
+    return TimmConfig.model_validate({"name": name, "arguments": VIT} | changes)
+
+
+def make_hub(architecture: str, **changes: Any) -> TransformersConfig:
+    values = {"architecture": architecture, "arguments": DECODER} | changes
+    return TransformersConfig.model_validate(values)
+
+
+def test_the_studies_of_the_page_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
+    (module,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    (tmp_path / "net.py").write_text(module)
+    *experiments, studies = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    for name, experiment in zip(("timm", "llama", "net"), experiments, strict=True):
+        (tmp_path / f"own-{name}.yaml").write_text(experiment)
+    (tmp_path / "studies.yaml").write_text(studies)
+    finished = subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", "studies.yaml", "--jobs", "2"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for name in ("timm", "llama", "net"):
+        folder = tmp_path / "runs" / f"own-{name}"
+        plan = Plan.model_validate_json((folder / "plan.json").read_text())
+        results = [
+            Result.model_validate_json((folder / cell.path / "result.json").read_text())
+            for cell in plan.cells
+        ]
+        parameters = {result.variant: result.parameters for result in results}
+        assert parameters["belief2"] == pytest.approx(parameters["standard"], rel=0.02)
+        assert all(result.flops > 0 and result.steps > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    ("model", "signature"),
+    [
+        (make_timm(), IMAGES),
+        (make_timm(), ImageTargets((3, 8, 8), 2)),
+        (make_timm("eva02_tiny_patch14_224"), IMAGES),
+        (make_hub("vit", arguments=DECODER | {"patch_size": 4}), IMAGES),
+        (make_hub("bert"), LabelledTokens(50, 16, 3)),
+        (make_hub("gpt2", arguments=GPT2), TEXT),
+        (make_hub("qwen3", arguments=DECODER | {"num_key_value_heads": 1}), TEXT),
+    ],
+    ids=lambda value: getattr(value, "name", None) or getattr(value, "architecture", None),
+)
+def test_variants_of_a_seed_share_their_initial_values(model: Model, signature: Any) -> None:
+    def start(preset: str) -> nn.Module:
+        torch.manual_seed(3)
+        return model.model_copy(update={"attention": PRESETS[preset]}).build(signature)
+
+    standard, other = start("standard"), dict(start("belief2").named_parameters())
+    assert len(other) > len(list(standard.parameters()))
+    for name, value in standard.named_parameters():
+        assert torch.equal(other[name], value), name
+    inputs = [x.new_zeros(x.shape, device="cpu") for x in signature.sample()]
+    assert standard(*inputs).shape[-1] in (10, 2, 3, 50)
+
+
+def test_more_draws_of_one_shape_leave_other_shapes_unchanged() -> None:
+    values = []
+    for count in (1, 3):
+        torch.manual_seed(0)
+        with by_shape():
+            for _ in range(count):
+                nn.Linear(3, 4)
+            values.append(nn.Linear(5, 2).weight)
+    assert torch.equal(*values)
+
+
+@pytest.mark.parametrize(
+    ("model", "signature"),
+    [
+        (make_timm(), IMAGES),
+        (make_timm("eva02_tiny_patch14_224"), IMAGES),
+        (make_hub("gpt2", arguments=GPT2), TEXT),
+        (make_hub("llama"), TEXT),
+    ],
+    ids=["vit", "eva02", "gpt2", "llama"],
+)
+def test_the_ffn_has_the_width_that_matching_finds(model: Model, signature: Any) -> None:
+    shapes = {tuple(p.shape) for p in model.with_width(37).build(signature, "meta").parameters()}
+    assert any(37 in shape for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("model", "signature", "message"),
+    [
+        (make_timm("vit_tny_patch16_224"), IMAGES, "name: .* did you mean 'vit_tiny_patch16_224'"),
+        (make_timm(arguments={"widht": 3}), IMAGES, "arguments: .* argument 'widht'"),
+        (
+            make_timm("xcit_nano_12_p16_224", arguments={}),
+            ImageLabels((3, 32, 32), 5),
+            r"attention: blocks\.0\.attn \(XCA\): its weights relate channels",
+        ),
+        (
+            make_timm("maxvit_pico_rw_256", arguments={}, ffn={"width": 8}),
+            ImageLabels((3, 64, 64), 5),
+            "ffn.width: .* 'mlp_ratio'",
+        ),
+        (make_hub("lama"), TEXT, "architecture: 'lama' is unknown; did you mean 'llama'"),
+        (
+            make_hub("llama", arguments={"hiden_size": 8}),
+            TEXT,
+            "unknown key 'hiden_size'; did you mean 'hidden_size'",
+        ),
+        (
+            ModuleConfig.model_validate({"import": "nothing_like_it:Net"}),
+            IMAGES,
+            "import: nothing_like_it:Net: .*; is its file in `parts`?",
+        ),
+        (
+            ModuleConfig(target="torch.nn:Liner"),
+            IMAGES,
+            "import: module 'torch.nn' has no attribute 'Liner'",
+        ),
+        (
+            ModuleConfig.model_validate({"target": "torch.nn:ReLU", "ffn": {"width": 3}}),
+            IMAGES,
+            "ffn.width: torch.nn:ReLU has no parameter `ffn_width`",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_one_line_before_anything_runs(
+    model: Model, signature: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        model.try_out(signature)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_ffn_cannot_be_left_out() -> None:
+    with pytest.raises(ValueError, match="cannot do without its FFN"):
+        make_timm(ffn="none")
+    with pytest.raises(ValueError, match="needs either `architecture` or `name`"):
+        TransformersConfig()
+    with pytest.raises(ValueError, match="does not take pairs"):
+        make_hub("bert").check(LabelledTokens(50, 16, 3, pairs=True))
+
+
+def test_a_class_can_build_its_attention_layers_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Net(nn.Module):
+        def __init__(self, attention: type[Attention], shape: Any, classes: int) -> None:
+            super().__init__()
+            self.layer = attention(shape[-1], 2)
+            self.head = nn.Linear(shape[-1], classes)
+
+        def forward(self, images: Any) -> Any:
+            return self.head(self.layer(images.flatten(1, 2)).mean(1))
+
+    monkeypatch.setattr(torch.nn, "OwnNet", Net, raising=False)
+    model = ModuleConfig(target="torch.nn:OwnNet", attention=PRESETS["belief2"])
+    network = model.build(IMAGES, "meta")
+    assert type(network.layer) is attn_layer("belief2")
+    model.try_out(IMAGES)
+
+
+def test_pretrained_weights_of_a_folder_remain(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 50, (2, 16))
+    model = TransformersConfig(name=str(tmp_path))
+    ours = model.build(TEXT).eval()
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="has 16 positions, fewer than context"):
+        model.build(TokenStream(50, 17))
+
+
+def test_pretrained_weights_of_timm_come_from_the_file(tmp_path: Path) -> None:
+    import timm
+
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, in_chans=1, num_classes=10, **VIT
+    )
+    path = tmp_path / "vit.pth"
+    torch.save(theirs.state_dict(), path)
+    model = make_timm(pretrained=True, checkpoint=path)
+    ours = model.build(IMAGES)
+    name = "blocks.0.mlp.fc1.weight"
+    assert torch.equal(ours.get_parameter(name), theirs.get_parameter(name))
+    assert make_timm(pretrained=True).identity() == model.identity()
+    with pytest.raises(ValueError, match=r"model.checkpoint: no file .*nothing\.pth"):
+        make_timm(pretrained=True, checkpoint=tmp_path / "nothing.pth").check_files()
