@@ -18,6 +18,7 @@ from lit_attn.config.papers import (
     refer,
 )
 from lit_attn.report import stats
+from lit_attn.report.columns import BUSY
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 
 Records = dict[str, StudyRecord]
@@ -134,6 +135,9 @@ def _format(table: Table, heading: str, values: Values, first: dict[str, Values]
     if not values:
         return ""
     column = table.columns[heading]
+    is_time = column.value.endswith(("_time", "_per_second"))
+    if is_time and max(values.values()) > BUSY * min(values.values()):
+        return f"busy machine (n={len(values)})"
     place = list(table.columns).index(heading)
     published = [row.cells[place] for row in table.rows.values()]
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2

@@ -7,16 +7,7 @@ import pandas as pd
 
 from lit_attn.cells.records import Metric, read_clock
 from lit_attn.config.papers import Figure, Panel, PaperSource, Reference
-from lit_attn.report import diagnostics
-from lit_attn.report.drawing import (
-    COLOURS,
-    Key,
-    add_legend,
-    appearance,
-    draw_band,
-    new_figure,
-    render,
-)
+from lit_attn.report import diagnostics, drawing
 from lit_attn.report.papers import Records, measure
 
 if TYPE_CHECKING:
@@ -34,10 +25,12 @@ def draw_figure(source: PaperSource, item: Figure, records: Records) -> dict[str
     """
     if not any(reference.study in records for reference in source.references(item)):
         return {}
-    with appearance():
+    with drawing.appearance():
         drawn = _draw_diagnostics(source, item, records)
         drawn["panels"] = _draw_panels(source, item, records) if item.panels else None
-        return {name: render(figure) for name, figure in drawn.items() if figure is not None}
+        return {
+            name: drawing.render(figure) for name, figure in drawn.items() if figure is not None
+        }
 
 
 def _draw_diagnostics(
@@ -63,13 +56,13 @@ def _draw_panels(
     source: PaperSource, item: Figure, records: Records
 ) -> "matplotlib.figure.Figure | None":
     """Draw the panels side by side with one legend; return None without any record."""
-    styles = itertools.product(("-", "--"), COLOURS)
-    key: Key = {
+    styles = itertools.product(("-", "--"), drawing.COLOURS)
+    key: drawing.Key = {
         label: (colour, dash) for label, (dash, colour) in zip(item.all_lines, styles, strict=False)
     }
     columns = min(MOST_IN_A_ROW, len(item.panels))
     rows = -(-len(item.panels) // columns)
-    figure = new_figure(2.4 * rows + 0.5)
+    figure = drawing.new_figure(2.4 * rows + 0.5)
     all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     frames = []
     for axes, panel in itertools.zip_longest(all_axes, item.panels):
@@ -83,7 +76,7 @@ def _draw_panels(
             if panel.x == "variant":
                 axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
             else:
-                draw_band(axes, part, *key[str(label)])
+                drawing.draw_band(axes, part, *key[str(label)])
         if panel.x == "variant":
             axes.tick_params(axis="x", rotation=60)
         labels = [records[line.study].plan.metric.label for line in lines.values()]
@@ -92,7 +85,7 @@ def _draw_panels(
         for axis in panel.log:
             getattr(axes, f"set_{axis}scale")("log")
     if any(panel.x != "variant" for panel in item.panels):
-        add_legend(figure, key)
+        drawing.add_legend(figure, key)
     return None if all(frame.empty for frame in frames) else figure
 
 

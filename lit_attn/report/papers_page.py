@@ -7,15 +7,8 @@ import pandas as pd
 from lit_attn.config.papers import Figure, Layout, PaperSource
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
-from lit_attn.report.formats import (
-    Cell,
-    Table,
-    named_table,
-    read_asset,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from lit_attn.report import formats
+from lit_attn.report.formats import Cell, Table
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, read_records
 from lit_attn.report.papers_figures import draw_figure
 from lit_attn.report.write import Section, render_page
@@ -45,7 +38,9 @@ def write_paper(
         if isinstance(item, PaperTable):
             tables = make_tables(source, item, records, caption)
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
-            texts = [to_latex(t, f"{source.name}-{number}-{i}") for i, t in enumerate(tables)]
+            texts = [
+                formats.to_latex(t, f"{source.name}-{number}-{i}") for i, t in enumerate(tables)
+            ]
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):
             for drawing, kinds in draw_figure(source, item, records).items():
@@ -57,12 +52,11 @@ def write_paper(
                 tables = [Table([""], [[Cell("not drawn")]], caption)]
         sections.append(Section(name, drawings, tables))
     title = source.paper.title + (" (small models)" if source.size else "")
-    warnings = [read_asset("tables.yaml")["small"]["note"]] if source.size else []
-    lines = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
+    warnings = [formats.read_asset("tables.yaml")["small"]["note"]] if source.size else []
+    parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
     for section in sections:
-        lines.append(f"## {section.heading}")
-        lines += [f"![{captions[stem]}]({stem}.svg)" for stem in section.figures]
-        lines += [to_markdown(table).rstrip("\n") for table in section.tables]
+        images = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
+        parts += [f"## {section.heading}", *images, *map(formats.to_markdown, section.tables)]
     files["index.html"] = render_page(
         title,
         sections,
@@ -72,7 +66,7 @@ def write_paper(
         name=folder.name,
         warnings=warnings,
     )
-    files["index.md"] = "\n\n".join([*lines, ""])
+    files["index.md"] = "\n\n".join(parts)
     for name, content in files.items():
         write_atomic(folder / name, content)
     return folder / "index.html"
@@ -118,7 +112,7 @@ def _lay_out(
             first = Cell(name if content == "o" else "ours")
             rows.append([first, *(Cell(entry.ours) for entry in line)])
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
-    note = read_asset("tables.yaml")["paper"]["note"]
+    note = formats.read_asset("tables.yaml")["paper"]["note"]
     return Table(["", *headings], rows, title, notes=[*notes, note] if "o" in content else notes)
 
 
@@ -130,7 +124,7 @@ def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Re
             texts = (verdict.text, number, verdict.published, verdict.ours, str(verdict.pairs))
             is_bold = verdict.judgement in ("agree", "disagree")
             rows.append([*map(Cell, texts), Cell(verdict.judgement, is_bold)])
-    return named_table("claims", rows)
+    return formats.named_table("claims", rows)
 
 
 def _to_csv(grid: list[list[Entry]]) -> str:
@@ -141,4 +135,6 @@ def _to_csv(grid: list[list[Entry]]) -> str:
         for entry in line
         for seed, value in entry.values.items() or [("", None)]
     ]
-    return to_csv(pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"]))
+    return formats.to_csv(
+        pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
+    )

@@ -90,6 +90,15 @@ def test_our_values_stand_below_the_published_ones(tmp_path: Path) -> None:
     assert sizes["BeliefFormer*", heading] == "24.0M (8.0%) (n=5)"
 
 
+def test_times_of_a_busy_machine_are_not_printed(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8)
+    for path in tmp_path.rglob("belief/0-*/result.json"):
+        path.write_text(path.read_text().replace('"median": 2.0', '"median": 3.0'))
+    cells = entries(tmp_path, "beliefformer", "3")
+    assert cells["BeliefFormer", "validation time"] == "busy machine (n=5)"
+    assert cells["BeliefFormer*", "validation time"] == "2.00 (n=5)"
+
+
 def test_means_over_columns_need_every_column(tmp_path: Path) -> None:
     run_invented(tmp_path, "mgk", ["1"], lambda name, seed: 0.3 + seed / 100)
     assert entries(tmp_path, "mgk", "1")["sMGK 4 heads", "Average"] == "32.00 ± 1.58 (n=5)"
