@@ -1,6 +1,7 @@
 """Console command `lit-attn`, also `python -m lit_attn`: every command of the package."""
 
 import inspect
+import signal
 import sys
 from collections.abc import Callable
 from itertools import takewhile
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lit_attn
+from lit_attn.ablate.display import silence
 from lit_attn.extras import require
 from lit_attn.files import write_atomic
 from lit_attn.schema.base import Kind, load
@@ -20,37 +22,31 @@ STARTER = Path(__file__).parent / "starter"
 
 
 class Command(NamedTuple):
-    """Command of a module, and what `lit-attn` prints about it.
-
-    `main` is the function that gets the words after `first`; `parser` returns its parser.
-    """
+    """Command: its words and help, and the function that gets `first` and the words."""
 
     words: str
     help: str
     main: str
-    parser: str = ""
     first: tuple[str, ...] = ()
 
 
-HERE, ABLATE = "lit_attn.__main__", "lit_attn.ablate.__main__"
-RUN, PARSER = f"{ABLATE}:main", f"{ABLATE}:make_parser"
-GENERATE = "lit_attn.generate"
+RUN = "lit_attn.ablate.__main__:main"
 COMMANDS = {
-    "init": Command("[FOLDER]", "write a first study and experiment", f"{HERE}:init"),
-    "run": Command("[FILE] [STUDY ...]", "run missing cells and write tables", RUN, PARSER),
-    "rerun": Command(
-        "stale|failed|CELL [FILE] [STUDY ...]", "run cells again", RUN, PARSER, ("rerun",)
-    ),
-    "status": Command("[FILE]", "show done and failed cells", RUN, first=("status",)),
-    "logs": Command("STUDY/VARIANT/SEED", "show the log of a cell", RUN, first=("logs",)),
+    "init": Command("[FOLDER]", "write a first study and experiment", "lit_attn.__main__:init"),
+    "run": Command("[FILE] [STUDY ...]", "run missing cells and write tables", RUN),
+    "rerun": Command("stale|failed|CELL [FILE] [STUDY ...]", "run cells again", RUN, ("rerun",)),
+    "status": Command("[FILE]", "show done and failed cells", RUN, ("status",)),
+    "logs": Command("STUDY/VARIANT/SEED", "show the log of a cell", RUN, ("logs",)),
     "report": Command("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Command("FOLDER", "train one cell alone", "lit_attn.train:main"),
-    "generate": Command("FOLDER", "continue a text", f"{GENERATE}:main", f"{GENERATE}:make_parser"),
+    "generate": Command("FOLDER", "continue a text", "lit_attn.generate:main"),
     "bench": Command("WHAT", "measure time and memory", "lit_attn.bench.__main__:main"),
     "prepare": Command("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),
-    "list": Command("[FAMILY]", "list studies, presets and members", f"{HERE}:show"),
-    "completion": Command("SHELL", "print a completion script", f"{HERE}:complete"),
+    "list": Command("[FAMILY]", "list studies, presets and members", "lit_attn.__main__:show"),
+    "completion": Command("SHELL", "print a completion script", "lit_attn.__main__:complete"),
 }
+# Commands with the name of a study, and the parser of their options.
+PARSERS = dict.fromkeys(("run", "rerun"), "lit_attn.ablate.__main__:make_parser")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in COMMANDS:
             raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
         command = COMMANDS[name]
-        if command.parser == PARSER and not {"-h", "--help"} & set(rest):
+        if name in PARSERS and not {"-h", "--help"} & set(rest):
             count = min(1, len(rest)) if name == "rerun" else 0
             rest = [*rest[:count], *find_studies(rest[count:])]
         run: Callable[[list[str]], int] = load(command.main)
@@ -75,6 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe.
+        silence(sys.stdout)
+        return 128 + signal.SIGPIPE
 
 
 def make_overview() -> str:
@@ -135,20 +135,21 @@ def show(words: list[str]) -> int:
     from lit_attn.attention.spec import PRESETS
     from lit_attn.config import experiment  # noqa: F401  It registers all members.
 
-    studies = {str(f): _read_titles(f) for f in (STUDIES, _shipped()) if f.exists()}
     families = {cls.__name__.lower(): cls.family for cls in Kind.__subclasses__()}
-    if words and words[0] in families:
-        _print_table({k: inspect.getdoc(m) or "" for k, m in families[words[0]].items()})
-    elif words and words[0] not in ("studies", "presets"):
-        hint = suggest(words[0], ["studies", "presets", *families])
-        raise ConfigError(f"lit-attn list: no family '{words[0]}'{hint}")
-    if not words or words[0] == "studies":
-        for file, titles in studies.items():
+    topic = words[0] if words else None
+    if topic in families:
+        _print_table({k: inspect.getdoc(m) or "" for k, m in families[topic].items()})
+    elif topic not in (None, "studies", "presets"):
+        hint = suggest(str(topic), ["studies", "presets", *families])
+        raise ConfigError(f"lit-attn list: no family '{topic}'{hint}")
+    if topic in (None, "studies"):
+        for file in filter(Path.exists, (STUDIES, _shipped())):
             print(f"studies in {file}")
-            _print_table(titles)
-    if not words or words[0] == "presets":
-        print("presets of attention\n ", "\n  ".join(PRESETS))
-    if not words:
+            _print_table(_read_titles(file))
+    if topic in (None, "presets"):
+        print("presets of attention")
+        _print_table(dict.fromkeys(PRESETS, ""))
+    if topic is None:
         print("members of families (`lit-attn list FAMILY` describes them)")
         _print_table({name: ", ".join(members) for name, members in families.items()})
     return 0
@@ -167,7 +168,7 @@ def complete(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lit-attn")
     commands = parser.add_subparsers(dest="command")
     for name, command in COMMANDS.items():
-        parents = [load(command.parser)()] if command.parser else []
+        parents = [load(PARSERS[name])()] if name in PARSERS else []
         added: Any = commands.add_parser(
             name, help=command.help, parents=parents, conflict_handler="resolve"
         )

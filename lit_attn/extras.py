@@ -23,19 +23,10 @@ def require(package: str, key: str, extra: str) -> ModuleType:
 
 
 def require_mmseg(key: str) -> None:
-    """Import mmsegmentation.
-
-    Raises ConfigError if it is not installed; the message names the configuration's `key`.
-    """
-    try:
-        # mmsegmentation prints that the client of a commercial service is not installed, and warns
-        # about mmcv's compiled operations, which are not used.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-            for module in ("mmseg.datasets", "mmseg.models"):
-                importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key}: needs {error.name}, which is not installed: "
-            "pip install 'lit_attn[segmentation]'"
-        ) from error
+    """Import mmsegmentation; raise ConfigError, which begins with `key`, if it is missing."""
+    # mmsegmentation prints that the client of a commercial service is not installed, and warns
+    # about mmcv's compiled operations, which are not used.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
+        for package in ("mmseg.datasets", "mmseg.models"):
+            require(package, key, "segmentation")

@@ -28,11 +28,7 @@ TOKENS = 200
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Exit codes: 0 for a text, 2 for an unusable run or option, 130 when interrupted, 141 if the
-    reader of the output (`head`) stops reading.
-    """
+    """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
     options = make_parser().parse_args(arguments)
     try:
         for text in generate(options):
@@ -114,10 +110,7 @@ def load_network(run: Path, cell: Cell) -> "GPT":
 
 
 def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of `prompt`, then the text that each id adds, up to the end of the document.
-
-    The bytes of a character are held back until the character is complete.
-    """
+    """Yield the text of `prompt`, then what each id adds, by complete characters, up to the end."""
     all_ids, text = list(prompt), encoder.decode(prompt)
     yield text
     for token_id in ids:
@@ -162,12 +155,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> int:
-    """Return the number of tokens to generate after a prompt of `prompt` tokens.
-
-    Raises ConfigError if they exceed the learned `positions`. The last token needs no position.
-    """
+    """Return the number of tokens to generate; ConfigError if they exceed the `positions`."""
     if positions is None:
         return requested or TOKENS
+    # The last token needs no position.
     limit = positions - prompt + 1
     if limit < 1:
         raise ConfigError(

@@ -1,11 +1,5 @@
 """Python interface of a study: read or build it, run it, and read its results as data frames.
 
-    from lit_attn import Study
-
-    study = Study.from_yaml("ablations.yaml", "digits")
-    study.run(jobs=2)
-    study.results().groupby("variant")["test/accuracy"].mean()
-
 It is the same study that the command line runs: both read and write the same files.
 """
 
@@ -33,24 +27,21 @@ if TYPE_CHECKING:
 
 COSTS = (
     *("parameters", "flops", "ffn_width", "step_time", "evaluation_time", "peak_memory"),
-    *("wall_time", "device", "devices", "steps", "epochs", "selected_epoch", "attempts"),
-    *("code", "data"),
+    *("wall_time", "device", "steps", "epochs", "selected_epoch", "code", "data"),
 )
-"""Fields of a result that `results` puts into columns. Times are in seconds (the median of steps
-and of evaluations), memory is in bytes."""
+"""Columns of `results` from the record of a cell; times are in seconds, memory is in bytes."""
 
 
 class Study:
     """A study of a file of studies, or one that is built in Python.
 
-    `experiment` is a file, or the experiment as a mapping; `keys` are the other keys of a study
-    (docs/studies.md), for example
+    `experiment` is a file or a mapping; `keys` are the other keys of a study (docs/studies.md):
 
         Study("sizes", experiment="experiments/digits.yaml", seeds=2, baseline="standard",
               cells={"standard": {}, "xsa": {"attention": "xsa"}})
 
-    It is written to `folder`/NAME.yaml, so the command line can run it too, and paths in it are
-    relative to `folder`. Raises ConfigError for a mistake in the study.
+    The study is written to `folder`/NAME.yaml, and paths in it are relative to `folder`. `out` and
+    `reports` are the folders of results and of tables. Raises ConfigError for a mistake.
     """
 
     def __init__(
@@ -81,10 +72,7 @@ class Study:
         out: str | Path = "runs",
         reports: str | Path = "reports",
     ) -> Self:
-        """Return the study `name` of a file; without a name its only study.
-
-        `out` is the folder of the results, `reports` that of the tables.
-        """
+        """Return the study `name` of a file; without a name its only study."""
         study = cls.__new__(cls)
         study._open(Path(path), name, out, reports)
         return study
@@ -98,10 +86,10 @@ class Study:
     ) -> bool:
         """Train the cells without a result, write the tables, and return True if none is missing.
 
-        At most `jobs` cells run at once, by default one for each GPU or core; at most `limit` cells
-        run. `retry` runs the cells again that have diverged. The runner is a process of its own, so
-        this works in notebooks and in scripts alike; its output appears line by line. An interrupt
-        (KeyboardInterrupt) stops it as Ctrl-C does, and another call continues it.
+        At most `jobs` cells run at once (by default one for each GPU or core), and at most `limit`
+        in total. `retry` repeats cells that have diverged. The runner is a process of its own, so
+        this works in notebooks too; its output appears line by line. KeyboardInterrupt stops it as
+        Ctrl-C does, and another call continues it.
         """
         self._expand()
         words = [str(self.path), "--study", self.name, "--out", str(self.out)]
@@ -133,17 +121,15 @@ class Study:
         """Return one row for each cell: variant, seed, state and folder."""
         import pandas as pd
 
-        rows = [
-            (job.cell.variant, job.cell.seed, job.state(), str(job.folder))
-            for job in self._expand().jobs
-        ]
+        jobs = self._expand().jobs
+        rows = [(job.cell.variant, job.cell.seed, job.state(), str(job.folder)) for job in jobs]
         return pd.DataFrame(rows, columns=["variant", "seed", "state", "folder"])
 
     def results(self) -> "pd.DataFrame":
         """Return one row for each finished cell.
 
-        The columns are variant and seed, every key of the experiment (`optimizer.lr`; lists as
-        JSON), every metric (`test/accuracy`, not scaled), and COSTS.
+        The columns are variant, seed, all keys of the experiment (`optimizer.lr`; lists as JSON),
+        all metrics (`test/accuracy`, not scaled), and COSTS.
         """
         import pandas as pd
 

@@ -1,20 +1,8 @@
 """Train one cell, from its config.yaml to its result.json: `python -m lit_attn.train CELL_DIR`.
 
-The life of a cell, from here downward:
-
-1. `main` reads `config.yaml`, takes the cell's lock (lit_attn.cells.lock) and forks one process for
-   each device if the cell uses several (lit_attn.cells.ranks). A runner does the same in
-   lit_attn.cells.ranks, and then calls `run_cell` as `main` does.
-2. `run_cell` moves temporary files into the cell's folder and joins the process group
-   (lit_attn.training.process_group), which knows this process's rank and device.
-3. lit_attn.training.fit trains. It builds data, network and task (lit_attn.training.build), resumes
-   the newest checkpoint (lit_attn.training.checkpoints) and gives Lightning the callbacks that
-   write `metrics.csv` and `progress.json` (lit_attn.training.recording) and the diagnostics.
-4. lit_attn.training.result selects the epoch and describes the run. `result.json` is written last,
-   after every number in it was checked. Only this file marks success.
-
-A cell without a result has failed or was stopped; lit_attn.cells.failure tells why, and the next
-attempt continues from the newest checkpoint.
+A process per device joins the cell's process group, trains (lit_attn.training.fit) and writes the
+records; `result.json` comes last, and only this file marks success. docs/design.md shows the life
+of a cell. A cell without a result continues from its newest checkpoint.
 """
 
 import argparse
@@ -39,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Exit codes: 0 the cell has a result, 1 it diverged, 2 bad configuration, 75 another process runs
-    the cell, 143 stopped by SIGTERM.
-    """
+    """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m lit_attn.train",
         description="Train one cell, from its config.yaml to its result.json.",

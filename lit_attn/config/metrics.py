@@ -102,29 +102,19 @@ class AddedMetric(Kind):
 
 
 class TorchMetric(AddedMetric):
-    """A metric of torchmetrics, or a `torchmetrics.Metric` of your own from a file in `parts`.
+    """A metric of torchmetrics, or a `torchmetrics.Metric` of your own (docs/own-tasks.md).
 
     It is printed in percent if its values lie between 0 and 1 (`plot_lower_bound` and
-    `plot_upper_bound` of the class), and `higher_is_better` of the class is its direction. Shapes
-    of predictions and targets: probabilities (N, classes) and labels (N,) for classification,
-    language modelling and head composition; classes (N,) and labels (N,) for segmentation; values
-    and targets, both (N,) or (N, K), for regression.
+    `plot_upper_bound` of the class), and `higher_is_better` of the class is its direction.
     """
 
     kind: Literal["torchmetrics"] = "torchmetrics"
-    name: str = Field(
-        description="class of torchmetrics, as CalibrationError, or `mine:MyMetric` for the class "
-        "MyMetric of mine.py"
-    )
+    name: str = Field(description="class of torchmetrics, or `mine:MyMetric` of mine.py")
     arguments: dict[str, Any] = Field(
-        {},
-        description="arguments of the class, as {task: multiclass, n_bins: 10}; `num_classes` "
-        "follows from the data",
+        {}, description="arguments of the class; `num_classes` follows from the data"
     )
     record_as: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z][\w-]*$",
-        description="name in results, after the split; null: the name of the class",
+        None, pattern=r"^[A-Za-z][\w-]*$", description="name in results; null: that of the class"
     )
 
     def build(self, outputs: Outputs | None) -> "torchmetrics.Metric":
@@ -162,10 +152,8 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
         reason = " ".join(str(error).split())
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
-    is_higher_better: bool | None = metric.higher_is_better
-    goal: Literal["max", "min"] | None = None
-    if is_higher_better is not None:
-        goal = "max" if is_higher_better else "min"
+    goals: dict[Any, Literal["max", "min"]] = {True: "max", False: "min"}
+    goal = goals.get(metric.higher_is_better)
     if (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
         return percent(name, name, goal)
     return MetricInfo(name, name, goal=goal)
@@ -183,16 +171,11 @@ def _find_class(name: str) -> Any:
         if not (isinstance(metric_class, type) and issubclass(metric_class, torchmetrics.Metric)):
             raise ValueError(f"{name} is not a subclass of torchmetrics.Metric")
         return metric_class
-    members: dict[str, Any] = {}
-    for package in ("classification", "clustering", "nominal", "regression", "segmentation"):
-        module = import_module(f"torchmetrics.{package}")
-        members |= {member: getattr(module, member) for member in module.__all__}
-    members |= {member: getattr(torchmetrics, member) for member in torchmetrics.__all__}
-    classes = {
-        member: value
-        for member, value in members.items()
-        if isinstance(value, type) and issubclass(value, torchmetrics.Metric)
-    }
+    classes: dict[str, Any] = {}
+    for package in ("", ".classification", ".clustering", ".nominal", ".regression"):
+        module = import_module(f"torchmetrics{package}")
+        members = {member: getattr(module, member) for member in module.__all__}
+        classes |= {member: cls for member, cls in members.items() if isinstance(cls, type)}
     if name not in classes:
         raise ValueError(f"'{name}' is not a metric of torchmetrics{suggest(name, classes)}")
     return classes[name]

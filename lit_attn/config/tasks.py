@@ -197,11 +197,10 @@ class HeadCompositionTaskConfig(Task):
 
 
 class ModuleTaskConfig(Task):
-    """A LightningModule of yours, from a file in `parts` or an installed package.
+    """A LightningModule of your own (docs/own-tasks.md).
 
-    The class is called with the network and `arguments`. Its `training_step` returns the loss; its
-    `validation_step` logs `measures` with `self.log`, and returns the predictions and targets for
-    the added metrics, if there are any. The experiment's optimizer and schedule train it.
+    The class gets the network and `arguments`. Its `training_step` returns the loss, and its
+    `validation_step` logs `measures`. The experiment's optimizer and schedule train it.
     """
 
     kind: Literal["module"] = "module"

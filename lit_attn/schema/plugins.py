@@ -143,7 +143,6 @@ def _guard(run_import: Callable[[], object], file: Path | str) -> None:
 
 
 def _origin(spec: ModuleSpec | None) -> Path | None:
-    """Return the file of a module; a built-in module has a path that is no file."""
     return None if spec is None else Path(spec.origin or "").resolve()
 
 

@@ -38,15 +38,12 @@ class SplitMetrics(nn.Module):
         self.added = added
 
     def compute(self) -> dict[str, float]:
-        """Return the values over all ranks; an added metric that is not finite is left out."""
+        """Return the values over all ranks, without added ones that are not finite, and reset."""
         values = {name: value.item() for name, value in self.task_metrics.compute().items()}
         added = {name: value.item() for name, value in self.added.compute().items()}
-        return values | {name: value for name, value in added.items() if math.isfinite(value)}
-
-    def reset(self) -> None:
-        """Forget all batches."""
         self.task_metrics.reset()
         self.added.reset()
+        return values | {name: value for name, value in added.items() if math.isfinite(value)}
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -194,9 +191,8 @@ class TaskModule(L.LightningModule, ABC):
         """Record the metrics of all splits; raise Diverged if a loss is not finite."""
         averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
-            metrics = self._split_metrics(index)
-            values = {f"{prefix}{name}": value for name, value in metrics.compute().items()}
-            metrics.reset()
+            computed = self._split_metrics(index).compute()
+            values = {f"{prefix}{name}": value for name, value in computed.items()}
             if not math.isfinite(loss := values[f"{prefix}loss"]):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
@@ -211,11 +207,8 @@ class TaskModule(L.LightningModule, ABC):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`.
-
-        Lightning's own method rejects fused optimisers in mixed precision, also in bf16, where
-        there is no loss scale.
-        """
+        """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`."""
+        # Lightning's own method rejects fused optimisers in bf16 too, where there is no loss scale.
         if gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
@@ -229,10 +222,7 @@ class TaskModule(L.LightningModule, ABC):
                 group["momentum"] = self.momentum(self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the running mean of the training loss over all devices to the checkpoint.
-
-        Lightning does not save the state of metrics.
-        """
+        """Add the mean training loss of all devices, which Lightning does not save."""
         with self.train_loss.sync_context():
             checkpoint["train_loss"] = {
                 name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")

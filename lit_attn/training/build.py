@@ -7,7 +7,6 @@ import torch
 
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
-from lit_attn.config.experiment import Experiment
 from lit_attn.config.schedules import stretch
 from lit_attn.data.module import DataModule
 from lit_attn.models import factory
@@ -31,31 +30,25 @@ def build(cell: Cell, device: torch.device) -> Parts:
     L.seed_everything(cell.seed, verbose=False)
     data = experiment.data.build(cell.seed, device)
     _require_type(data, DataModule, f"data: `build` of kind '{experiment.data.kind}'")
-    task = _build_task(experiment.model_copy(update={"model": model}), data)
+    network = factory.build(model, experiment.data)
+    optimizer, training = experiment.optimizer, experiment.training
+    rate = experiment.schedule.rate(optimizer.lr, data.steps_per_epoch, training.epochs)
+    rate = stretch(rate, training.stretch)
+    task = experiment.task.build(network, data, experiment.loss, optimizer, rate)
+    _require_type(task, TaskModule, f"task: `build` of kind '{experiment.task.kind}'")
     outputs = experiment.task.outputs(data.signature)
     added = {metric.info(outputs).name: metric.build(outputs) for metric in experiment.metrics}
     if added:
         task.add_metrics(added)
-    training = experiment.training
     momentum = experiment.schedule.momentum(data.steps_per_epoch, training.epochs)
     task.momentum = None if momentum is None else stretch(momentum, training.stretch)
-    task.evaluates_as_training = experiment.training.evaluation == "as-training"
-    if experiment.training.ema is not None:
-        task.average_weights(experiment.training.ema)
+    task.evaluates_as_training = training.evaluation == "as-training"
+    if training.ema is not None:
+        task.average_weights(training.ema)
     _require_metric(cell.metric, task)
-    if experiment.training.compile:
+    if training.compile:
         task.compile_network()
     return Parts(data, task, costs)
-
-
-def _build_task(experiment: Experiment, data: DataModule) -> TaskModule:
-    network = factory.build(experiment.model, experiment.data)
-    optimizer, training = experiment.optimizer, experiment.training
-    rate = experiment.schedule.rate(optimizer.lr, data.steps_per_epoch, training.epochs)
-    rate = stretch(rate, training.stretch)
-    task: TaskModule = experiment.task.build(network, data, experiment.loss, optimizer, rate)
-    _require_type(task, TaskModule, f"task: `build` of kind '{experiment.task.kind}'")
-    return task
 
 
 def _require_type(built: Any, expected: type, source: str) -> None:
@@ -70,21 +63,18 @@ def _require_type(built: Any, expected: type, source: str) -> None:
 def _require_metric(metric: Metric, task: TaskModule) -> None:
     """Raise ConfigError, before the training, if the cell will not measure `metric`."""
     split, _, name = metric.name.partition("/")
-    splits = task.splits
-    if split not in ("train", "evaluation", *splits):
-        raise ConfigError(
-            f"metric: '{metric.name}': this data has these splits: {', '.join(splits)}"
-        )
-    if metric.selection == "best-validation" and "val" not in splits:
+    if metric.selection == "best-validation" and "val" not in task.splits:
         raise ConfigError(
             f"metric: best-validation needs 'val/{name}', but this data has no split val"
         )
-    if split not in splits:
+    if split in ("train", "evaluation"):
         return
+    if split not in task.splits:
+        splits = ", ".join(task.splits)
+        raise ConfigError(f"metric: '{metric.name}': this data has these splits: {splits}")
     if metric.averaged and task.average is None:
         raise ConfigError(f"metric: '{metric.name}' measures averaged weights; set training.ema")
     bare, names = name.removeprefix("ema-"), [*task.metric_names(split), *task.added_metrics]
     if bare not in names:
-        raise ConfigError(
-            f"metric: '{metric.name}': '{bare}' is not measured{suggest(bare, names)}"
-        )
+        hint = suggest(bare, names)
+        raise ConfigError(f"metric: '{metric.name}': '{bare}' is not measured{hint}")

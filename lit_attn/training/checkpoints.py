@@ -32,13 +32,12 @@ UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.Unpi
 
 
 class Checkpoints(L.Callback):
-    """Callback that saves the whole training state every `interval` seconds.
+    """Callback that saves the training state every `interval` seconds, and on SIGTERM.
 
     It saves just before a step, when the epoch before is evaluated and recorded. (Between an
-    epoch's last step and its evaluation, Lightning would resume with the next epoch.) SIGTERM saves
-    once more and raises Preempted. All ranks save together. Random generators need no state: the
-    random numbers of every step are seeded with (seed, step, rank). A checkpoint contains the
-    provenance of all attempts that led to it; `describe` returns that of this attempt.
+    epoch's last step and its evaluation, Lightning would resume with the next epoch.) All ranks
+    save together. Random generators need no state: each step is seeded with (seed, step, rank).
+    `describe` returns the provenance of this attempt; a checkpoint has that of all attempts.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ NOISE = (
     ".*LeafSpec.*is deprecated",
 )
 
-
 MISFIT = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of restoring a checkpoint that does not fit the cell."""
 

@@ -69,10 +69,8 @@ def speed(
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of a device; None for fp32 and for devices outside PEAKS.
-
-    The peak of fp32 is unknown: a setting of the process decides whether products use TF32.
-    """
+    """Return the peak FLOP/s of a device; None for fp32 and for devices outside PEAKS."""
+    # A setting of the process decides whether products in fp32 use TF32.
     if precision == "fp32":
         return None
     return next((v for k, v in PEAKS.items() if re.search(rf"\b{k}\b", device_name)), None)
@@ -86,10 +84,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def reserved_memory(device: torch.device) -> int:
-    """Return the most bytes that were unavailable to other processes, including CUDA's context.
-
-    This is more than `peak_memory`, which counts tensors alone.
-    """
+    """Return the most bytes unavailable to others: more than `peak_memory`, which is tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
     return peak_memory(device)

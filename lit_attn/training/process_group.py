@@ -21,8 +21,7 @@ from lit_attn.schema.errors import ConfigError
 class RankInfo(NamedTuple):
     """Rank and world size of this process within its cell, which may span several `nodes`.
 
-    Every node runs the same number of ranks. `init_method` is the address at which the ranks meet,
-    in the format of torch.distributed.
+    Every node runs the same number of ranks, which meet at `init_method`.
     """
 
     rank: int = 0
@@ -42,11 +41,7 @@ class RankInfo(NamedTuple):
 
 
 def read_rank_info() -> RankInfo:
-    """Read this process's rank and world size from the environment.
-
-    A multi-node cell has SLURM's variables, a cell on several local devices those of
-    lit_attn.cells.ranks, and any other cell is rank 0 of 1.
-    """
+    """Read this process's rank and world size from SLURM's or lit_attn.cells.ranks' variables."""
     if ACROSS_NODES in os.environ:
         # SLURMEnvironment derives the port from the job id, so two cells never share one.
         slurm = SLURMEnvironment(auto_requeue=False)

@@ -148,8 +148,7 @@ class Progress(L.Callback):
         self.pid = os.getpid()
         self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
-        self.started = 0.0
-        self.written = 0.0
+        self.started = self.written = 0.0
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
@@ -181,17 +180,13 @@ class Progress(L.Callback):
             os._exit(1)
         if not trainer.is_global_zero:
             return
-        now = time.perf_counter()
-        if now - self.written < 1 and trainer.global_step < self.total:
+        now, step = time.perf_counter(), trainer.global_step
+        if now - self.written < 1 and step < self.total:
             return
         self.written = now
         step_time = statistics.median(self.step_times[-RECENT_STEPS:])
-        progress = {
-            "step": trainer.global_step,
-            "total": self.total,
-            "step_time": step_time,
-            "memory": measurement.reserved_memory(trainer.strategy.root_device),
-        }
+        memory = measurement.reserved_memory(trainer.strategy.root_device)
+        progress = {"step": step, "total": self.total, "step_time": step_time, "memory": memory}
         # Without fsync: only the display reads this file.
         write_atomic(self.path, json.dumps(progress) + "\n", fsync=False)
-        self.console.draw_bar(trainer.global_step, step_time)
+        self.console.draw_bar(step, step_time)

@@ -108,17 +108,16 @@ def _measure_speed(
     """Return tokens per second, MFU and seconds per evaluation by metric name."""
     data, training = cell.experiment.data, cell.experiment.training
     peak = measurement.peak_flops(measurement.device_name(group.device), training.precision)
-    if peak is not None:
-        peak *= group.world_size
-    if data != data.at_final_size():
-        # The FLOPs are counted at the final image size, and the images grew.
-        peak = None
-    step_time = measurement.step_time(progress.step_times)
+    # The FLOPs are counted at the final image size, and the images may have grown.
+    has_peak = peak is not None and data == data.at_final_size()
     speed = measurement.speed(
-        step_time, data.batch_size, parts.data.signature.tokens, parts.costs.flops, peak
+        measurement.step_time(progress.step_times),
+        data.batch_size,
+        parts.data.signature.tokens,
+        parts.costs.flops,
+        (peak or 0) * group.world_size if has_peak else None,
     )
-    evaluation = measurement.evaluation_time(progress.evaluation_times)
-    if evaluation is not None:
+    if (evaluation := measurement.evaluation_time(progress.evaluation_times)) is not None:
         speed["evaluation/seconds"] = evaluation.median
     return speed
 
@@ -128,17 +127,14 @@ def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
 
     Raises ConfigError if the metric was not logged.
     """
-    criterion = metric.name
-    if metric.selection == "best-validation":
-        criterion = "val/" + metric.name.split("/", 1)[1]
+    is_last = metric.selection == "last"
+    criterion = metric.name if is_last else "val/" + metric.name.split("/", 1)[1]
     candidates = [row for row in rows if row.name == criterion]
     if not candidates:
         names = ", ".join(sorted({row.name for row in rows}))
         raise ConfigError(f"metric: '{criterion}' was not logged. These metrics were: {names}.")
-    best = candidates[-1]
-    if metric.selection == "best-validation":
-        sign = 1 if metric.goal == "max" else -1
-        best = max(candidates, key=lambda row: sign * row.value)
+    sign = 1 if metric.goal == "max" else -1
+    best = candidates[-1] if is_last else max(candidates, key=lambda row: sign * row.value)
     return [row for row in rows if row.epoch == best.epoch]
 
 
