@@ -6,24 +6,40 @@ makes them for one slice of the batch at a time, in the forward and again in the
 keeps only its inputs. M keys are M kernel calls, merged by their log-sum-exp. The backward kernels
 use the merged output and log-sum-exp, because a weight is exp(logit - log-sum-exp) for every key.
 
-Forward and backward are torch operators, so the same tensors are kept when compiled.
+Forward and backward are torch operators, so the same tensors are kept when compiled. They call
+torch's kernels directly, because `scaled_dot_product_attention` keeps its inputs for the backward
+pass and does not return the log-sum-exp.
 
 Shapes: B batch, n tokens, H heads, M keys for every token, E width of the features, D of z and v.
 """
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.backends import cuda
 from torch.nn import functional as F
-
-from lit_attn.attention import kernels
-from lit_attn.attention.kernels import Summed
+from torch.nn.attention import SDPBackend
 
 # Bytes of [q|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
 SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 Index = tuple[slice, ...]
+
+aten = torch.ops.aten
+
+
+class Summed(NamedTuple):
+    """Output of a kernel: weighted sums (B, H, n, E), log-sum-exp of each row (B, H, n or more).
+
+    `seed` and `offset` belong to dropout, which is off; the backward kernel requires them.
+    """
+
+    out: Tensor
+    lse: Tensor
+    seed: Tensor
+    offset: Tensor
 
 
 def attend(
@@ -120,13 +136,13 @@ def _summed(
 ) -> Summed:
     """Return the sums of a slice over all keys, merged in float32 or wider."""
     queries, keys = _joined(q, z, cut), _joined(k[:, :, 0], z, cut)
-    kernel = kernels.choose(queries, keys, is_causal)
-    values = padded(v[cut], kernels.value_width(kernel, queries, v))
+    kernel = choose_kernel(queries, keys, is_causal)
+    values = padded(v[cut], value_width(kernel, queries, v))
     n = q.shape[2]
-    merged = kernels.forward(kernel, queries, keys, values, is_causal, scale)
+    merged = run_forward(kernel, queries, keys, values, is_causal, scale)
     for r in range(1, k.shape[2]):
         keys = _joined(k[:, :, r], z, cut)
-        other = kernels.forward(kernel, queries, keys, values, is_causal, scale)
+        other = run_forward(kernel, queries, keys, values, is_causal, scale)
         ours, theirs = merged.lse[..., :n], other.lse[..., :n]
         both = torch.logaddexp(ours, theirs)
         out = merged.out * (ours - both).exp().unsqueeze(-1)
@@ -152,17 +168,17 @@ def _key_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of [q|z], [k|z] and v contributed by key set r of one slice."""
     queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
-    kernel = kernels.choose(queries, keys, is_causal)
-    width = kernels.value_width(kernel, queries, v)
+    kernel = choose_kernel(queries, keys, is_causal)
+    width = value_width(kernel, queries, v)
     values, g, out = (padded(x[cut], width) for x in (v, gradient, summed.out))
     summed = summed._replace(out=out, lse=summed.lse[cut].contiguous())
-    return kernels.backward(kernel, g, queries, keys, values, summed, is_causal, scale)
+    return run_backward(kernel, g, queries, keys, values, summed, is_causal, scale)
 
 
 def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     """Return the axis, batch or heads, and slices along it that keep [q|z] below SLICE bytes."""
     batch, heads, n, width = q.shape
-    width = kernels.round_up(width + (0 if z is None else z.shape[-1]))
+    width = round_up(width + (0 if z is None else z.shape[-1]))
     limit = SLICE.get(q.device.type, SLICE["cuda"])
     if q.device.type == "cpu":
         limit *= torch.get_num_threads()
@@ -178,7 +194,7 @@ def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
     """Return [x|z] of a slice, padded with zeros to a width that flash attention supports."""
     parts = [x[cut]] if z is None else [x[cut], z[cut]]
     width = sum(part.shape[-1] for part in parts)
-    if missing := kernels.round_up(width) - width:
+    if missing := round_up(width) - width:
         parts.append(x.new_zeros(1).expand(*parts[0].shape[:-1], missing))
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
@@ -207,3 +223,107 @@ def _add(total: Tensor, part: Tensor, earlier: int) -> None:
         total.add_(part)
     else:
         total.copy_(part)
+
+
+def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
+    """Return the kernel for q, k and values of the same width: flash, memory-efficient or MATH.
+
+    cuDNN's kernel is never returned, because its backward pass needs more than the output and the
+    log-sum-exp.
+    """
+    if q.device.type != "cuda":
+        return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))
+    parameters = cuda.SDPAParams(q, k, k, None, 0.0, is_causal, False)
+    if cuda.can_use_flash_attention(parameters):
+        return SDPBackend.FLASH_ATTENTION
+    if cuda.can_use_efficient_attention(parameters):
+        return SDPBackend.EFFICIENT_ATTENTION
+    return SDPBackend.MATH
+
+
+def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
+    """Return the width of values that `kernel` requires: that of q, or a multiple of 8."""
+    if kernel == SDPBackend.FLASH_ATTENTION:
+        return queries.shape[-1]
+    return round_up(v.shape[-1])
+
+
+def run_forward(
+    kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
+) -> Summed:
+    """Call `kernel` with values of width `value_width`."""
+    none = q.new_empty(0)
+    if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
+        return Summed(out, lse, none, none.clone())
+    if kernel == SDPBackend.FLASH_ATTENTION:
+        out, lse, *_, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, is_causal, False, scale=scale
+        )
+        return Summed(out, lse, seed, offset)
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
+        return Summed(
+            *aten._scaled_dot_product_efficient_attention(
+                q, k, v, None, True, 0.0, is_causal, scale=scale
+            )
+        )
+    logits = _logits(q, k, is_causal, scale)
+    lse = logits.logsumexp(-1)
+    weights = (logits - lse.unsqueeze(-1)).exp().to(v.dtype)
+    return Summed(weights @ v, lse, none, none.clone())
+
+
+def run_backward(
+    kernel: SDPBackend,
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    summed: Summed,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, computed by the same `kernel`."""
+    out, lse, seed, offset = summed
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale
+        )
+    elif kernel == SDPBackend.FLASH_ATTENTION:
+        n = q.shape[2]
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+            gradient, q, k, v, out, lse, None, None, n, n, 0.0, is_causal, seed, offset, scale=scale
+        )
+    elif kernel == SDPBackend.EFFICIENT_ATTENTION:
+        needed = [True, True, True, False]
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+            gradient, q, k, v, None, out, lse, seed, offset, 0.0, needed, is_causal, scale=scale
+        )
+    else:
+        weights = (_logits(q, k, is_causal, scale) - lse.unsqueeze(-1)).exp()
+        g = gradient.to(weights.dtype)
+        along = (g * out).sum(-1, keepdim=True)
+        to_logits = weights * (g @ v.to(g.dtype).transpose(-1, -2) - along) * scale
+        dq, dk = to_logits @ k.to(g.dtype), to_logits.transpose(-1, -2) @ q.to(g.dtype)
+        dv = weights.transpose(-1, -2) @ g
+    return dq, dk, dv
+
+
+def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """Return the logits (B, H, n, n) in float32 or wider, for inputs that no kernel supports."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
+    if is_causal:
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        logits = logits.masked_fill(future, -math.inf)
+    return logits
+
+
+def round_up(width: int) -> int:
+    """Return the least multiple of 8 that is at least `width`, as GPU kernels require."""
+    return width + -width % 8

@@ -73,7 +73,7 @@ class MixedKeysConfig(Similarity):
 class MixtureConfig(MixedKeysConfig):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
-    fast = "lit_attn.attention.mixture:Mixture"
+    fast = "lit_attn.attention.similarity:Mixture"
     formula = "lit_attn.attention.reference:mixture"
     kind: Literal["mixture"] = "mixture"
     kernel: Literal["gaussian", "dot"] = Field(
@@ -104,7 +104,7 @@ class LinearConfig(MixedKeysConfig):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
     has_logits = False
-    fast = "lit_attn.attention.linear:Linear"
+    fast = "lit_attn.attention.similarity:Linear"
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(

@@ -1,22 +1,37 @@
-"""Logits of dot-product and Gaussian attention, and the base class of all similarities.
+"""Similarities: the logits of dot products, Gaussians and mixtures of keys, and linear attention.
 
-Dot product: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1. Gaussian: MGK with one
-key (Nguyen et al. 2022, https://arxiv.org/abs/2110.08678, eq. 7).
+- Dot product: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1.
+- Mixture of Gaussian Keys (MGK): Nguyen et al. 2022, "Improving Transformers with Probabilistic
+  Attention Keys", https://arxiv.org/abs/2110.08678, section 2, eq. 7, Tables 5 and 6. `Gaussian` is
+  the case of one key.
+- Linear attention: Katharopoulos et al. 2020, "Transformers are RNNs",
+  https://arxiv.org/abs/2006.16236; with several keys MGK, section 2.4. O(n) time and memory.
 
 Shapes: B batch, n tokens, d width, H heads, H' key heads, D head width, M keys for every token, E
 width of the features.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention import dispatch
-from lit_attn.attention.cache import Cache, KeyValues
+from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.dispatch import Inputs
-from lit_attn.attention.masks import Masks
+from lit_attn.attention.masks import CHUNK, Masks, in_chunks
+from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape
 from lit_attn.attention.parts import Similarity as SimilarityConfig
-from lit_attn.attention.precision import as_multiplied, in_two, square
+from lit_attn.attention.precision import as_multiplied, in_two, square, wide, without_autocast
+
+# Number of tokens in a chunk of causal attention.
+LINEAR_CHUNK = 64
+
+# Lower bound of the sum of similarities as a divisor: a query that sees no key gets zero. It
+# belongs to the definition; the reference uses the same bound.
+LINEAR_FLOOR = 1e-6
 
 
 class Similarity(nn.Module):
@@ -87,3 +102,228 @@ class Gaussian(Similarity):
             q_parts += in_two(-square(q) / 2, q)
             k_parts += [torch.ones_like(keys[..., :1])] * 2
         return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+
+
+class MixedKeys(Similarity):
+    """M keys for every token: projected or shifted, with weights pi_r."""
+
+    part: MixedKeysConfig
+
+    def __init__(self, part: MixedKeysConfig, shape: LayerShape) -> None:
+        super().__init__(part, shape)
+        m, heads, width, factory = part.keys, shape.key_heads, shape.head_dim, shape.options
+        if part.source == "projected" and m > 1:
+            self.more = nn.Linear(
+                shape.dim, (m - 1) * heads * width, bias=shape.qkv_bias, **factory
+            )
+        if part.source == "shifted":
+            self.shift = nn.Parameter(torch.empty(m, heads, width, **factory))
+        scopes = {"head": (shape.heads, 1), "layer": (1, 1)}
+        size = (m, *scopes.get(part.prior_scope, (shape.heads, part.positions)))
+        # The largest of the keys' logits does not weigh them.
+        weighted = m > 1 and not self.hard
+        if weighted and part.prior in ("learned", "clamped"):
+            self.prior = nn.Parameter(torch.empty(size, **factory))
+        elif weighted and part.prior == "m-step":
+            self.register_buffer("prior", torch.empty(size, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the offsets as `shift_init` says, and set every pi to 1 / M."""
+        with torch.no_grad():
+            if self.part.source == "shifted":
+                nn.init.normal_(self.shift)
+                if self.part.shift_init == "released":
+                    self.shift.mul_(0.5)[0].zero_()
+            if hasattr(self, "prior"):
+                self.prior.fill_(0.0 if self.part.prior == "learned" else 1 / self.part.keys)
+
+    def keys(self, x: Tensor, k: Tensor) -> Tensor:
+        if self.part.source == "shifted":
+            return k.unsqueeze(2) + self.shift
+        if self.part.keys == 1:
+            return k.unsqueeze(2)
+        more = self.more(x).unflatten(-1, (self.part.keys - 1, *k.shape[-2:]))
+        return torch.cat([k.unsqueeze(2), more], 2)
+
+    def log_prior(self, n: int, first: int = 0) -> Tensor | float:
+        """Return log pi_r of n keys from position `first` on, broadcastable to (H, M, n).
+
+        Raises ValueError beyond the positions that have a pi.
+        """
+        if not hasattr(self, "prior"):
+            return -math.log(self.part.keys)
+        prior: Tensor = self.prior
+        if self.part.prior_scope == "position":
+            if first + n > self.part.positions:
+                raise ValueError(
+                    f"{first + n} tokens, but the mixture's weights are for {self.part.positions} "
+                    "positions"
+                )
+            prior = prior[..., first : first + n]
+        prior = wide(prior).transpose(0, 1)
+        if self.part.prior == "learned":
+            return prior.log_softmax(1)
+        return prior.clamp(torch.finfo(prior.dtype).tiny, 1).log()
+
+    def mean_prior(self) -> Tensor | None:
+        """Return pi of every head and key, averaged over positions: (H, M) or (1, M)."""
+        if not hasattr(self, "prior"):
+            return None
+        log_prior = self.log_prior(self.prior.shape[-1])
+        assert isinstance(log_prior, Tensor)
+        return log_prior.exp().mean(-1)
+
+    def extra_key_weights(self) -> Tensor | None:
+        return self.more.weight if hasattr(self, "more") else None
+
+
+class Mixture(MixedKeys):
+    """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
+
+    part: MixtureConfig
+    variance: Tensor
+
+    def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
+        self.hard = part.assignment == "hard"
+        super().__init__(part, shape)
+        self.unit = math.sqrt(shape.head_dim)
+        variance = part.variance or (1.0,) * part.keys
+        self.register_buffer("variance", torch.tensor(variance, **shape.options), persistent=False)
+        # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
+        self.query_matters = part.kernel == "gaussian" and (
+            self.needs_row_terms or len(set(variance)) > 1
+        )
+
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        q, keys = as_multiplied(q), as_multiplied(keys)
+        ones = torch.ones_like(q[..., :1])
+        variance = self.variance.view(-1, 1, 1).to(keys.dtype)
+        offset = torch.zeros_like(wide(keys[..., 0]))
+        if not self.hard:
+            offset = offset + self.unit * self.log_prior(keys.shape[-2], first)
+        if self.part.kernel == "gaussian":
+            offset = offset - square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
+            keys = keys / variance
+        q_parts, k_parts = [q, ones, ones], [keys, *in_two(offset.unsqueeze(-1), keys)]
+        if self.query_matters:
+            q_parts += in_two(-square(q) / 2, q)
+            k_parts += [(1 / variance).expand_as(keys[..., :1])] * 2
+        return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
+
+    @torch.no_grad()
+    def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
+        """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
+
+        The mean is over the batch, over the pairs of tokens that `responsibilities` names, and over
+        everything that shares a pi. Queries that are padding do not count. The logits of this
+        training step still use the previous pi. A pi without any pair keeps its value.
+        """
+        if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
+            return
+        n = q.shape[-2]
+        taken = counted = torch.zeros((), device=q.device)
+        for rows in in_chunks(n, CHUNK):
+            logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
+            responsibility = wide(logits).softmax(3)
+            seen = masks.chunk(rows, slice(0, n), n, q.device)
+            weight = torch.ones_like(responsibility[:, :, :, :1])
+            if seen is not None and self.part.responsibilities == "attending":
+                weight = weight * seen.unsqueeze(-2)
+            if (present := masks.present_queries(rows)) is not None:
+                weight = weight * present.unsqueeze(-2)
+            taken = taken + (responsibility * weight).sum((0, 2))
+            counted = counted + weight.sum((0, 2))
+        shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
+        if shared:
+            taken, counted = taken.sum(shared, keepdim=True), counted.sum(shared, keepdim=True)
+        mean = (taken / counted.clamp_min(1)).transpose(0, 1)
+        before = self.prior[..., : mean.shape[-1]]
+        before.copy_(torch.where(counted.transpose(0, 1) > 0, mean, wide(before)))
+
+
+class Linear(MixedKeys):
+    """Attention as running sums of phi(k_j) v_j^T and phi(k_j), without logits."""
+
+    part: LinearConfig
+
+    def attend(self, inputs: Inputs) -> Tensor:
+        """Return the weighted sums (B, H, n, D), and add the tokens to the cache's running sums.
+
+        Computed in float32 under autocast too: sums over thousands of tokens overflow or lose half
+        precision. Raises ValueError for a mask of pairs of tokens.
+        """
+        past, masks = inputs.cache, inputs.masks
+        assert past is None or isinstance(past, RunningSums)
+        if masks.without_self:
+            raise ValueError("linear keys never form the logits that would mask a token's own key")
+        if past is not None and masks.attn_mask is not None:
+            raise ValueError("linear keys need causal attention without a mask for a cache")
+        keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
+        with without_autocast(v.device):
+            k = self._mixed(wide(keys), 0 if past is None else past.seen)
+            if masks.attn_mask is not None:
+                k = k.masked_fill(~_present(masks.attn_mask), 0)
+            out = self._divided(self._phi(wide(inputs.q)), k, wide(v), masks.is_causal, past)
+            if past is not None:
+                past.add(k, wide(v))
+            return out.to(v.dtype)
+
+    def weights(self, inputs: Inputs) -> None:
+        return None
+
+    def new_cache(self, window: int | None) -> Cache:
+        return RunningSums()
+
+    def _phi(self, x: Tensor) -> Tensor:
+        x = F.elu(x) + 1
+        return x / x.sum(-1, keepdim=True) if self.part.features == "sum-to-one" else x
+
+    def _mixed(self, keys: Tensor, first: int) -> Tensor:
+        """Return sum_r pi_r phi(k_jr), or phi of the mixed key (B, H, n, D)."""
+        log_prior = self.log_prior(keys.shape[-2], first)
+        prior: Tensor | float = 1 / self.part.keys
+        if isinstance(log_prior, Tensor):
+            prior = log_prior.exp().unsqueeze(-1)
+        if self.part.mixing == "before":
+            return self._phi((prior * keys).sum(2))
+        return (prior * self._phi(keys)).sum(2)
+
+    def _divided(
+        self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, past: RunningSums | None
+    ) -> Tensor:
+        """Return the sum over keys divided as `divide_by` says."""
+        n, width = q.shape[-2:]
+        out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
+        before = 0 if past is None else past.seen
+        if past is not None and past.products is not None:
+            out = out + q @ past.products
+        if self.part.divide_by == "root-length":
+            if not is_causal:
+                return out / math.sqrt(n)
+            lengths = torch.arange(before + 1, before + n + 1, dtype=q.dtype, device=q.device)
+            return out / lengths.sqrt().unsqueeze(-1)
+        seen = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
+        if past is not None and past.keys is not None:
+            seen = seen + past.keys
+        out = out / (q * seen).sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
+        return out / math.sqrt(width) if self.part.divide_by == "scaled-sum" else out
+
+
+def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return q_i.sum_{j <= i} k_j v_j^T, chunk by chunk: earlier chunks enter as one D x D sum."""
+    n = q.shape[-2]
+    # One decoded token is a chunk of one token.
+    size = LINEAR_CHUNK if n > 1 else 1
+    q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, k, v))
+    sums = k.transpose(-1, -2) @ v
+    before = sums.cumsum(2) - sums
+    out = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
+    return out.flatten(-3, -2)[..., :n, :]
+
+
+def _present(mask: Tensor) -> Tensor:
+    """Return (B, 1 or H, n, 1) from the mask (B, 1 or H, 1, n) of the keys that are present."""
+    if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
+        raise ValueError("linear keys take a boolean mask of present keys only, (B, 1, 1, n)")
+    return mask.transpose(-1, -2)

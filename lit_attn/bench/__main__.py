@@ -108,10 +108,9 @@ def _measure(options: argparse.Namespace) -> int:
 def _attention_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
     """Yield the name, the title and the rows of each table, one for each number of tokens."""
     from lit_attn.bench import attention
-    from lit_attn.bench.blocks import Shape
 
     for tokens in options.tokens:
-        shape = Shape(
+        shape = attention.Shape(
             options.batch, tokens, options.dim, options.heads, options.ffn_ratio, options.causal
         )
         rows = attention.run(options.presets, shape, options.modes, setup)

@@ -3,18 +3,30 @@
 The baseline is timm's block with timm's attention on torch's scaled-dot-product call. The FFN width
 of every other block is solved so that its parameter count is nearest to the baseline's. A block
 whose values or gradients differ from the reference gets no number.
+
+The name of a block is a preset, with a suffix for a difference: `mgk/half-heads` has half as many
+heads of the same width (as MGK counts), `mgk/materialised` computes mgk with all n x n logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import timm.layers
 import torch
-from torch import nn
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
 
-from lit_attn.bench import blocks, measure
-from lit_attn.bench.blocks import BASELINE, MATERIALISED, Shape, Step
+from lit_attn.attention import reference
+from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.spec import PRESETS
+from lit_attn.bench import measure
+from lit_attn.bench.materialised import Materialised, covers
 from lit_attn.bench.measure import Setup, Spread, summarize, summarize_ratios
 from lit_attn.bench.report import format_mebibytes
+
+BASELINE = "timm attention"
+HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
+
 
 HEADER = (
     "| block | mode | parameters | FFN | ms (median ± IQR) | x baseline (± IQR) "
@@ -23,6 +35,101 @@ HEADER = (
 )
 
 SPREADS = ("seconds", "ratio", "beside")
+
+
+class Shape(NamedTuple):
+    """Shape of the input, and the width of the baseline's FFN as `ratio` x `dim`."""
+
+    batch: int = 128
+    tokens: int = 65
+    dim: int = 192
+    heads: int = 12
+    ratio: int = 3
+    causal: bool = False
+
+
+def add_materialised(names: Iterable[str]) -> list[str]:
+    """Return the names, and after each unusual formula the name of its materialised form."""
+    all_names = []
+    for name in names:
+        spec = PRESETS[name.removesuffix(HALF_HEADS)]
+        all_names.append(name)
+        is_standard = spec.similarity.kind == "dot" and not spec.compose.places()
+        if covers(spec) and not is_standard:
+            all_names.append(name + MATERIALISED)
+    return all_names
+
+
+def build_layer(name: str, shape: Shape) -> Attention:
+    """Return the attention layer of the block called `name`."""
+    base = name.removesuffix(MATERIALISED)
+    layer_class = attn_layer(base.removesuffix(HALF_HEADS))
+    if base != name:
+        layer_class = type("Materialised", (Materialised,), {"spec": layer_class.spec})
+    heads = shape.heads // 2 if base.endswith(HALF_HEADS) else shape.heads
+    return layer_class(shape.dim, heads, attn_head_dim=shape.dim // shape.heads)
+
+
+def build_block(name: str, shape: Shape, width: int) -> nn.Module:
+    """Return a pre-norm block with the layer called `name`, or timm's, and an FFN of `width`."""
+    block = Block(shape.dim, shape.heads)
+    if name != BASELINE:
+        block.attn = build_layer(name, shape)
+    # timm's Block takes the FFN's width as a ratio of d, which cannot express every integer.
+    block.mlp = timm.layers.Mlp(shape.dim, width)
+    return block
+
+
+def match_width(name: str, shape: Shape, target: int) -> int:
+    """Return the FFN width with which the block's parameter count is nearest to `target`."""
+    one, two = (count_parameters(build_block(name, shape, width)) for width in (1, 2))
+    return max(1, round((target - one) / (two - one)) + 1)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of scalar parameters."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def agrees(name: str, shape: Shape) -> bool:
+    """Return True if the layer has the values and gradients of the reference, in float64."""
+    compared = build_layer(name, shape).double().eval()
+    x = torch.randn(2, min(shape.tokens, 33), shape.dim, dtype=torch.double, requires_grad=True)
+    inputs = [x, *compared.parameters()]
+    out = compared(x, is_causal=shape.causal)
+    expected = reference.attention(compared, x, is_causal=shape.causal)
+    direction = torch.randn_like(out)
+    pairs = zip(
+        torch.autograd.grad(out, inputs, direction, materialize_grads=True),
+        torch.autograd.grad(expected, inputs, direction, materialize_grads=True),
+        strict=True,
+    )
+    return torch.allclose(out, expected) and all(torch.allclose(a, b) for a, b in pairs)
+
+
+class Step:
+    """Forward and backward pass of a module on fixed random tokens; it leaves no gradient."""
+
+    def __init__(self, module: nn.Module, x: Tensor, causal: bool, mode: str = "eager") -> None:
+        """`mode`: "eager" or "compiled"."""
+        self.module = module.train()
+        # A graph break is an error: without it a part would be timed uncompiled.
+        self.call = torch.compile(module, fullgraph=True) if mode == "compiled" else module
+        self.x = x.clone().requires_grad_()
+        self.gradient = torch.randn_like(x)
+        self.causal = causal
+
+    def forward(self) -> Tensor:
+        out: Tensor = self.call(self.x, is_causal=self.causal)
+        return out
+
+    def backward(self, out: Tensor) -> None:
+        out.backward(self.gradient)
+        self.x.grad = None
+        self.module.zero_grad(set_to_none=True)
+
+    def __call__(self) -> None:
+        self.backward(self.forward())
 
 
 class Row(NamedTuple):
@@ -53,15 +160,13 @@ def run(
     """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
-    modules: dict[str, tuple[nn.Module, int]] = {
-        BASELINE: (blocks.build_block(BASELINE, shape, width), width)
-    }
-    target = blocks.count_parameters(modules[BASELINE][0])
+    modules = {BASELINE: (build_block(BASELINE, shape, width), width)}
+    target = count_parameters(modules[BASELINE][0])
     agreeing = {BASELINE}
-    for name in blocks.add_materialised(names):
-        width = blocks.match_width(name, shape, target)
-        modules[name] = blocks.build_block(name, shape, width), width
-        if blocks.agrees(name, shape):
+    for name in add_materialised(names):
+        width = match_width(name, shape, target)
+        modules[name] = build_block(name, shape, width), width
+        if agrees(name, shape):
             agreeing.add(name)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
     rows = []
@@ -90,7 +195,7 @@ def _measure(
     peak = {name: measure.measure_memory(step, setup.device).peak for name, step in steps.items()}
     rows = []
     for name, (module, width) in modules.items():
-        row = Row(name, mode, blocks.count_parameters(module), width)
+        row = Row(name, mode, count_parameters(module), width)
         if name in agreeing:
             row = row._replace(
                 seconds=summarize(seconds[name]),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench.blocks import count_parameters
+from lit_attn.bench.attention import count_parameters
 from lit_attn.bench.measure import Setup, Spread, measure_seconds, summarize, summarize_ratios
 from lit_attn.bench.report import format_mebibytes
 from lit_attn.config.models.base import FFN

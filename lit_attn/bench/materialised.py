@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention
-from lit_attn.attention.linear import FLOOR
-from lit_attn.attention.mixture import MixedKeys
+from lit_attn.attention.masks import Masks
 from lit_attn.attention.rotary import Rotary
+from lit_attn.attention.similarity import LINEAR_FLOOR
 from lit_attn.attention.spec import AttentionSpec
 
 
@@ -84,8 +84,9 @@ def mixture_logits(form: Any, q: Tensor, keys: Tensor, future: Tensor | None) ->
         return logits.amax(2)
     prior = torch.as_tensor(form.log_prior(q.shape[-2])).to(logits)
     logits = logits + (prior.unsqueeze(-2) if prior.ndim else prior)
-    if form.part.prior == "m-step" and form.training:
-        step_prior(form, logits.detach(), future)
+    masks = Masks(None, is_causal=future is not None, window=None, without_self=False)
+    if form.part.prior == "m-step":
+        form.observe(*form.features(q, keys), q.shape[-1] ** -0.5, masks)
     return logits.logsumexp(2)
 
 
@@ -100,17 +101,6 @@ def half_squares(q: Tensor, keys: Tensor) -> Tensor:
     return squares / (2 * math.sqrt(q.shape[-1]))
 
 
-def step_prior(form: MixedKeys, logits: Tensor, future: Tensor | None) -> None:
-    """Set pi_r of a head to the mean responsibility of its key r, the M-step."""
-    responsibility = logits.softmax(2)
-    if future is None:
-        mean = responsibility.mean((0, 3, 4))
-    else:
-        shown = responsibility.masked_fill(future, 0)
-        mean = shown.sum((0, 3, 4)) / ((~future).sum() * shown.shape[0])
-    form.prior.copy_(mean.T.unsqueeze(-1))
-
-
 def linear_weights(form: Any, q: Tensor, keys: Tensor, future: Tensor | None) -> Tensor:
     """Return phi(q_i).sum_r pi_r phi(k_jr) over its sum in j, phi = elu + 1: (B, H, n, n)."""
     prior = torch.as_tensor(form.log_prior(q.shape[-2])).to(q).exp()
@@ -118,7 +108,7 @@ def linear_weights(form: Any, q: Tensor, keys: Tensor, future: Tensor | None) ->
     similarity = (F.elu(q) + 1) @ mixed.transpose(-1, -2)
     if future is not None:
         similarity = similarity.masked_fill(future, 0)
-    return similarity / similarity.sum(-1, keepdim=True).clamp_min(FLOOR)
+    return similarity / similarity.sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
 
 
 def composed(layer: Attention, place: str, x: Tensor, a: Tensor) -> Tensor:

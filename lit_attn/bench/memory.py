@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench.blocks import Shape, Step, build_layer
+from lit_attn.bench.attention import Shape, Step, build_layer
 from lit_attn.bench.measure import Setup, Spread, measure_memory, summarize, time_call
 from lit_attn.bench.report import format_mebibytes
 

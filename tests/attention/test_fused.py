@@ -13,10 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lit_attn.attention import chunked, fused, kernels
+from lit_attn.attention import dispatch, fused
 from lit_attn.attention.parts import DotConfig, GaussianConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.bench import blocks
 from lit_attn.bench.measure import measure_memory
 
 SCALE = 0.3
@@ -150,7 +149,7 @@ def test_presets_agree_with_the_reference_on_this_path(
     name: str, zz: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 384 tokens on a CPU, and all on a GPU, take this path."""
-    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
     layer = make(PRESETS[name].model_copy(update={"zz": zz}))
     assert_same(layer, tokens(9), is_causal=is_causal)
 
@@ -181,7 +180,7 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The widest tensor that is kept is as wide as the inputs."""
-    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
     layer, saved = make(PRESETS[name]), []
     inputs = []
     call = fused._attend
@@ -206,14 +205,14 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
 def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> None:
     """The baseline is timm's block with as many parameters; allocations are deterministic."""
     torch.compiler.reset()
-    shape = blocks.Shape(batch=64)
+    shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)
-    standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
-    width = blocks.match_width("belief2", shape, blocks.count_parameters(standard))
-    belief2 = blocks.build_block("belief2", shape, width)
+    standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
+    width = attention.match_width("belief2", shape, attention.count_parameters(standard))
+    belief2 = attention.build_block("belief2", shape, width)
     peaks = []
     for block in (standard, belief2):
-        step = blocks.Step(block, x, False, mode)
+        step = attention.Step(block, x, False, mode)
         step()
         peaks.append(measure_memory(step, "cpu").peak)
     assert peaks[1] <= 1.10 * peaks[0]
@@ -226,7 +225,7 @@ def test_gpu_kernels_are_called_as_they_are_declared(
     choice: str, m: int, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fake tensors check names, orders, dtypes and shapes, not values."""
-    monkeypatch.setattr(kernels, "choose", lambda *a: getattr(SDPBackend, choice))
+    monkeypatch.setattr(fused, "choose_kernel", lambda *a: getattr(SDPBackend, choice))
     with FakeTensorMode(), torch.no_grad():
         sizes = [(2, 3, 40, 24), (2, 3, m, 40, 24), (2, 3, 40, 16), (2, 3, 40, 16)]
         tensors = [torch.empty(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
@@ -256,13 +255,13 @@ def test_gpu_kernels_agree_with_the_definition(
 @pytest.mark.gpu
 def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     """Memory that is kept and peak memory are compared with timm's block, as on a CPU."""
-    shape = blocks.Shape(batch=64)
+    shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
-    standard = blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
-    width = blocks.match_width("belief2", shape, blocks.count_parameters(standard))
+    standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
+    width = attention.match_width("belief2", shape, attention.count_parameters(standard))
     held_bytes = []
-    for block in (standard, blocks.build_block("belief2", shape, width)):
-        step = blocks.Step(block.cuda(), x, False)
+    for block in (standard, attention.build_block("belief2", shape, width)):
+        step = attention.Step(block.cuda(), x, False)
         step()
         held_bytes.append(measure_memory(step, "cuda").held)
     assert held_bytes[1] <= 1.2 * held_bytes[0]
@@ -285,7 +284,7 @@ def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
 def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called in both passes; without a kernel the result is the same."""
-    monkeypatch.setattr(chunked, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         make(PRESETS[name]).float()(tokens(65).float()).sum().backward()

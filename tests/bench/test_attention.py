@@ -10,11 +10,11 @@ import torch
 
 from lit_attn.attention import residual
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench import attention, blocks, materialised
+from lit_attn.bench import attention, materialised
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Setup
 
-SHAPE = blocks.Shape(batch=2, tokens=9, dim=24, heads=4)
+SHAPE = attention.Shape(batch=2, tokens=9, dim=24, heads=4)
 SMALL = [
     "--batch",
     "2",
@@ -30,22 +30,22 @@ SMALL = [
     "2",
 ]
 NAMES = [*PRESETS, "mgk/half-heads", "smgk/half-heads"]
-MATERIALISED = [name for name in blocks.add_materialised(NAMES) if name.endswith("materialised")]
+MATERIALISED = [name for name in attention.add_materialised(NAMES) if name.endswith("materialised")]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_have_matched_parameters(name: str) -> None:
-    shape = blocks.Shape()
-    target = blocks.count_parameters(
-        blocks.build_block(blocks.BASELINE, shape, shape.ratio * shape.dim)
+    shape = attention.Shape()
+    target = attention.count_parameters(
+        attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
     )
-    width = blocks.match_width(name, shape, target)
-    matched = blocks.count_parameters(blocks.build_block(name, shape, width))
+    width = attention.match_width(name, shape, target)
+    matched = attention.count_parameters(attention.build_block(name, shape, width))
     assert abs(matched - target) <= (2 * shape.dim + 1) / 2
 
 
 def test_half_the_heads_keep_their_width() -> None:
-    full, half = (blocks.build_layer(name, SHAPE) for name in ("mgk", "mgk/half-heads"))
+    full, half = (attention.build_layer(name, SHAPE) for name in ("mgk", "mgk/half-heads"))
     assert (full.num_heads, half.num_heads) == (4, 2)
     assert full.head_dim == half.head_dim == 6
 
@@ -66,15 +66,15 @@ def test_every_unusual_formula_is_compared_with_its_materialised_form() -> None:
 @pytest.mark.parametrize("name", [*MATERIALISED, "belief2/materialised", "mgk/half-heads"])
 def test_materialised_forms_agree_with_the_reference(name: str, causal: bool) -> None:
     torch.manual_seed(0)
-    assert blocks.agrees(name, SHAPE._replace(causal=causal))
+    assert attention.agrees(name, SHAPE._replace(causal=causal))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["mgk-soft-e", "smgk-soft-e"])
 def test_the_materialised_m_step_equals_the_layers(name: str, causal: bool) -> None:
     torch.manual_seed(0)
-    fast = blocks.build_layer(name, SHAPE).train()
-    plain = blocks.build_layer(name + "/materialised", SHAPE).train()
+    fast = attention.build_layer(name, SHAPE).train()
+    plain = attention.build_layer(name + "/materialised", SHAPE).train()
     plain.load_state_dict(fast.state_dict())
     x = torch.randn(3, 9, 24)
     torch.testing.assert_close(plain(x, is_causal=causal), fast(x, is_causal=causal))
@@ -84,7 +84,7 @@ def test_the_materialised_m_step_equals_the_layers(name: str, causal: bool) -> N
 
 def test_materialised_forms_take_no_mask() -> None:
     with pytest.raises(ValueError, match="no mask and no cache"):
-        blocks.build_layer("mgk/materialised", SHAPE)(torch.randn(2, 9, 24), torch.zeros(9, 9))
+        attention.build_layer("mgk/materialised", SHAPE)(torch.randn(2, 9, 24), torch.zeros(9, 9))
 
 
 def test_rows_contain_ratios_and_memory() -> None:
@@ -160,7 +160,7 @@ def test_every_length_has_a_table_with_its_conditions(
         with (tmp_path / f"attention-cpu-{tokens}-causal.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [row["name"] for row in rows] == [
-            blocks.BASELINE,
+            attention.BASELINE,
             "talking-heads",
             "talking-heads/materialised",
         ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_attn.bench.blocks import Step
+from lit_attn.bench.attention import Step
 from lit_attn.bench.measure import (
     CLOCKS,
     measure_memory,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_attn.attention.chunked import WHOLE_UP_TO
+from lit_attn.attention.dispatch import WHOLE_UP_TO
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.bench import blocks, memory
+from lit_attn.bench import attention, memory
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Footprint, Setup, measure_memory
 
@@ -29,8 +29,8 @@ OTHERS = [name for name in PRESETS if name not in CHUNKED + LINEAR]
 
 def measure(name: str, tokens: int, causal: bool = False) -> Footprint:
     torch.manual_seed(0)
-    layer = blocks.build_layer(name, blocks.Shape(1, tokens, DIM, HEADS))
-    return measure_memory(blocks.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
+    layer = attention.build_layer(name, attention.Shape(1, tokens, DIM, HEADS))
+    return measure_memory(attention.Step(layer, torch.randn(1, tokens, DIM), causal), "cpu")
 
 
 def logits_bytes(tokens: int) -> int:
@@ -40,8 +40,8 @@ def logits_bytes(tokens: int) -> int:
 
 def saved_bytes(name: str, tokens: int, causal: bool) -> int:
     """Return the bytes that autograd saves for the backward pass; each storage counts once."""
-    shape = blocks.Shape(1, tokens, DIM, HEADS, causal=causal)
-    layer, x = blocks.build_layer(name, shape), torch.randn(1, tokens, DIM)
+    shape = attention.Shape(1, tokens, DIM, HEADS, causal=causal)
+    layer, x = attention.build_layer(name, shape), torch.randn(1, tokens, DIM)
     storages = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,10 +106,10 @@ def test_the_materialised_form_keeps_logits_bytes() -> None:
 
 @pytest.mark.parametrize("name", ["mgk", "mgk-hard", "talking-heads", "dcmha", "linear"])
 def test_a_block_of_512_tokens_needs_less_memory_than_materialised(name: str) -> None:
-    shape = blocks.Shape(2, 512, 48, 3)
+    shape = attention.Shape(2, 512, 48, 3)
     x = torch.randn(2, 512, 48)
     fast, plain = (
-        measure_memory(blocks.Step(blocks.build_block(form, shape, 96), x, False), "cpu").peak
+        measure_memory(attention.Step(attention.build_block(form, shape, 96), x, False), "cpu").peak
         for form in (name, name + "/materialised")
     )
     assert fast < plain
@@ -135,7 +135,7 @@ def test_the_table_contains_growth_as_a_power(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
 def test_memory_on_a_gpu(name: str) -> None:
-    shapes = [blocks.Shape(1, n, 384, 6) for n in (4096, 8192)]
+    shapes = [attention.Shape(1, n, 384, 6) for n in (4096, 8192)]
     half, full = (memory.measure(name, s, Setup("cuda", torch.bfloat16, rounds=2)) for s in shapes)
     assert full.peak < 2.2 * half.peak
     assert full.peak < full.whole
