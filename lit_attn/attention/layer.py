@@ -27,6 +27,7 @@ from lit_attn.attention.residual import Residual
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec, attention_spec
+from lit_attn.schema.errors import ConfigError
 
 # Names of the children that the standard layer does not have.
 EXTRA = ("composers", "normaliser", "residual", "similarity", "z", "z_norm")
@@ -261,8 +262,8 @@ def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
     """Return the module of `part`, with all parameters on the device and in the dtype of `shape`.
 
     The device is also the default device meanwhile, because a part from outside this package may
-    create parameters without `device=`. Raises ValueError if `build` returns no `base`, or a module
-    without `forward`.
+    create parameters without `device=`. Raises ConfigError if `build` returns no `base`, or a
+    module that lacks a required method.
     """
     device, dtype = shape.options["device"], shape.options["dtype"]
     with contextlib.nullcontext() if device is None else torch.device(device):
@@ -270,10 +271,12 @@ def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
     name = type(part).__name__
     if not isinstance(module, base):
         wanted = f"{base.__module__}.{base.__name__}"
-        raise ValueError(f"'{part.kind}': {name}.build must return a {wanted}, not {module!r}")
-    if not hasattr(base, "attend") and type(module).forward is base.forward:
-        raise ValueError(
-            f"'{part.kind}': its module {type(module).__name__} needs a method `forward`"
+        raise ConfigError(f"'{part.kind}': {name}.build must return a {wanted}, not {module!r}")
+    # A similarity needs one of several methods, and every other part needs `forward`.
+    methods = getattr(base, "required_methods", ("forward",))
+    if all(getattr(type(module), method) is getattr(base, method) for method in methods):
+        raise ConfigError(
+            f"'{part.kind}': its module {type(module).__name__} needs a method `{methods[0]}`"
         )
     return module if dtype is None else module.to(dtype)
 

@@ -44,6 +44,8 @@ class Similarity(nn.Module):
     logits overrides `attend`, `new_cache` and `weights` instead of `features`.
     """
 
+    # A member overrides at least one of these methods.
+    required_methods = ("features", "keys", "attend")
     # True if the largest of the M logits of a pair of tokens counts, not their log-sum-exp.
     hard = False
 
@@ -88,7 +90,10 @@ class Similarity(nn.Module):
 
 
 class Dot(Similarity):
-    """s_ij = q_i.k_j / sqrt(D): q and k are the features."""
+    """s_ij = q_i.k_j / sqrt(D)."""
+
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        return q, keys
 
 
 class Gaussian(Similarity):

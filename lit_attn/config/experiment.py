@@ -141,8 +141,13 @@ class Experiment(Config):
         return training
 
 
-def _runs_foreign_code(member: Kind) -> bool:
-    return member.runs_foreign_code or not type(member).__module__.startswith("lit_attn.")
+def _runs_foreign_code(config: Config) -> bool:
+    """Return True if code from outside the package computes `config` or a configuration in it."""
+    if isinstance(config, Kind) and (
+        config.runs_foreign_code or not type(config).__module__.startswith("lit_attn.")
+    ):
+        return True
+    return any(_runs_foreign_code(value) for _, value in config if isinstance(value, Config))
 
 
 @cache

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lit_attn.attention import dispatch, fused
 from lit_attn.attention.parts import DotConfig, GaussianConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.bench import attention
 from lit_attn.bench.measure import measure_memory
 
 SCALE = 0.3

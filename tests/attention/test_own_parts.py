@@ -208,6 +208,48 @@ def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_p
     assert done.stderr.count("\n") == 1
 
 
+EMPTY = """\
+from typing import Literal
+
+from lit_attn.attention import {module}, parts
+
+
+class Empty({module}.{family}):
+    pass
+
+
+class EmptyConfig(parts.{member}):
+    kind: Literal["empty"] = "empty"
+
+    def build(self, shape):
+        return Empty(self, shape)
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "module", "family", "member", "method"),
+    [
+        ("residual", "residual", "Residual", "Residual", "forward"),
+        ("compose", "compose", "Composer", "Compose", "forward"),
+        ("normaliser", "normaliser", "Normaliser", "Normaliser", "forward"),
+        ("similarity", "similarity", "Similarity", "Similarity", "features"),
+    ],
+)
+def test_a_module_that_lacks_its_method_is_refused_in_one_line_by_a_plain_dry_run(
+    tmp_path: Path, key: str, module: str, family: str, member: str, method: str
+) -> None:
+    text = EMPTY.format(module=module, family=family, member=member)
+    (tmp_path / "unfinished.py").write_text(text)
+    path = study(tmp_path, parts="unfinished.py", part="empty")
+    if key != "residual":
+        text = path.read_text().replace("residual: [full, empty]", f"{key}: [empty]")
+        path.write_text(text.replace("baseline: full", "baseline: empty"))
+    done = run(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    assert done.returncode == 2
+    assert f"'empty': its module Empty needs a method `{method}`" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> None:
     text = page().replace("def reference(self, module, x, h, v, project)", "def formula_of(self)")
     (tmp_path / "unfinished.py").write_text(text)
