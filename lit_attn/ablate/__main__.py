@@ -113,10 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
-    """Run a command and return its exit code (see EPILOG).
-
-    `target` is the `module:function` that runs a cell.
-    """
+    """Run a command and return its exit code (see EPILOG); cells run the function `target`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

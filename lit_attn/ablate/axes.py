@@ -1,7 +1,4 @@
-"""Names and overrides of a study's variants, expanded from its `axes`, `include` and `cells`.
-
-This module combines what is written. `lit_attn.ablate.variants` interprets the overrides.
-"""
+"""Names and overrides of a study's variants, expanded from `axes`, `include` and `cells`."""
 
 import itertools
 import math

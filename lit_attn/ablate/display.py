@@ -223,10 +223,7 @@ def write_line(text: str, stream: TextIO) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a stream without a reader to the null device.
-
-    Otherwise Python's flush at exit fails, and the exit code becomes 120.
-    """
+    """Redirect a stream without a reader to the null device, so that the exit code stays."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -24,10 +24,7 @@ TIMING_TARGET = "lit_attn.train:time_cell"
 
 
 def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> None:
-    """Write every cell with its identity and state.
-
-    `with_costs` adds parameters and FLOPs of every variant, for which torch is imported.
-    """
+    """Write every cell with its identity and state, `with_costs` also what its model costs."""
     for matrix in matrices:
         source = matrix.source
         print(f"{matrix.name}: {matrix.title}", file=stream)
@@ -60,10 +57,7 @@ def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> Non
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> bool:
-    """Write the expected costs of each study. Return True if every model could be timed.
-
-    Raises ConfigError if a cell needs more devices than this machine has.
-    """
+    """Write the costs of each study; return True if every model could be timed."""
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(jobs)

@@ -60,10 +60,7 @@ class CellProcess:
         return time.monotonic() - self.started
 
     def idle_seconds(self) -> float:
-        """Return the seconds since the last recorded step, or since the start.
-
-        The clock is this machine's, because the clock of a network disk may differ.
-        """
+        """Return the seconds since the last step or the start, by this machine's own clock."""
         if (mtime := folder.progress_mtime(self.job.folder)) != self.progress_mtime:
             self.progress_mtime, self.last_step = mtime, time.monotonic()
         return time.monotonic() - self.last_step
@@ -114,10 +111,7 @@ class CellProcess:
 
 
 class Launcher:
-    """Starts cells as forks of a server with the heavy imports loaded, in a few milliseconds each.
-
-    `target` is a `module:function` that is called with a cell's folder and `smoke`.
-    """
+    """Starts cells, which run `target` (`module:function`), as forks of a server with torch."""
 
     def __init__(self, target: str, smoke: bool = False) -> None:
         self.target = target

@@ -92,9 +92,8 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
     """Measure the missing step times of a study's variants and store them in its folder.
 
-    Raises ConfigError if a variant
-    fails or if the ratios of a variant vary by more than MAX_SPREAD, and SystemExit if the run is
-    stopped.
+    Raises ConfigError if a variant fails or if the ratios of a variant vary by more than MAX_SPREAD,
+    and SystemExit if the run is stopped.
     """
     from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher
@@ -187,10 +186,7 @@ def _summarize(cell: Cell, baseline: Cell, pairs: Iterable[tuple[float, float]])
 
 
 def count_step_flops(variant: Variant) -> int:
-    """Return the FLOPs of a training step, forward and backward; a multiply-add is 2.
-
-    They are those of convolutions and matrix products, attention included.
-    """
+    """Return the FLOPs of the products and convolutions of a training step, both passes."""
     kind = _kind(variant)
     if kind not in _FLOPS:
         _FLOPS[kind] = _count_flops(variant)

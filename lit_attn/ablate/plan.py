@@ -172,11 +172,7 @@ class Matrix:
                 Seals(entries=[*entries, seal.model_copy(update={"results": results})]).write(path)
 
     def seal(self, seeds: list[int]) -> Seal:
-        """Return what is decided before the first result, with its hash.
-
-        The variants are sealed as they are written, because measured step times and tuned values
-        come later.
-        """
+        """Return the decisions with their hash; measured times and tuned values come later."""
         study = self.source.study
         decisions = {
             "variants": {v.name: v.cell(self.name, 0).fingerprint for v in self.written},
@@ -317,10 +313,7 @@ def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> No
 def _effective_settings(
     source: StudySource, variants: list[Variant], changes: Mapping
 ) -> list[str]:
-    """Return the overrides that change what any variant computes, as `key=value` strings.
-
-    Paths, the number of devices, and values that the study has anyway are left out.
-    """
+    """Return the overrides that change an identity, as `key=value` strings."""
     identities = _identities(variants)
     effective = changes
     for key in changes:
@@ -343,10 +336,7 @@ def _identities(variants: list[Variant]) -> list[str]:
 
 
 def _name(study: str, settings: list[str]) -> str:
-    """Return the study's name, with the settings of a trial after an @.
-
-    Settings that cannot be part of a folder's name are replaced by their hash.
-    """
+    """Return the study's name, with the settings of a trial (or their hash) after an @."""
     if not settings:
         return study
     label = ",".join(settings)

@@ -264,10 +264,7 @@ class Runner:
                 cell.stop(signal.SIGTERM, GRACE, f"took longer than {self.limits.time:.0f} s")
 
     def _record(self, cell: CellProcess, code: int) -> Outcome:
-        """Return the outcome of a cell that has ended, and write a failure to its last attempt.
-
-        Raises OSError if the folder of the cell cannot be read or written.
-        """
+        """Return the outcome of a cell that has ended, and write a failure to its last attempt."""
         job, seconds = cell.job, cell.seconds
         if folder.read_result(job.folder, job.identity) is not None:
             return Outcome(job, seconds)

@@ -20,10 +20,7 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 class Device(NamedTuple):
-    """A GPU by its name in CUDA_VISIBLE_DEVICES, or a core (None).
-
-    `memory` is the number of free bytes, shared by all cells on the device; None if unknown.
-    """
+    """A GPU by its name in CUDA_VISIBLE_DEVICES or a core (None), and its free bytes if known."""
 
     gpu: str | None
     memory: int | None
@@ -53,10 +50,7 @@ def _list_gpus() -> list[Device]:
 
 
 def _free_gpu_memory() -> dict[str, int]:
-    """Return the free bytes of every GPU by its UUID and its number; empty without nvidia-smi.
-
-    Numbers are included only if CUDA and nvidia-smi agree on them, or if the GPUs are equal.
-    """
+    """Return the free bytes of every GPU by its UUID, and by its number where that is certain."""
     query = [
         "nvidia-smi",
         "--query-gpu=index,uuid,name,memory.free",
@@ -143,10 +137,7 @@ class Slot(NamedTuple):
 
 
 class Slots:
-    """Devices of a machine and the cells that run on them.
-
-    At most `limit` cells run at once; by default, one on each device.
-    """
+    """Devices and the cells on them: at most `limit` cells, by default one on each device."""
 
     def __init__(self, devices: list[Device], limit: int | None = None) -> None:
         self.devices = devices

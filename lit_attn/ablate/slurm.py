@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -35,17 +35,19 @@ NAME = "lit_attn-"
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 PENDING |= {"RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
-ENDS: dict[str, FailureClass] = {
-    "TIMEOUT": "timed-out",
-    "DEADLINE": "timed-out",
-    "OUT_OF_MEMORY": "out-of-memory",
-    "CANCELLED": "killed",
-    "PREEMPTED": "killed",
-    "NODE_FAIL": "killed",
-    "BOOT_FAIL": "killed",
-    "REVOKED": "killed",
-}
+KILLED = {"CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"}
+ENDS: dict[str, FailureClass] = dict.fromkeys(KILLED, "killed")
+ENDS |= {"TIMEOUT": "timed-out", "DEADLINE": "timed-out", "OUT_OF_MEMORY": "out-of-memory"}
 """Failure classes of the states that name the reason of a job's end."""
+MAX_ARRAY = 1000
+"""Jobs of one array; SLURM's default limit is 1001."""
+WARNING = 120
+"""Seconds before the time limit at which a job is told to write a checkpoint."""
+POLL = 10.0
+"""Seconds between two requests to SLURM."""
+ABSENCES = 2
+"""Consecutive requests that find neither a job nor a result before a cell counts as failed: a
+network disk may show the result late."""
 
 
 class BatchCell(Record):
@@ -70,10 +72,6 @@ class Task(NamedTuple):
     cell: BatchCell
 
     @property
-    def is_running(self) -> bool:
-        return self.state in RUNNING
-
-    @property
     def is_over(self) -> bool:
         return self.state not in PENDING | RUNNING
 
@@ -84,16 +82,16 @@ class Task(NamedTuple):
 
     def last_line(self) -> str:
         """Return the last line of the job's own error output, which is not the cell's log."""
-        lines = []
-        for path in sorted(self.batch.glob(f"{self.id}_*_log.err")):
-            lines += path.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        paths = sorted(self.batch.glob(f"{self.id}_*_log.err"))
+        text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+        return text.strip().rpartition("\n")[2].strip()
 
 
 def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     """Return the job of every cell that SLURM still knows, by the cell's folder.
 
-    Raises OSError if SLURM does not answer.
+    SLURM forgets a job some minutes after its end (MinJobAge). Raises OSError if it does not
+    answer.
     """
     batches: dict[str, tuple[Path, Path, list[BatchCell]]] = {}
     for matrix in matrices:
@@ -102,11 +100,16 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
                 cells = Batch.model_validate_json(path.read_bytes()).cells
                 batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
     tasks: dict[Path, Task] = {}
-    for name, index, task_id, state in _list_jobs() if batches else ():
+    output = ""
+    if batches:
+        user, columns = f"--user={getpass.getuser()}", "--format=%K|%i|%T|%j"
+        output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
+    for line in output.splitlines():
+        index, task_id, state, name = ([*line.split("|", 3), "", "", ""])[:4]
         if name not in batches:
             continue
         study, batch, cells = batches[name]
-        task = Task(task_id, state, batch, cells[index])
+        task = Task(task_id, state, batch, cells[int(index) if index.isdecimal() else 0])
         folder = study / task.cell.folder
         if folder not in tasks or tasks[folder].rank < task.rank:
             tasks[folder] = task
@@ -114,10 +117,7 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
 
 
 def cancel(matrices: Iterable[Matrix]) -> int:
-    """Cancel the active jobs, whose cells write a checkpoint and end. Return their number.
-
-    Raises ConfigError if SLURM does not answer.
-    """
+    """Cancel the active jobs, whose cells save and end, and return their number."""
     try:
         ids = [task.id for task in find_tasks(matrices).values() if not task.is_over]
         if ids:
@@ -127,26 +127,8 @@ def cancel(matrices: Iterable[Matrix]) -> int:
     return len(ids)
 
 
-def _list_jobs() -> Iterator[tuple[str, int, str, str]]:
-    """Yield name, array index, id and state of every job of this user that SLURM knows.
-
-    SLURM forgets a job some minutes after its end (MinJobAge).
-    """
-    columns = "--format=%K|%i|%T|%j"
-    user = f"--user={getpass.getuser()}"
-    output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
-    for line in output.splitlines():
-        if line.count("|") < 3:
-            continue
-        index, task_id, state, name = line.split("|", 3)
-        yield name, int(index) if index.isdecimal() else 0, task_id, state
-
-
 def _run(*command: str) -> str:
-    """Return the output of a SLURM command.
-
-    Raises OSError if the command fails, and ConfigError if it does not exist.
-    """
+    """Return a command's output; OSError if it fails, ConfigError if it does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError as error:
@@ -158,17 +140,8 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-MAX_ARRAY = 1000
-"""Jobs of one array; SLURM's default limit is 1001."""
-WARNING = 120
-"""Seconds before the time limit at which a job is told to write a checkpoint."""
-
-
 def merge_resources(matrix: Matrix, changes: Mapping) -> Slurm:
-    """Return a study's `slurm:` section with `changes` from the command line.
-
-    Raises ConfigError if a value is wrong or the GPUs do not suffice for a cell.
-    """
+    """Return a study's `slurm:` section with `changes`; ConfigError if it does not suffice."""
     written = matrix.source.study.slurm.model_dump(exclude_unset=True)
     try:
         slurm = Slurm.model_validate({**written, **changes})
@@ -200,7 +173,7 @@ def submit_missing(
     """Submit the `missing` cells that are not running and have no job. Return their number.
 
     `resources` are those of each study, by its folder. At most `at_once` cells of a study run at
-    once. Raises ConfigError if SLURM does not answer or refuses.
+    once. Raises ConfigError if submitit is missing, or if SLURM does not answer or refuses.
     """
     try:
         tasks = find_tasks(matrices)
@@ -223,7 +196,6 @@ def _submit(
     make: Callable[[Job], SlurmCell],
     at_once: int | None,
 ) -> None:
-    """Submit one array. Raises ConfigError if submitit is missing or SLURM refuses."""
     try:
         from submitit.core.utils import FailedJobError
         from submitit.slurm.slurm import SlurmExecutor
@@ -263,15 +235,7 @@ def _submit(
             for job in jobs:
                 executor.submit(make(job))
     except (FailedJobError, RuntimeError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ConfigError(f"--launcher slurm: {lines[-1] if lines else error}") from error
-
-
-POLL = 10.0
-"""Seconds between two requests to SLURM."""
-ABSENCES = 2
-"""Consecutive requests that find neither a job nor a result before a cell counts as failed: a
-network disk may show the result late."""
+        raise ConfigError(f"--launcher slurm: {str(error).strip().splitlines()[-1]}") from error
 
 
 class Follower:
@@ -293,14 +257,13 @@ class Follower:
         with handle_signals(self._interrupt):
             self.display.open()
             try:
+                next_poll = 0.0
                 while self.unfinished and self.summary.stopped_by is None:
-                    self.poll()
-                    polled = time.monotonic()
-                    while self.summary.stopped_by is None and time.monotonic() - polled < POLL:
-                        self.display.update(self._snapshot())
-                        if not self.unfinished:
-                            break
-                        time.sleep(TICK)
+                    if time.monotonic() >= next_poll:
+                        self.poll()
+                        next_poll = time.monotonic() + POLL
+                    self.display.update(self._snapshot())
+                    time.sleep(TICK if self.unfinished else 0)
             finally:
                 self.display.close()
         return self.summary
@@ -324,7 +287,7 @@ class Follower:
 
     def _outcome(self, job: Job, task: Task | None) -> Outcome | None:
         """Return the outcome of a cell, or None if it has not ended."""
-        if task is not None and task.is_running:
+        if task is not None and task.state in RUNNING:
             self.started.setdefault(job.folder, time.monotonic())
         seconds = time.monotonic() - self.started.get(job.folder, time.monotonic())
         state = job.state()
@@ -348,15 +311,13 @@ class Follower:
 
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()
-        running = [
-            StartedCell(
-                job.name, folder.read_progress(job.folder), now - self.started.get(job.folder, now)
-            )
-            for job in self.unfinished
-            if (task := self.tasks.get(job.folder)) is not None and task.is_running
-        ]
-        names = {cell.name for cell in running}
-        waiting = [job.name for job in self.unfinished if job.name not in names]
+        running, waiting = [], []
+        for job in self.unfinished:
+            if (task := self.tasks.get(job.folder)) is None or task.state not in RUNNING:
+                waiting.append(job.name)
+                continue
+            seconds = now - self.started.get(job.folder, now)
+            running.append(StartedCell(job.name, folder.read_progress(job.folder), seconds))
         return self.summary.snapshot(waiting, running, max(1, len(running)))
 
 
@@ -376,11 +337,7 @@ def _read_end(job: Job, task: Task | None) -> Exit:
         line = task.last_line()
         failure_class = failure.classify_failure(1, line)
         message = f"its job ended before the cell began: {task.state}; last line: {line}"
-    end = Exit(
-        failure=failure_class,
-        returncode=1,
-        message=message,
-    )
+    end = Exit(failure=failure_class, returncode=1, message=message)
     with contextlib.suppress(OSError):
         # On a full disk the record is lost; the other cells are still followed.
         end.write((new[-1] if new else folder.create_attempt(job.folder)) / "exit.json")

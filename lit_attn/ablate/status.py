@@ -59,10 +59,7 @@ class StudyCell(NamedTuple):
 
 
 def print_status(arguments: list[str]) -> int:
-    """Print the status, repeatedly with `--watch`. Returns 0.
-
-    Raises ConfigError if there is no study.
-    """
+    """Print the status, repeatedly with `--watch`, and return 0; ConfigError without a study."""
     parser = argparse.ArgumentParser(
         prog="python -m lit_attn.ablate status",
         description="Show which cells are done, running or failed, and the time left.",

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
@@ -24,8 +25,9 @@ from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.source import Mapping, Sequence, format_value
 from lit_attn.config.study import Seeds, StudySource
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, find_problem
+from lit_attn.schema.errors import find_problem
 
+MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
 BATCH = 4
 """Trials that the TPE sampler asks for before it is told the results of the trials before."""
 
@@ -97,10 +99,7 @@ class Search:
         return points
 
     def run(self, names: list[str], evaluate: Evaluate) -> tuple[Tuning, dict[str, Point]]:
-        """Return the record of the search so far, and the best point of each tuned variant.
-
-        `evaluate` is called for every trial that can be run now.
-        """
+        """Return the record so far and the best points; `evaluate` reads a trial's results."""
         best: dict[str, Point] = {}
         variants = []
         for name in names:
@@ -134,27 +133,24 @@ class Search:
 
     def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[tuple[Point, TuningTrial]]:
         """Yield the trials that have ended, until the first batch with a trial that has not."""
-        optuna = _import_optuna()
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        direction = "maximize" if self.metric.goal == "max" else "minimize"
+        goals = {"max": optuna.study.StudyDirection.MAXIMIZE, "min": None}
         sampler = optuna.samplers.TPESampler(seed=0)
-        study = optuna.create_study(direction=direction, sampler=sampler)
+        study = optuna.create_study(direction=goals[self.metric.goal], sampler=sampler)
         for start in range(0, self.trials, BATCH):
             asked = [study.ask() for _ in range(min(BATCH, self.trials - start))]
             points = [
-                tuple(
-                    trial.suggest_int(key, 0, len(values) - 1) for key, values in self.keys.items()
-                )
+                tuple(trial.suggest_int(key, 0, len(v) - 1) for key, v in self.keys.items())
                 for trial in asked
             ]
             ended = [evaluate(name, point) for point in points]
             for trial, point, outcome in zip(asked, points, ended, strict=True):
                 if outcome is None:
                     return
-                if outcome.mean is None:
-                    study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                else:
-                    study.tell(trial, outcome.mean)
+                state = optuna.trial.TrialState.FAIL if outcome.mean is None else None
+                study.tell(trial, outcome.mean, state)
                 yield point, outcome
 
     def summarize(self, point: Point, ends: dict[int, CellStatus]) -> TuningTrial | None:
@@ -163,12 +159,11 @@ class Search:
         A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a
         cell has neither a result nor diverged.
         """
-        by_seed = {
-            str(seed): None
-            if status.result is None
-            else self.metric.scale * status.result.metrics[self.metric.name]
-            for seed, status in ends.items()
-        }
+        by_seed: dict[str, float | None] = dict.fromkeys(map(str, ends))
+        for seed, status in ends.items():
+            if status.result is not None:
+                logged = status.result.metrics[self.metric.name]
+                by_seed[str(seed)] = self.metric.scale * logged
         values = [value for value in by_seed.values() if value is not None]
         has_diverged = any(status.state == "diverged" for status in ends.values())
         if not has_diverged and len(values) < len(by_seed):
@@ -194,57 +189,41 @@ def read_search(
     if not tune:
         return None
     keys = {key: tune[key] for key in tune if key not in TuningOptions.model_fields}
-    for key, values in keys.items():
-        if not isinstance(values, Sequence) or len(values) < 2:
-            raise source.error(("tune", key), "needs a list of at least two values")
-        if changes is not None and key in changes:
-            raise source.error(("tune", key), f"is tuned, so --set {key} has no effect")
-        is_cheap = key.split(".")[0] in ("optimizer", "schedule")
-        if {"flops", "time"} & set(source.study.match) and not is_cheap:
-            raise source.error(
-                ("tune", key), "may change the cost of a step, which `match` holds equal"
-            )
-    if not keys:
-        raise source.error(("tune",), "needs a key to tune, as optimizer.lr: [1e-4, 3e-4, 1e-3]")
     try:
         options = TuningOptions.model_validate({k: v for k, v in tune.items() if k not in keys})
     except ValidationError as error:
         path, message = find_problem(error)
         raise source.error(("tune", *path), message) from error
-    count = math.prod(map(len, keys.values()))
-    if options.sampler != "grid" and options.trials is None:
-        raise source.error(("tune",), f"sampler: {options.sampler} needs `trials:`, their number")
-    is_too_large = options.sampler == "random" and (options.trials or 0) > count
-    if is_too_large or (options.sampler == "grid" and options.trials not in (None, count)):
-        raise source.error(("tune", "trials"), f"{options.trials}, but there are {count} points")
-    if common := set(options.seeds) & set(seeds):
-        raise source.error(
-            ("tune", "seeds"),
-            f"{min(common)} is a seed of the final cells, which need seeds that chose nothing",
-        )
-    if not options.select.startswith("val/"):
-        raise source.error(
-            ("tune", "select"), "needs a metric of the validation split, as val/loss"
-        )
+    has_budget = bool({"flops", "time"} & set(source.study.match))
+    checks = [("", not keys, "needs a key to tune, as optimizer.lr: [1e-4, 3e-4, 1e-3]")]
+    for key, values in keys.items():
+        is_list = isinstance(values, Sequence) and len(values) > 1
+        is_set = changes is not None and key in changes
+        is_free = key.split(".")[0] in ("optimizer", "schedule")
+        checks += [
+            (key, not is_list, "needs a list of at least two values"),
+            (key, is_set, f"is tuned, so --set {key} has no effect"),
+            (key, has_budget and not is_free, "may change the cost that `match` holds equal"),
+        ]
+    count, trials = math.prod(len(v) for v in keys.values() if isinstance(v, list)), options.trials
+    sampler, common = options.sampler, set(options.seeds) & set(seeds)
+    limit = {"grid": (None, count), "random": range(1, count + 1), "tpe": (trials,)}[sampler]
+    checks += [
+        ("trials", trials is None and sampler != "grid", f"sampler: {sampler} needs their number"),
+        ("trials", trials not in limit, f"{trials}, but there are {count} points"),
+        ("seeds", bool(common), f"{common} are seeds of the final cells, which need other ones"),
+        ("select", not options.select.startswith("val/"), "needs a validation metric: val/loss"),
+        ("sampler", sampler == "tpe" and find_spec("optuna") is None, MISSING),
+    ]
+    for key, is_wrong, message in checks:
+        if is_wrong:
+            raise source.error(("tune", key) if key in tune else ("tune",), message)
     for variant in written:
         if "val" not in variant.experiment.data.splits:
-            raise source.error(
-                ("tune",), f"variant '{variant.name}': its data have no validation split"
-            )
+            text = f"variant '{variant.name}': its data have no validation split"
+            raise source.error(("tune",), text)
         try:
             metric = MetricChoice(name=options.select).resolve(variant.experiment)
         except ValueError as error:
             raise source.error(("tune", "select"), str(error)) from error
-    if options.sampler == "tpe":
-        _import_optuna()
     return Search(source, keys, options, metric, changes)
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "tune: sampler: tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
-        ) from error
-    return optuna

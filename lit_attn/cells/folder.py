@@ -30,10 +30,7 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted"] | Fai
 
 
 class Progress(NamedTuple):
-    """Progress of a running cell.
-
-    Optimiser steps done and in total, seconds per step, and the most bytes reserved on a device.
-    """
+    """Steps done and in total, seconds per step, and the most bytes reserved on a device."""
 
     step: int
     total: int
@@ -42,10 +39,7 @@ class Progress(NamedTuple):
 
 
 class CellStatus(NamedTuple):
-    """Status of a cell, read from its folder.
-
-    `exit` is the recorded end of the last attempt. A cell that is done has only a result.
-    """
+    """Status of a cell with the end of its last attempt; a done cell has only a result."""
 
     state: State
     result: Result | None = None
@@ -97,10 +91,7 @@ def set_aside(path: Path) -> Path:
 
 
 def require_no_links(folder: Path) -> None:
-    """Raise ConfigError if a cell's folder contains a symbolic link.
-
-    Training writes, renames and deletes files there, and a link may point anywhere.
-    """
+    """Raise ConfigError if a cell's folder, where files are deleted, contains a symbolic link."""
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
             if (path := Path(root, name)).is_symlink():

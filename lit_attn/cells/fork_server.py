@@ -22,10 +22,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def restore_signals() -> None:
-    """Restore the default signal handlers in a forked cell, except for SIGUSR2.
-
-    Signals that arrived while they were blocked are delivered now.
-    """
+    """Restore the default handlers but SIGUSR2's, and deliver the signals blocked so far."""
     for number in BLOCKED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -183,10 +183,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def require_locks(folder: Path, option: str) -> None:
-    """Raise LockError if the file system of `folder` has no flock or no hard links.
-
-    The message names the command line's `option`.
-    """
+    """Raise LockError, which names `option`, if the file system has no flock or hard links."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock.") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -200,10 +197,7 @@ def require_locks(folder: Path, option: str) -> None:
 
 
 def _create(path: Path, content: str) -> bool:
-    """Create the lock atomically: write a temporary file, then hard-link it.
-
-    Returns False if the lock exists.
-    """
+    """Create the lock atomically, by a hard link to a complete file; return False if it exists."""
     temporary = path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
     temporary.write_text(content)
     try:
@@ -328,10 +322,7 @@ def _read_pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process started, in ticks since boot; None if there is no such process.
-
-    Without /proc, returns "unknown" for every process that exists.
-    """
+    """Return a process's start in ticks since boot, None without one, unknown without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

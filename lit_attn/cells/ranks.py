@@ -110,10 +110,7 @@ class RankProcesses:
             process.join()
 
     def _wait(self) -> list[tuple[int, int]]:
-        """Return the ranks that ended by themselves, in that order, and their exit codes.
-
-        After one has failed, ranks that do not end within SETTLE seconds are killed.
-        """
+        """Return (rank, exit code) in the order of the ends. A failure ends the other ranks."""
         ended: list[tuple[int, int]] = []
         running = dict(enumerate(self.processes))
         deadline = None
@@ -218,10 +215,7 @@ def _run_rank(
 
 
 def _kill_descendants() -> None:
-    """Kill all children of this process until none is left, and wait for them.
-
-    The children of a killed child become children of this process.
-    """
+    """Kill all children, and theirs, which then are children of this process."""
     deadline = time.monotonic() + KILL_TIMEOUT
     while (children := _list_children()) and time.monotonic() < deadline:
         for pid in children:

@@ -259,10 +259,7 @@ class Seals(Record):
 
 
 class TuningTrial(Record):
-    """A trial: the tuned values, and the metric of each seed in printed units.
-
-    The metric of a diverged seed is null. `mean` is null if a seed has diverged.
-    """
+    """A trial: its values and the metric of each seed in printed units (null: it has diverged)."""
 
     values: dict[str, Any]
     mean: FiniteFloat | None
@@ -270,10 +267,7 @@ class TuningTrial(Record):
 
 
 class TunedVariant(Record):
-    """The trials of a variant. `chosen` is null until all have ended, or if all have diverged.
-
-    `at_edge` names the keys whose chosen value is the smallest or the largest one.
-    """
+    """The trials of a variant; `chosen` is null until all have ended, or if all have diverged."""
 
     variant: str
     chosen: dict[str, Any] | None

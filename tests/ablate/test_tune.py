@@ -139,14 +139,17 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
             "select: needs a metric of the validation",
         ),
         ("{optimizer.lr: [1, 2], select: val/los, seeds: [9]}", "did you mean 'val/loss'?"),
-        ("{optimizer.lr: [1, 2], select: val/loss, seeds: [1]}", "seeds: 1 is a seed of the final"),
+        (
+            "{optimizer.lr: [1, 2], select: val/loss, seeds: [1]}",
+            "{1} are seeds of the final",
+        ),
         (
             "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], trials: 3}",
             "tune.trials: 3, but there are 2 points",
         ),
         (
             "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: tpe}",
-            "sampler: tpe needs `trials:`",
+            "sampler: tpe needs their number",
         ),
         (
             "{optimizer.lr: [1, 2], select: val/loss, seeds: [9], sampler: best}",
