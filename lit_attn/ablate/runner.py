@@ -19,7 +19,7 @@ from lit_attn.ablate.plan import Job
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.ranks import BUSY
-from lit_attn.cells.records import Exit, FailureClass
+from lit_attn.cells.records import FailureClass
 
 TICK = 0.25
 """Seconds between two checks of the running cells and two updates of the display."""
@@ -91,11 +91,7 @@ class Summary:
 
     @property
     def failed(self) -> list[Outcome]:
-        return [
-            outcome
-            for outcome in self.outcomes
-            if outcome.failure is not None and not outcome.is_stopped
-        ]
+        return [o for o in self.outcomes if o.failure is not None and not o.is_stopped]
 
     def snapshot(self, waiting: list[str], running: list[StartedCell], slots: int) -> Snapshot:
         """Return the state of the run for the display."""
@@ -272,23 +268,13 @@ class Runner:
         # A process that ended before it created its attempt must not overwrite the previous one.
         is_new = bool(attempts) and folder.read_exit(attempts[-1]) is None
         log = folder.read_log_tail(attempts[-1]) if is_new else ""
-        end = Exit(
-            failure="timed-out" if cell.overdue else failure.classify_failure(code, log),
-            returncode=code,
-            message=cell.overdue or failure.describe_failure(code, log),
-            rank=failure.first_failed_rank(log),
-        )
+        end = failure.describe_end(code, log, cell.overdue)
         # An error here probably kept the cell from writing its log, too.
         attempt = attempts[-1] if is_new else folder.create_attempt(job.folder)
         end.write(attempt / "exit.json")
-        return Outcome(
-            job,
-            seconds,
-            end.failure,
-            end.message,
-            is_stopped=self.urgency >= STOP and end.failure == "killed",
-            is_lost=code == failure.LOST_SERVER,
-        )
+        is_stopped = self.urgency >= STOP and end.failure == "killed"
+        is_lost = code == failure.LOST_SERVER
+        return Outcome(job, seconds, end.failure, end.message, is_stopped, is_lost=is_lost)
 
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome, and schedule a retry if the failure allows one."""

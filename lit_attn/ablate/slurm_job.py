@@ -28,7 +28,6 @@ from lit_attn.cells import failure, folder
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.lock import HEARTBEAT, hold_lock
 from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
-from lit_attn.cells.records import Exit
 from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
@@ -134,11 +133,7 @@ def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
         except BaseException as error:
             text = traceback.format_exc()
             print(text, flush=True)
-            Exit(
-                failure=failure.classify_failure(1, text),
-                returncode=1,
-                message=failure.describe_failure(1, text),
-            ).write(attempt / "exit.json")
+            failure.describe_end(1, text).write(attempt / "exit.json")
             if not (isinstance(error, Preempted) and limit.is_reached):
                 raise
     if limit.is_reached and job.state() != "done":

@@ -7,7 +7,7 @@ unwritable checkpoint folder. Only a result marks success; these functions class
 import re
 import signal
 
-from lit_attn.cells.records import FailureClass
+from lit_attn.cells.records import Exit, FailureClass
 
 # The last line of a traceback, also with a rank's prefix and within an exception group.
 EXCEPTION = re.compile(
@@ -109,6 +109,16 @@ def describe_failure(returncode: int, tail: str) -> str:
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     log_end = f"; its log ends: {last}" if last else ""
     return f"exit code {returncode} without a result{log_end}"
+
+
+def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
+    """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
+    return Exit(
+        failure="timed-out" if overdue else classify_failure(returncode, tail),
+        returncode=returncode,
+        message=overdue or describe_failure(returncode, tail),
+        rank=first_failed_rank(tail),
+    )
 
 
 def first_failed_rank(tail: str) -> int:

@@ -23,7 +23,7 @@ import csv
 import datetime
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -329,33 +329,18 @@ def read_metrics(path: Path) -> list[MetricRow]:
     Lines that are not complete rows are left out: a crash cuts the last line, and the next attempt
     continues in it.
     """
-    rows = []
-    for fields in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            step, epoch, name, value = fields
-            rows.append(MetricRow(int(step), int(epoch), name, float(value)))
-    return rows
+    return [MetricRow(*row) for row in _read_rows(path, int, int, str, float)]
 
 
 def read_clock(path: Path) -> dict[int, float]:
     """Return the seconds since the start of a cell by step, of a clock.csv that may not exist."""
-    seconds = {}
-    for fields in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            step, elapsed = fields
-            seconds[int(step)] = float(elapsed)
-    return seconds
+    return dict(_read_rows(path, int, float))
 
 
 def read_diagnostics(path: Path) -> list[DiagnosticRow]:
     """Return the rows of a diagnostics.csv, as `read_metrics` does."""
-    rows = []
-    for fields in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            step, layer, head, name, value = fields
-            number = int(head) if head else None
-            rows.append(DiagnosticRow(int(step), int(layer), number, name, float(value)))
-    return rows
+    rows = _read_rows(path, int, int, lambda head: int(head) if head else None, str, float)
+    return [DiagnosticRow(*row) for row in rows]
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
@@ -365,11 +350,12 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def _whole_lines(path: Path) -> Iterator[list[str]]:
-    """Yield the fields of every complete line, without lines whose fields exceed csv's limit."""
+def _read_rows(path: Path, *types: Callable[[str], Any]) -> Iterator[Any]:
+    """Yield the complete lines of a CSV whose fields have these types; csv limits their length."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     for line in text[: text.rfind("\n") + 1].splitlines():
-        with contextlib.suppress(csv.Error):
-            yield from csv.reader([line])
+        with contextlib.suppress(csv.Error, ValueError):
+            for fields in csv.reader([line]):
+                yield tuple(parse(field) for parse, field in zip(types, fields, strict=True))

@@ -136,7 +136,7 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
         ("{optimizer.lr: [1, 2], seeds: [9]}", "tiny.tune.select: "),
         (
             "{optimizer.lr: [1, 2], select: test/loss, seeds: [9]}",
-            "select: needs a metric of the validation",
+            "select: needs a validation metric",
         ),
         ("{optimizer.lr: [1, 2], select: val/los, seeds: [9]}", "did you mean 'val/loss'?"),
         (
