@@ -92,8 +92,8 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
     """Measure the missing step times of a study's variants and store them in its folder.
 
-    Raises ConfigError if a variant fails or if the ratios of a variant vary by more than MAX_SPREAD,
-    and SystemExit if the run is stopped.
+    Raises ConfigError if a variant fails or if its ratios vary by more than MAX_SPREAD, and
+    SystemExit if the run is stopped.
     """
     from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher

@@ -385,7 +385,9 @@ def set_aside(job: Job) -> None:
 
 def _find_stale(jobs: list[Job]) -> Iterator[Job]:
     """Yield the cells whose results were computed with other code, parts or data."""
-    # Imported here, because it hashes the package.
+    # Imported here, because both take long.
+    import torch
+
     from lit_attn.training.provenance import code_hash
 
     data_hashes: dict[str, str] = {}
@@ -398,13 +400,8 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
             # Loading the data takes long, so cells with the same data share the hash.
             data = job.cell.experiment.data.model_dump_json()
             if data not in data_hashes:
-                data_hashes[data] = _hash_data(job.cell)
+                built = job.cell.experiment.data.build(job.cell.seed, torch.device("cpu"))
+                data_hashes[data] = str(built.fingerprint())
             is_stale = result.data != data_hashes[data]
         if is_stale:
             yield job
-
-
-def _hash_data(cell: Cell) -> str:
-    import torch
-
-    return str(cell.experiment.data.build(cell.seed, torch.device("cpu")).fingerprint())

@@ -73,26 +73,24 @@ def print_status(arguments: list[str]) -> int:
     watch = "Repeat every SECONDS (default 2) until every cell is done."
     add("--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch)
     options = parser.parse_args(arguments)
-    is_waiting = False
+    last = ""
     while True:
         try:
-            studies = read_plans(options.where, options.out, options.study)
+            plans = read_plans(options.where, options.out, options.study)
+            studies = [(plan, place, read_cells(plan, place)) for plan, place in plans]
+            text = "\n".join(describe(*study) for study in studies)
+            is_over = all(cell.status.state == "done" for *_, cells in studies for cell in cells)
         except NoStudyError:
             if not options.watch:
                 raise
-            if not is_waiting:
-                print(f"{options.where}: waiting for the first run", flush=True)
-            is_waiting = True
-            time.sleep(options.watch)
-            continue
-        statuses = [(plan, place, read_cells(plan, place)) for plan, place in studies]
+            plans, text, is_over = [], f"{options.where}: waiting for the first run", False
         if options.watch and sys.stdout.isatty():
             sys.stdout.write(CLEAR)
-        print("\n".join(describe(*status) for status in statuses), flush=True)
-        if not options.watch or all(
-            cell.status.state == "done" for *_, cells in statuses for cell in cells
-        ):
+        if plans or text != last:
+            print(text, flush=True)
+        if is_over or not options.watch:
             return 0
+        last = text
         time.sleep(options.watch)
 
 
@@ -126,8 +124,7 @@ def read_plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Pat
             errors.append(f"{path}: is not a plan: {' '.join(str(error).split())}")
     if not plans:
         raise ConfigError(errors[0])
-    for message in errors:
-        print(f"{message} (skipped)", file=sys.stderr)
+    print("".join(f"{message} (skipped)\n" for message in errors), end="", file=sys.stderr)
     return plans
 
 

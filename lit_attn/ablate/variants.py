@@ -54,22 +54,20 @@ class Variant:
 
     def cell(self, study: str, seed: int) -> Cell:
         """Return the cell of this variant with `seed`."""
+        experiment = self.experiment
+        if self.stretch != 1:
+            changes = {"stretch": experiment.training.stretch * self.stretch}
+            training = experiment.training.model_copy(update=changes)
+            experiment = experiment.model_copy(update={"training": training})
         return Cell(
             study=study,
             variant=self.cell_name,
             seed=seed,
-            experiment=self._stretched(),
+            experiment=experiment,
             match_to=self.match_to,
             metric=self.metric,
             parts=self.parts,
         )
-
-    def _stretched(self) -> Experiment:
-        if self.stretch == 1:
-            return self.experiment
-        training = self.experiment.training
-        longer = training.model_copy(update={"stretch": training.stretch * self.stretch})
-        return self.experiment.model_copy(update={"training": longer})
 
 
 def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant]:
