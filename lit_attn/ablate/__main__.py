@@ -331,15 +331,15 @@ def _tune(
     SystemExit if the run is stopped.
     """
     attempted: set[Path] = set()
-    failed = 0
+    failed, limit = 0, options.limit or sys.maxsize
     while True:
         trials = [job for m in matrices for job in m.trials if job.folder not in attempted]
         trials = [job for job in trials if job.state() not in ("done", "diverged")]
-        trials = trials[: options.limit]
+        trials = trials[: limit - len(attempted)]
         if not trials:
+            # The cells that remain of --limit.
+            options.limit = options.limit and limit - len(attempted)
             return matrices, failed
-        if options.limit is not None:
-            options.limit -= len(trials)
         _prepare_folders(matrices, options, trials, [])
         write_line(f"tuning: {len(trials)} cells to run", sys.stdout)
         summary = start(trials)

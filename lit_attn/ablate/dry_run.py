@@ -61,7 +61,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> 
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(jobs)
-    cells = [job.cell for matrix in matrices for job in matrix.jobs]
+    cells = [job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
     slots.check(cells)
     timings = measure(cells, slots)
     for matrix in matrices:
@@ -98,27 +98,27 @@ def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
 
 def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
     """Return a table of every variant's costs, and the hours that the missing cells need."""
-    width = max(len(variant.name) for variant in matrix.variants)
+    cells: dict[str, Cell] = {}
+    jobs = (*matrix.trials, *matrix.jobs)
+    for job in jobs:
+        cells.setdefault(job.cell.variant, job.cell)
+    width = max(map(len, cells), default=0)
     lines = [
         f"{matrix.name}: {matrix.title}",
         f"  {'':<{width}}  {'ms/step':>9}  {'steps':>8}  {'startup':>7}  {'evaluations':>14}"
         f"  {'one cell':>9}  {'GB':>6}",
     ]
-    first_cells: dict[str, Cell] = {}
-    for job in matrix.jobs:
-        first_cells.setdefault(job.cell.variant, job.cell)
-    for variant in matrix.variants:
-        timing = timings.get(first_cells[variant.cell_name].kind)
-        if timing is None:
-            lines.append(f"  {variant.name:<{width}}  could not be measured")
+    for name, cell in cells.items():
+        if (timing := timings.get(cell.kind)) is None:
+            lines.append(f"  {name:<{width}}  could not be measured")
             continue
         evaluations = f"{timing.evaluations} x {timing.evaluation_time:.3g} s"
         lines.append(
-            f"  {variant.name:<{width}}  {timing.step_time * 1e3:>9.4g}  {timing.steps:>8,}"
+            f"  {name:<{width}}  {timing.step_time * 1e3:>9.4g}  {timing.steps:>8,}"
             f"  {timing.startup:>5.1f} s  {evaluations:>14}  {format_seconds(timing.seconds):>9}"
             f"  {timing.memory / 1e9:>6.2f}"
         )
-    missing = [job.cell for job in matrix.jobs if job.state() != "done"]
+    missing = [job.cell for job in jobs if job.state() != "done"]
     lines.append(f"  {len(missing)} cells to run{_format_hours(missing, timings, slots)}")
     return "\n".join(lines) + "\n"
 
