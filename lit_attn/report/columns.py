@@ -180,6 +180,8 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "difference": _difference,
     "test_error": _test_error,
     "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
+    "target_steps": lambda r, _: format_number(r["target_steps"], ",d"),
+    "target_seconds": lambda r, _: format_number(r["target_seconds"], ",.0f"),
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,

@@ -37,6 +37,8 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     values = {variant.name: study.values(variant.name) for variant in plan.variants}
     failed = {variant.name: _failed_seeds(study, variant.name) for variant in plan.variants}
     baseline = values.get(plan.baseline, {})
+    # Bonferroni over looks at the results spends ALPHA once, however the looks were chosen.
+    level = ALPHA / (1 + len(study.seals.added_seeds) if study.seals else 1)
     resolution = stats.find_resolution(v for by_seed in values.values() for v in by_seed.values())
     others = [variant.name for variant in plan.variants if variant.name != plan.baseline]
     differences = {
@@ -55,13 +57,13 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         record = _describe(list(differences[name].values()), baseline, len(compared), resolution)
         record |= {"p": single.get(name), "p_adjusted": adjusted.get(name)}
         record |= {"failed": len(failed[name]), "failure_p": failure_p.get(name)}
-        is_significant = record["p_adjusted"] is not None and record["p_adjusted"] <= ALPHA
+        is_significant = record["p_adjusted"] is not None and record["p_adjusted"] <= level
         if failed[name] or failed[plan.baseline]:
             # A failed seed drops out of the mean, so the second test must agree, also in direction.
             gain = record.get("difference", 0.0)
             gain = gain if plan.metric.goal == "max" else -gain
             record["p_ranked"], favour = ranked.get(name, (1.0, 0.0))
-            is_significant &= record["p_ranked"] <= ALPHA and gain * favour > 0
+            is_significant &= record["p_ranked"] <= level and gain * favour > 0
         record["significant"] = is_significant
         record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         records[name] = record

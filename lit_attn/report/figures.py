@@ -169,24 +169,12 @@ def draw_curves(study: StudyRecord) -> "Figure | None":
 
 
 def _read_curves(study: StudyRecord) -> "tuple[str, dict[str, pd.Series[float]]]":
-    """Return the unit of time ("epoch" or "step") and each variant's finite values by time.
-
-    Only variants that can be drawn are read.
-    """
-    names = [variant.name for variant in study.plan.variants if study.values(variant.name)]
-    names = list(dict.fromkeys([study.plan.baseline, *names]))[: drawing.MOST_PANELS + 1]
-    cells = [cell for name in names for cell in study.finished_cells(name)]
-    rows = [
-        (cell.variant, cell.seed, row.epoch + 1, row.step, row.value)
-        for cell in cells
-        for row in cell.curve(study.plan.metric)
-    ]
-    frame = pd.DataFrame(rows, columns=["variant", "seed", "epoch", "step", "value"])
-    frame = frame.astype({"value": float})
+    """Return the unit of time ("epoch" or "step") and each variant's finite values by time."""
+    frame = study.curves
     # A language model can be evaluated many times in one epoch; then only steps are distinct.
     unit = "step" if frame.duplicated(["variant", "seed", "epoch"]).any() else "epoch"
-    frame = frame[np.isfinite(frame["value"])].set_index(unit)
-    return unit, {str(name): rows["value"] for name, rows in frame.groupby("variant", sort=False)}
+    groups = frame.set_index(unit).groupby("variant", sort=False)["value"]
+    return unit, {str(name): values for name, values in groups}
 
 
 def _late_range(curves: "list[pd.Series[float]]") -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Records of a study as the report reads them: the plan, and the state of every planned cell."""
 
 import logging
+import math
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,24 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from lit_attn.cells.folder import read_result, read_state
-from lit_attn.cells.records import Metric, MetricRow, Plan, PlannedCell, Result, read_metrics
+from lit_attn.cells.records import (
+    Metric,
+    MetricRow,
+    Plan,
+    PlannedCell,
+    Result,
+    Seals,
+    StepTimes,
+    Tuning,
+    read_metrics,
+)
+from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.schema.errors import ConfigError, suggest
 
 Arrays = dict[str, "NDArray[Any]"]
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +80,29 @@ class StudyRecord:
     plan: Plan
     cells: list[CellRecord]
     contrast: "StudyRecord | None" = None
+    seals: Seals | None = None
+    tuning: Tuning | None = None
+    step_times: StepTimes | None = None
+
+    @cached_property
+    def curves(self) -> "pd.DataFrame":
+        """Finite logged values of the metric: variant, seed, epoch, step, value.
+
+        Only the variants that a figure can show are read.
+        """
+        import pandas as pd
+
+        names = [v.name for v in self.plan.variants if self.values(v.name)]
+        names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
+        rows = [
+            (name, cell.seed, row.epoch + 1, row.step, row.value)
+            for name in names
+            for cell in self.finished_cells(name)
+            for row in cell.curve(self.plan.metric)
+            if math.isfinite(row.value)
+        ]
+        frame = pd.DataFrame(rows, columns=["variant", "seed", "epoch", "step", "value"])
+        return frame.astype({"value": float})
 
     @cached_property
     def _by_variant(self) -> dict[str, list[CellRecord]]:
@@ -153,7 +189,13 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     cells = [_read_cell(str(path.parent), cell, plan.metric) for cell in plan.cells]
-    study = StudyRecord(plan.model_copy(update={"cells": []}), cells)
+    study = StudyRecord(
+        plan.model_copy(update={"cells": []}),
+        cells,
+        seals=Seals.read(path.with_name("seals.json")),
+        tuning=Tuning.read(path.with_name("tuning.json")),
+        step_times=StepTimes.read(path.with_name("step_times.json")),
+    )
     _require_metric(path, study)
     other = path.parents[1] / (plan.contrast or "") / "plan.json"
     if not is_contrast and plan.contrast and other.exists():

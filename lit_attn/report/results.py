@@ -54,6 +54,7 @@ def make_results_table(
         notes.append(SENTENCES["ties"].format(ties=ties, pairs=_plural(pairs, "pair")))
     if not study.values(plan.baseline):
         notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
+    notes += _describe_plan(study)
     return Table(
         [column.heading.format(**names) for column in columns],
         [list(row) for row in zip(*cells, strict=True)],
@@ -118,6 +119,25 @@ def _describe_star(comparisons: Comparisons) -> str:
     needed = 6 if comparisons.is_joint else stats.pairs_for_a_star(comparisons.count or 1)
     star = SENTENCES["star"].format(seeds=needed)
     return star + (SENTENCES["star_failures"] if comparisons.has_failures else "")
+
+
+def _describe_plan(study: StudyRecord) -> list[str]:
+    """Return when the plan was sealed, what was added later, and how step times were measured."""
+    notes = []
+    if times := study.step_times:
+        notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
+    if seals := study.seals:
+        first = seals.entries[0]
+        sentence = SENTENCES["sealed" if seals.is_before_results else "sealed_late"]
+        notes.append(sentence.format(hash=first.hash, time=first.time[:16], results=first.results))
+        if seals.added_seeds:
+            seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
+            looks = 1 + len(seals.added_seeds)
+            notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=ALPHA / looks))
+        if seals.added_variants:
+            variants = ", ".join(seals.added_variants)
+            notes.append(SENTENCES["added_variants"].format(variants=variants))
+    return notes
 
 
 def _provenance(study: StudyRecord) -> list[str]:

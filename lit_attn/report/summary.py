@@ -16,6 +16,7 @@ import yaml
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import NOTHING, Record, to_frame
 from lit_attn.report.comparison import Comparisons
+from lit_attn.report.fairness import measure_targets
 from lit_attn.report.read import CellRecord, StudyRecord
 from lit_attn.report.samples import measure_test_errors
 
@@ -45,11 +46,13 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
-    errors = measure_test_errors(study)
-    records = [
-        _variant_record(study, v) | comparisons.records.get(v.name, {}) | errors.get(v.name, {})
-        for v in study.plan.variants
-    ]
+    sources = (comparisons.records, measure_test_errors(study), measure_targets(study))
+    records = []
+    for variant in study.plan.variants:
+        record = _variant_record(study, variant)
+        for source in sources:
+            record |= source.get(variant.name, {})
+        records.append(record)
     means = [record["mean"] for record in records if 0 < record["planned"] == record["n"]]
     if means:
         best = max(means) if study.plan.metric.goal == "max" else min(means)
@@ -83,9 +86,18 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "published_difference": None if mean is None or published is None else mean - published,
         **medians,
         **counts,
+        **_measured_alone(study, variant),
         **{f"{name}_ratio": _ratio(study.measurements(name, variant.name)) for name in TIMES},
         "mixed": _is_mixed(study, variant.name),
     }
+
+
+def _measured_alone(study: StudyRecord, variant: PlannedVariant) -> Record:
+    """Return the step time that was measured alone, if there is one."""
+    times = study.step_times.variants if study.step_times else []
+    seconds = {timed.variant: timed.seconds for timed in times}
+    name = variant.name if variant.name in seconds else variant.variant
+    return {"step_time": seconds[name]} if name in seconds else {}
 
 
 def _ratio(times: list[float]) -> float | None:

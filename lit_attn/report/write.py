@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
+from lit_attn.report import (
+    diagnostics,
+    drawing,
+    effects,
+    fairness,
+    figures,
+    formats,
+    segmentation,
+    stats,
+)
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
@@ -125,6 +134,8 @@ def make_tables(
     mixture = diagnostics.make_mixture_table(recorded)
     digits = make_scale(summary).digits
     further = [
+        fairness.make_criteria_table(study, summary, digits),
+        fairness.make_tuning_table(study),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         effects.make_effects_table(found, study, digits),
         segmentation.make_class_table(classes),

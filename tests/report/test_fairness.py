@@ -1,0 +1,173 @@
+"""Criteria of equal cost, tuning, sealed plans and the cost of reaching the baseline."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.fake_study import write_study
+
+from lit_attn.cells.records import Metric, Plan, Seal, Seals, StepTimes, Tuning
+from lit_attn.report import write_reports
+from lit_attn.report.comparison import compare_variants
+from lit_attn.report.read import CellRecord, StudyRecord
+
+VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
+
+
+def read_page(root: Path) -> str:
+    (folder,) = write_reports(root / "runs", root / "reports")
+    return (folder / "table.html").read_text()
+
+
+def seal(results: int, seeds: int, variants: str = "ab") -> Seal:
+    metric = Metric(name="test/accuracy", label="accuracy", goal="max", scale=100)
+    return Seal(
+        time="2026-01-02T03:04:05+00:00",
+        results=results,
+        hash="5ea1",
+        variants={name: name for name in variants},
+        baseline="a",
+        seeds=list(range(seeds)),
+        metric=metric,
+        match=["parameters"],
+        tune={},
+        exclude=[],
+    )
+
+
+def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", variants=VARIANTS, seeds=6)
+    plan = Plan.model_validate_json((study / "plan.json").read_bytes())
+    variants = []
+    for variant in plan.variants:
+        name, _, criterion = variant.name.partition("@")
+        criterion = criterion or "parameters"
+        variants.append(variant.model_copy(update={"variant": name, "criterion": criterion}))
+    changes = {"criteria": ["parameters", "time"], "variants": variants}
+    plan.model_copy(update=changes).write(study / "plan.json")
+    page = read_page(tmp_path)
+    table = page[page.index("(equal parameters)") : page.index("Comparison at equal cost.")]
+    assert "difference (equal time)" in table
+    rows = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    row = table[table.index(">mgk<") :].split("</tr>")[0]
+    assert row.count("<td>") == 4
+    assert f"{rows.loc['mgk', 'mean']:.2f}" in row
+    assert f"{rows.loc['mgk@time', 'mean']:.2f}" in row
+    # The baseline belongs to every criterion.
+    row = table[table.index(">standard<") :].split("</tr>")[0]
+    assert row.count(f"{rows.loc['standard', 'mean']:.2f}") == 2
+    assert ">mgk@time<" not in table
+
+
+def test_tuning_shows_chosen_values_edges_and_leads(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    means = {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]}
+    variants = [
+        {
+            "variant": name,
+            "chosen": {"optimizer.lr": 0.002},
+            "at_edge": ["optimizer.lr"] if name == "belief" else [],
+            "trials": [
+                {"values": {"optimizer.lr": lr}, "mean": mean, "by_seed": {"9": mean}}
+                for lr, mean in zip((0.001, 0.004, 0.002), values, strict=True)
+            ],
+        }
+        for name, values in means.items()
+    ]
+    metric = Metric(name="val/accuracy", label="val accuracy", goal="max", scale=100)
+    Tuning(
+        sampler="grid",
+        trials=3,
+        seeds=[9],
+        select=metric,
+        keys={"optimizer.lr": [0.001, 0.004, 0.002]},
+        variants=variants,
+    ).write(study / "tuning.json")
+    page = read_page(tmp_path)
+    row = page[page.index("best val accuracy") :]
+    row = row[row.index(">belief<") :].split("</tr>")[0]
+    cells = [cell.split("</td>")[0] for cell in row.split("<td>")[1:]]
+    assert cells == ["optimizer.lr=0.002", "optimizer.lr", "71.5", "+0.5 to +1 (2)", "1"]
+    assert "Every variant had 3 trials (grid) with seeds 9" in page
+
+
+def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=8)
+    Seals(entries=[seal(0, 6)]).write(study / "seals.json")
+    page = read_page(tmp_path)
+    assert "The plan (5ea1) was sealed on 2026-01-02T03:04 UTC, before the first result." in page
+    Seals(entries=[seal(3, 6), seal(6, 8, "abc")]).write(study / "seals.json")
+    page = read_page(tmp_path)
+    assert "was first sealed on 2026-01-02T03:04 UTC, when 3 cells had a result" in page
+    assert "Seeds 6, 7 were added after results had been seen. For 2 looks a star needs p" in page
+    assert "Variants added or changed after results had been seen: c." in page
+
+
+def test_looks_at_the_results_are_paid_for() -> None:
+    """Seeds are added until a star appears: with the corrected level false stars stay rare."""
+    generator = np.random.default_rng(5)
+    false_stars, uncorrected = 0, 0
+    metric = Metric(name="test/score", label="score", goal="max", scale=1)
+    plan = Plan(
+        study="s",
+        title="s",
+        baseline="a",
+        metric=metric,
+        variants=[{"name": "a"}, {"name": "b"}],
+        seeds=list(range(14)),
+        cells=[],
+    )
+    looks = (8, 10, 12, 14)
+    seals = Seals(entries=[seal(0, 8), *(seal(1, n) for n in looks[1:])])
+    for _ in range(300):
+        values = generator.normal(size=(14, 2))
+        stars = []
+        for sealed in (seals, None):
+            found = False
+            for n in looks:
+                cells = [
+                    CellRecord(name, seed, "done", float(values[seed, column]))
+                    for column, name in enumerate("ab")
+                    for seed in range(n)
+                ]
+                comparisons = compare_variants(StudyRecord(plan, cells, seals=sealed))
+                found |= comparisons.records["b"]["significant"]
+            stars.append(found)
+        false_stars += stars[0]
+        uncorrected += stars[1]
+    assert false_stars / 300 <= 0.05
+    assert uncorrected / 300 > 0.06
+
+
+def test_times_that_were_measured_alone_replace_those_of_the_cells(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    timed = [
+        {"variant": name, "kind": "k", "baseline_kind": "k", "seconds": s, "ratio": 1, "spread": 0}
+        for name, s in (("standard", 0.5), ("belief", 0.25))
+    ]
+    StepTimes(device="CPU", variants=timed).write(study / "step_times.json")
+    page = read_page(tmp_path)
+    assert "measured for each variant alone, interleaved with the baseline." in page
+    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    assert table["step_time"].tolist()[:2] == [0.5, 0.25]
+
+
+def test_steps_to_target_are_those_of_the_mean_curve(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", seeds=3, variants={"standard": 0, "fast": 0.1, "slow": -0.1})
+    read_page(tmp_path)
+    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    assert table.loc["standard", "target_steps"] == 700
+    assert table.loc["fast", "target_steps"] < 700
+    assert pd.isna(table.loc["slow", "target_steps"])
+    seconds = table.loc["fast", "target_steps"] * table.loc["fast", "step_time"]
+    assert table.loc["fast", "target_seconds"] == pytest.approx(seconds)
+
+
+def test_an_unreadable_record_skips_only_its_study(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_study(tmp_path / "runs", seeds=2)
+    (write_study(tmp_path / "runs", name="torn", seeds=2) / "tuning.json").write_text("{")
+    assert [f.name for f in write_reports(tmp_path / "runs", tmp_path / "reports")] == ["fake"]
+    assert "tuning.json: cannot be read" in caplog.text
