@@ -84,6 +84,12 @@ class Agreement(NamedTuple):
     output: float | None
 
 
+def tolerances(setup: str, run: str) -> dict[str, float]:
+    """Return the largest allowed relative difference of each quantity in a run."""
+    module = SETUPS[setup]
+    return {**module.TOLERANCES, **getattr(module, "RUN_TOLERANCES", {}).get(run, {})}
+
+
 def records(setup: str) -> dict[str, recording.Arrays]:
     """Return the recorded arrays of each run of a set-up."""
     runs: dict[str, recording.Arrays] = {}

@@ -17,7 +17,7 @@ from lit_attn.config.augment import MixConfig
 from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
 from released.record import Clone
-from released.recording import Arrays, Recorder, Tensors, fill, generator, shared_draws
+from released.recording import Arrays, Recorder, fill, generator, shared_draws
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "aanna0701/SPT_LSA_ViT", "54bd796", ["0", "1"]
@@ -159,12 +159,4 @@ def replay(run: str, folder: Path) -> Replay:
         labels = vision.labels(seed, number, BATCH, CLASSES)
         return mix.apply(images, labels, mixing(seed, number))
 
-    return Replay(cell, step, released_names, draws=True)
-
-
-def released_names(ours: Tensors) -> Tensors:
-    """Rename this project's parameters; a patch is a row of pixels with their channels."""
-    renamed = vision.small_vit_names(ours, [("patch_embed.proj.", "to_patch_embedding.1.")])
-    kernel = renamed["to_patch_embedding.1.weight"]
-    renamed["to_patch_embedding.1.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
-    return renamed
+    return Replay(cell, step, vision.plain_vit_names, draws=True)

@@ -18,7 +18,7 @@ def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path:
     assert ours["shapes"].tolist() == theirs["shapes"].tolist()
     for key in ("lr", "beta1", "beta2", "decay"):
         np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-12, atol=1e-18, err_msg=key)
-    for key, tolerance in module.TOLERANCES.items():
+    for key, tolerance in parity.tolerances(setup, run).items():
         np.testing.assert_allclose(
             ours[key], theirs[key], rtol=tolerance, atol=tolerance, err_msg=key
         )

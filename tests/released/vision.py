@@ -48,3 +48,11 @@ def small_vit_names(ours: Tensors, pairs: list[tuple[str, str]]) -> Tensors:
             (".mlp.fc2.", ".1.fn.net.3."),
         ],
     )
+
+
+def plain_vit_names(ours: Tensors) -> Tensors:
+    """Rename a plain small ViT's parameters; a patch is a row of pixels with their channels."""
+    renamed = small_vit_names(ours, [("patch_embed.proj.", "to_patch_embedding.1.")])
+    kernel = renamed["to_patch_embedding.1.weight"]
+    renamed["to_patch_embedding.1.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
+    return renamed

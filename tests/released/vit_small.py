@@ -1,8 +1,8 @@
-"""ViT-small of vision-transformers-cifar10, and experiments/cifar10_vit_small.yaml.
+"""ViT-small and the plain ViT of vision-transformers-cifar10; experiments/cifar10_vit_small.yaml.
 
-The script is train_cifar10.py itself (`--net vit_small --opt adam --noamp`), in float64 on a CPU,
-with dropout and a narrower model. The papers put SET-Adam in Adam's place, so this replay trains
-with Adam. Augmented images are random numbers.
+The script is train_cifar10.py itself (`--net vit_small` and, for the run `plain`, `--net vit`, with
+`--opt adam --noamp`), in float64 on a CPU, with dropout and a narrower model. The papers put
+SET-Adam in Adam's place, so this replay trains with Adam. Augmented images are random numbers.
 """
 
 import sys
@@ -21,7 +21,7 @@ from released.recording import Arrays, Recorder, Tensors, shared_draws
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "kentaroy47/vision-transformers-cifar10", "5bb83d3"
-RUNS = ["0", "1"]
+RUNS = ["0", "1", "plain-0"]
 EXPERIMENT = "experiments/cifar10_vit_small.yaml"
 TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
@@ -29,7 +29,8 @@ EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH = 4, 6, 3, 10, 32
 
 def record(clone: Clone, run: str) -> Arrays:
     """Train from the initial values of seed `run` and return the record."""
-    seed = int(run)
+    case, _, number = run.rpartition("-")
+    seed, net = int(number), "vit" if case == "plain" else "vit_small"
     torch.set_default_dtype(torch.float64)
     sys.modules["wandb"] = stub = ModuleType("wandb")
     for name in ("init", "watch", "log", "save"):
@@ -39,8 +40,8 @@ def record(clone: Clone, run: str) -> Arrays:
     sys.modules["utils"].progress_bar = lambda *a: None  # type: ignore
     # A head is 64 wide there whatever the model's width, which is 512.
     clone.load(
-        "models.vit_small",
-        "models/vit_small.py",
+        f"models.{net}",
+        f"models/{net}.py",
         {"channels = 3, dim_head = 64": f"channels = 3, dim_head = {WIDTH // 8}"},
     )
     recorder = Recorder()
@@ -55,7 +56,7 @@ def record(clone: Clone, run: str) -> Arrays:
             for step in range(first, first + EPOCH_STEPS):
                 yield batch(seed, step)
 
-    arguments = ["", "--net", "vit_small", "--noamp", "--noaug", "--n_epochs", str(EPOCHS)]
+    arguments = ["", "--net", net, "--noamp", "--noaug", "--n_epochs", str(EPOCHS)]
     arguments += ["--dimhead", str(WIDTH)]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -87,7 +88,9 @@ def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
-    seed = int(run)
+    case, _, number = run.rpartition("-")
+    seed = int(number)
+    plain = {"model.patchify": "plain", "model.local_self_attention": False}
     path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
     cell = shipped_cell(
         "cifar10_vit_small.yaml",
@@ -102,6 +105,7 @@ def replay(run: str, folder: Path) -> Replay:
             "optimizer": {"kind": "adam", "lr": 1e-4},
             "training.epochs": EPOCHS,
             "training.precision": "fp32",
+            **(plain if case == "plain" else {}),
         },
         seed,
         "test/loss",
@@ -111,6 +115,8 @@ def replay(run: str, folder: Path) -> Replay:
 
 def released_names(ours: Tensors) -> Tensors:
     """Rename this project's parameters; shifted images stand in another order there."""
+    if "patch_embed.norm.weight" not in ours:
+        return vision.plain_vit_names(ours)
     tokens = "to_patch_embedding.to_patch_tokens"
     renamed = vision.small_vit_names(
         ours, [("patch_embed.norm.", f"{tokens}.1."), ("patch_embed.proj.", f"{tokens}.2.")]
