@@ -17,12 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.config.models.external import (
-    ExternalModel,
-    ModuleConfig,
-    TimmConfig,
-    TransformersConfig,
-)
+from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
 from lit_attn.config.signatures import (
     ImageSignature,
     LabelledTokens,
@@ -56,7 +52,7 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
         is_loaded = model.pretrained and torch.empty(0).device.type != "meta"
         return create_timm(model.name, size, options, is_loaded, model.checkpoint)
 
-    return _build(model, create, device)
+    return _build(create, model.attention, device)
 
 
 def create_timm(
@@ -103,9 +99,9 @@ def create_timm(
 def build_transformers(model: TransformersConfig, signature: Any, device: Device) -> nn.Module:
     """Return a network that maps what data with `signature` contain to logits."""
     transformers = require("transformers", "model.kind", "transformers")
-    task, call, settings = next(HEADS[t] for t in type(signature).__mro__ if t in HEADS)
+    task, call = next(HEADS[t] for t in type(signature).__mro__ if t in HEADS)
     factory = getattr(transformers, f"AutoModelFor{task}")
-    values = settings(signature)
+    values = read_settings(signature)
     if model.name is not None:
         pretrained = transformers.AutoConfig.from_pretrained(model.name)
         positions = getattr(pretrained, "max_position_embeddings", None)
@@ -114,7 +110,10 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         values.pop("vocab_size", None)
         config_class, values = type(pretrained), pretrained.to_diff_dict() | values
     else:
-        config_class = _find_architecture(transformers, model.architecture)
+        mapping, name = transformers.CONFIG_MAPPING, str(model.architecture)
+        if name not in mapping:
+            raise ValueError(f"architecture: '{name}' is unknown{suggest(name, mapping.keys())}")
+        config_class = mapping[name]
     keys = {*config_class.__dataclass_fields__, *config_class.attribute_map, "num_labels"}
     for key in model.arguments:
         if key not in keys:
@@ -132,7 +131,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
             return factory.from_config(config)
         return factory.from_pretrained(model.name, config=config, ignore_mismatched_sizes=True)
 
-    return Logits(_build(model, create, device), call)
+    return Logits(_build(create, model.attention, device), call)
 
 
 class Logits(nn.Module):
@@ -162,34 +161,24 @@ def call_labelled(model: nn.Module, tokens: Tensor, present: Tensor) -> Any:
     return model(input_ids=tokens, attention_mask=None if tokens.is_meta else present)
 
 
-def _image_settings(signature: Any) -> dict[str, Any]:
-    channels, height, width = signature.shape
-    size = height if height == width else [height, width]
-    return {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
+def read_settings(signature: Any) -> dict[str, Any]:
+    """Return the keys of a configuration of transformers that data with `signature` set."""
+    if hasattr(signature, "shape"):
+        channels, *size = signature.shape
+        return {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
+    values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
+    if hasattr(signature, "classes"):
+        values |= {"num_labels": signature.classes, "pad_token_id": 0}
+    return values
 
 
-def _token_settings(signature: Any) -> dict[str, Any]:
-    classes = getattr(signature, "classes", None)
-    labels = {} if classes is None else {"num_labels": classes, "pad_token_id": 0}
-    context = signature.context
-    return {"vocab_size": signature.vocabulary, "max_position_embeddings": context, **labels}
-
-
-HEADS: dict[type[Signature], tuple[str, Callable[..., Any], Callable[[Any], dict[str, Any]]]] = {
-    ImageSignature: ("ImageClassification", call_images, _image_settings),
-    LabelledTokens: ("SequenceClassification", call_labelled, _token_settings),
-    Questions: ("CausalLM", call_stream, _token_settings),
-    TokenStream: ("CausalLM", call_stream, _token_settings),
+HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
+    ImageSignature: ("ImageClassification", call_images),
+    LabelledTokens: ("SequenceClassification", call_labelled),
+    Questions: ("CausalLM", call_stream),
+    TokenStream: ("CausalLM", call_stream),
 }
-"""Class of transformers, its call, and the keys that data set, by the type of the signature."""
-
-
-def _find_architecture(transformers: Any, name: str | None) -> Any:
-    """Return the configuration class of the model type `name`; raise ValueError if unknown."""
-    mapping = transformers.CONFIG_MAPPING
-    if name not in mapping:
-        raise ValueError(f"architecture: '{name}' is unknown{suggest(str(name), mapping.keys())}")
-    return mapping[name]
+"""Class of transformers and its call, by the type of the signature."""
 
 
 def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Module:
@@ -210,26 +199,17 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
             raise ValueError(f"ffn.width: {model.target} has no parameter `ffn_width`")
         offered["ffn_width"] = model.ffn.width
     arguments = {key: value for key, value in offered.items() if key in parameters}
-    return _build(
-        model,
-        lambda: target(**arguments | model.arguments),
-        device,
-        is_replaced="attention" not in parameters,
-    )
+    spec = None if "attention" in parameters else model.attention
+    return _build(lambda: target(**arguments | model.arguments), spec, device)
 
 
 def _build(
-    model: ExternalModel,
-    create: Callable[[], nn.Module],
-    device: Device,
-    is_replaced: bool = True,
+    create: Callable[[], nn.Module], spec: AttentionSpec | None, device: Device
 ) -> nn.Module:
-    """Return what `create` returns, on `device`, with replaced attention layers."""
+    """Return what `create` returns, on `device`, with replaced attention layers if `spec`."""
     with torch.device(device or torch.get_default_device()), by_shape():
         network = create()
-        if not is_replaced:
-            return network
         try:
-            return replace_attention(network, model.attention, "attention")
+            return network if spec is None else replace_attention(network, spec, "attention")
         except ConfigError as error:
             raise ValueError(str(error)) from error

@@ -1,14 +1,13 @@
 """Replacement of the softmax self-attention layers of any model, with their weights.
 
 An adapter reads the projections of one class of attention modules, and calls the new layer with the
-masks, position biases and rotations of that class. ADAPTERS maps classes to adapters. A file
-outside this package adds to it with `adapts`.
+masks, position biases and rotations of that class. ADAPTERS maps classes to adapters; a file
+outside this package can add to it.
 """
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +30,8 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
     "timm.models.hiera:MaskUnitAttention": f"{_TIMM}:mask_units",
     "timm.models.maxxvit:Attention2d": f"{_TIMM}:Maps",
     "timm.models.maxxvit:AttentionCl": f"{_TIMM}:ChannelsLast",
-    "timm.models.nest:Attention": f"{_TIMM}:Nest",
     "timm.models.swin_transformer:WindowAttention": f"{_TIMM}:Swin",
     "timm.models.swin_transformer_v2:WindowAttention": f"{_TIMM}:SwinV2",
-    "timm.models.tiny_vit:Attention": f"{_TIMM}:TinyViT",
     "timm.models.vision_transformer_relpos:RelPosAttention": f"{_TIMM}:RelPos",
     "torch.nn.modules.activation:MultiheadAttention": f"{_HUB}:Torch",
     "transformers.models.bert.modeling_bert:BertAttention": f"{_HUB}:Bert",
@@ -62,7 +59,6 @@ CROSS_ATTENTION = (
 """Classes that pool tokens by a learned query; they are no self-attention and remain."""
 
 ATTENTION_NAME = re.compile(r"Attention|Attn|MHSA")
-Class = TypeVar("Class", bound=type["Adapter"])
 
 
 class Projections(NamedTuple):
@@ -120,16 +116,6 @@ class Adapter(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("original"), name)
-
-
-def adapts(name: str) -> Callable[[Class], Class]:
-    """Return a decorator that registers an Adapter for the class `name` ("module:class")."""
-
-    def register(adapter: Class) -> Class:
-        ADAPTERS[name] = adapter
-        return adapter
-
-    return register
 
 
 def replace_attention(

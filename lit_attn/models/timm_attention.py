@@ -37,20 +37,14 @@ def read(original: Any, **changes: Any) -> Projections:
     qkv = changes.pop("qkv", None) or original.qkv
     if getattr(original, "q_bias", None) is not None:
         qkv = QueryValueLinear(qkv, original.q_bias, original.v_bias)
-    fields = {
-        "heads": getattr(original, "num_heads", None),
-        "qkv": qkv,
-        "proj": proj,
-        "scale": getattr(original, "scale", None),
-        **{name: getattr(getattr(original, name, None), "p", 0.0) for name in DROPOUTS},
-    }
+    fields = {"qkv": qkv, "proj": proj, "scale": getattr(original, "scale", None)}
+    fields["heads"] = getattr(original, "num_heads", None)
+    for name in ("attn_drop", "proj_drop"):
+        fields[name] = getattr(getattr(original, name, None), "p", 0.0)
     for name in ("q_norm", "k_norm"):
         if not isinstance(norm := getattr(original, name, None), nn.Identity | None):
             fields[name] = norm
     return Projections(**fields | changes)
-
-
-DROPOUTS = ("attn_drop", "proj_drop")
 
 
 def plain(original: nn.Module, spec: AttentionSpec) -> Attention:
@@ -270,36 +264,3 @@ class MaskUnits(TimmAdapter):
         tokens = x.unflatten(1, (-1, units)).transpose(1, 2)
         out: Tensor = self.layer(tokens.flatten(0, 1)).view_as(tokens)
         return out.transpose(1, 2).flatten(1, 2)
-
-
-class Nest(TimmAdapter):
-    """NesT: attention within blocks, (B, blocks, n, d)."""
-
-    adds_to_logits = False
-
-    def read(self, original: Any) -> Projections:
-        # The coordinates of all heads alternate in the input of the output projection.
-        weight = original.proj.weight.unflatten(1, (-1, original.num_heads))
-        proj = linear(weight.transpose(1, 2).flatten(1), original.proj.bias)
-        return read(original, proj=proj)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x.flatten(0, 1))
-        return out.view_as(x)
-
-
-class TinyViT(TimmAdapter):
-    """TinyViT: a norm in front of the projections, and biases by distance."""
-
-    def read(self, original: Any) -> Projections:
-        if original.val_dim != original.key_dim:
-            raise ValueError("its values are wider than its keys")
-        norm, original.norm = original.norm, nn.Identity()
-        source = read(original, qkv=by_head(original.qkv, original.num_heads))
-        original.norm = norm
-        return source
-
-    def forward(self, x: Tensor) -> Tensor:
-        biases = self.get_attention_biases(x.device)
-        out: Tensor = self.layer(self.norm(x), biases.unsqueeze(0))
-        return out

@@ -3,6 +3,7 @@
 Shapes: B batch, n tokens, m cached tokens, d width, H heads, D head width.
 """
 
+import functools
 import inspect
 from typing import Any
 
@@ -57,7 +58,7 @@ class Hub(Adapter):
         cache = None
         if past is not None and not self.training and not x.is_meta:
             cache = self.open_cache(getattr(past, "self_attention_cache", past))
-            mask = None if mask is None else mask[..., -(cache.kept + x.shape[1]) :]
+            mask = None if mask is None else mask[..., -(cache.length + x.shape[1]) :]
         if mask is not None and not self.is_causal and mask.dtype == torch.bool:
             # Padding is the same for all queries.
             mask = mask[..., :1, :]
@@ -95,7 +96,7 @@ class HubCache(KeyValues):
         self.vectors: Tensor | None = getattr(layer, "keys", None)
         self.seen = past.get_seq_length(index)
         size = 0 if self.vectors is None or self.vectors.ndim < 4 else self.vectors.shape[-2]
-        self.kept = size if self.limit is None else min(size, self.limit)
+        self.length = size if self.limit is None else min(size, self.limit)
         self.parts: list[Tensor] = []
 
     def extend(self, name: str, new: Tensor, axis: int = -2) -> Tensor:
@@ -106,10 +107,10 @@ class HubCache(KeyValues):
         tokens = new.movedim(axis, 1)
         start = sum(part.shape[-1] for part in self.parts)
         self.parts.append(tokens.flatten(2))
-        if self.vectors is None or self.kept == 0:
+        if self.vectors is None or self.length == 0:
             return new
         stop = start + self.parts[-1].shape[-1]
-        stored = self.vectors[:, 0, self.vectors.shape[-2] - self.kept :, start:stop]
+        stored = self.vectors[:, 0, self.vectors.shape[-2] - self.length :, start:stop]
         stored = stored.unflatten(-1, tokens.shape[2:]).to(new.dtype)
         return torch.cat([stored, tokens], 1).movedim(1, axis)
 
@@ -214,22 +215,16 @@ class Torch(Adapter):
         if query is not key or key is not value:
             raise ValueError("cross-attention cannot be replaced")
         x = query if self.batch_first else query.transpose(0, 1)
-        masks = []
-        if attn_mask is not None:
-            shape = attn_mask.shape
-            masks.append(
-                attn_mask.view(-1, self.num_heads, *shape[1:]) if len(shape) == 3 else attn_mask
-            )
-        if key_padding_mask is not None:
-            masks.append(key_padding_mask[:, None, None, :])
-        seen = [~mask for mask in masks if mask.dtype == torch.bool]
-        added = [mask for mask in masks if mask.dtype != torch.bool]
+        if attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
+        padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
+        masks = [mask for mask in (attn_mask, padding) if mask is not None]
         mask = None
-        if added:
-            mask = sum(added[1:], added[0])
-            for part in seen:
-                mask = mask.masked_fill(~part, float("-inf"))
-        elif seen:
-            mask = seen[0] if len(seen) == 1 else seen[0] & seen[1]
+        if len(masks) == 1 and masks[0].dtype == torch.bool:
+            mask = ~masks[0]
+        elif masks:
+            zero, hidden = x.new_zeros(()), x.new_tensor(float("-inf"))
+            added = [torch.where(m, hidden, zero) if m.dtype == torch.bool else m for m in masks]
+            mask = functools.reduce(torch.add, added)
         out = self.layer(x, mask)
         return out if self.batch_first else out.transpose(0, 1), None
