@@ -22,12 +22,12 @@ A published cell is a text, exactly as the paper prints it; a bar separates the 
 import itertools
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
+from pydantic import Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 
 from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config
@@ -123,6 +123,18 @@ class Table(Layout):
     readings: tuple[str, ...] = ()
     slips: dict[str, str] = Field({})
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for name, row in self.rows.items():
+            if (count := len(row.cells)) != len(self.columns):
+                raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
+        for column in self.columns.values():
+            _require("column", column.mean, self.columns)
+        for claim in self.claims:
+            _require("row", (claim.row, claim.against), self.rows)
+            _require("column", (claim.column,) if claim.column else (), self.columns)
+        return self
+
 
 class Panel(Config):
     """A panel of a figure: the metric, named metric or cost `y`, times `scale`, over `x`.
@@ -155,6 +167,12 @@ class Figure(Layout):
         """Lines of the figure and of its panels."""
         return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for claim in self.claims:
+            _require("line", (claim.row, claim.against), self.all_lines)
+        return self
+
 
 class Paper(Config):
     """All tables and figures of a paper; the file `studies` is relative to the paper's file.
@@ -176,7 +194,7 @@ class Paper(Config):
 
 @dataclass(frozen=True)
 class PaperSource:
-    """A paper, its file, and the size at which it is reproduced ("", "embedded" or "real")."""
+    """A paper, its file, and the data of its size ("" for the published size, or see SIZES)."""
 
     name: str
     paper: Paper
@@ -195,63 +213,55 @@ class PaperSource:
         """
         figures = {f"figure-{name}": figure for name, figure in self.paper.figures.items()}
         items: dict[str, Layout] = {**self.paper.tables, **figures}
-        for number in numbers:
-            if number not in items:
-                hint = suggest(number, items)
-                raise ConfigError(f"{self.path}: no table or figure '{number}'{hint}")
+        try:
+            _require("table or figure", numbers, items)
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {error}") from error
         chosen = list(numbers) or list(items)
         return {number: items[number] for number in items if number in chosen}
 
-    def locate(self, item: Layout, reference: Reference) -> Reference | None:
-        """Return the variant that is run for `reference`, or None if this size has none."""
-        if not self.size:
-            return reference
+    def locate_lines(self, item: Layout, lines: dict[Any, str]) -> dict[Any, Reference]:
+        """Return the variants of those lines (STUDY/VARIANT by label) that this size has."""
         data = self.paper.small_data if self.size == "real" else {}
-        studies = self.paper.small | data | item.small
-        study, variant = reference
-        if other := studies.get(f"{study}/{variant}"):
-            return split_line(other)
-        return Reference(studies[study], variant) if study in studies else None
-
-    def locate_lines(self, item: Layout, lines: dict[str, str]) -> Iterator[tuple[str, Reference]]:
-        """Yield label and variant of the lines that this size has."""
+        small = self.paper.small | data | item.small
+        located = {}
         for label, line in lines.items():
-            if located := self.locate(item, split_line(line)):
-                yield label, located
+            study, _, variant = line.partition("/")
+            if self.size:
+                other = small.get(line, f"{small.get(study, '')}/{variant}")
+                study, _, variant = other.partition("/")
+            if study:
+                located[label] = Reference(study, variant)
+        return located
+
+    def locate_cells(self, table: Table, pattern: str = "*") -> dict[tuple[str, str], Reference]:
+        """Return the variant behind each cell (row, column) that this size measures.
+
+        In `pattern` the star is the variant of the row.
+        """
+        lines = {}
+        for (name, row), (heading, column) in itertools.product(
+            table.rows.items(), table.columns.items()
+        ):
+            if row.variant and column.study and not column.absent:
+                variant = column.variant.replace("{}", pattern.replace("*", row.variant))
+                lines[name, heading] = f"{column.study}/{variant}"
+        return self.locate_lines(table, lines)
 
     def references(self, item: Layout) -> set[Reference]:
         """Return the variants that a table or figure needs."""
         if item.absent and not self.size:
             return set()
         if isinstance(item, Figure):
-            return {reference for _, reference in self.locate_lines(item, item.all_lines)}
+            return set(self.locate_lines(item, item.all_lines).values())
         assert isinstance(item, Table)
-        cells = itertools.product(item.rows.values(), item.columns.values())
-        written = {reference for row, column in cells if (reference := refer(row, column))}
-        return {located for one in written if (located := self.locate(item, one))}
+        return set(self.locate_cells(item).values())
 
     def error(self, word: str, message: str) -> ConfigError:
         """Return an error that begins with the first line of the file that contains `word`."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         number = next((n for n, line in enumerate(lines, start=1) if word in line), 0)
         return ConfigError(f"{self.path}:{number}: {message}")
-
-
-def split_line(line: str) -> Reference:
-    """Return the variant that `study/variant` names."""
-    study, _, variant = line.partition("/")
-    return Reference(study, variant)
-
-
-def refer(row: Row, column: Column, pattern: str = "*") -> Reference | None:
-    """Return the variant behind a cell, or None for a cell without a measurement.
-
-    In `pattern` the star is the variant of the row.
-    """
-    if row.variant is None or column.study is None or column.absent:
-        return None
-    variant = pattern.replace("*", row.variant)
-    return Reference(column.study, column.variant.replace("{}", variant))
 
 
 def find_numbers(cell: str) -> list[float]:
@@ -270,34 +280,15 @@ def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
         raise ConfigError(f"{path}: no such paper{suggest(name, papers)}")
     tree = load(path)
     try:
-        paper = Paper.model_validate(tree)
+        return PaperSource(name, Paper.model_validate(tree), path, size)
     except ValidationError as error:
         keys, message = find_problem(error)
         key = ".".join(str(part) for part in keys)
         raise ConfigError(f"{locate(tree, keys)}: {key}: {message}") from error
-    source = PaperSource(name, paper, path, size)
-    for item in source.items(()).values():
-        _check(source, item)
-    return source
 
 
-def _check(source: PaperSource, item: Layout) -> None:
-    """Raise ConfigError for a wrong count of cells, or a name that is no row, line or column."""
-    rows = item.all_lines if isinstance(item, Figure) else {}
-    names: dict[str, str] = {}
-    columns: list[str] = []
-    if isinstance(item, Table):
-        columns, rows = list(item.columns), {name: row.published for name, row in item.rows.items()}
-        names = {name: name for column in item.columns.values() for name in column.mean}
-        for name, row in item.rows.items():
-            if len(row.cells) != len(columns):
-                count = f"{len(row.cells)} cells for {len(columns)} columns"
-                raise source.error(row.published, f"row '{name}': {count}")
-    for claim in item.claims:
-        names |= {claim.column: claim.text} if claim.column else {}
-        for name in (claim.row, claim.against):
-            if name not in rows:
-                raise source.error(claim.text, f"no row or line '{name}'{suggest(name, rows)}")
-    for name, place in names.items():
-        if name not in columns:
-            raise source.error(place, f"no column '{name}'{suggest(name, columns)}")
+def _require(kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
+    """Raise ValueError, which suggests the nearest choice, for a name that is no choice."""
+    for name in names:
+        if name not in choices:
+            raise ValueError(f"no {kind} '{name}'{suggest(name, choices)}")

@@ -15,7 +15,6 @@ from lit_attn.config.papers import (
     Reference,
     Table,
     find_numbers,
-    refer,
 )
 from lit_attn.report import stats
 from lit_attn.report.columns import BUSY
@@ -100,15 +99,14 @@ def make_entries(
 
     `pattern` selects the variants: in `released-*` the star is the variant of a row.
     """
+    cells = source.locate_cells(table, pattern)
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     starts: dict[str, float] = {}
     for name, row in table.rows.items():
         values: dict[str, Values] = {}
         for heading, column in table.columns.items():
-            reference = refer(row, column, pattern)
-            located = None if reference is None else source.locate(table, reference)
-            measured = measure(records, located, column.value, column.epoch)
+            measured = measure(records, cells.get((name, heading)), column.value, column.epoch)
             values[heading] = {seed: v * column.scale for seed, v in measured.items()}
         for heading, column in table.columns.items():
             if column.mean:
@@ -122,8 +120,8 @@ def make_entries(
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
         texts = [_format(table, heading, values[heading], first) for heading in table.columns]
         first = first or values
-        cells = zip(table.columns, row.cells, values.values(), texts, strict=True)
-        grid.append([Entry(name, *cell) for cell in cells])
+        line = zip(table.columns, row.cells, values.values(), texts, strict=True)
+        grid.append([Entry(name, *entry) for entry in line])
     return grid
 
 
@@ -165,7 +163,7 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
     verdicts = []
     grid = make_entries(source, item, records) if isinstance(item, Table) else []
     cells = {(entry.row, entry.column): entry for line in grid for entry in line}
-    lines = dict(source.locate_lines(item, item.all_lines)) if isinstance(item, Figure) else {}
+    lines = source.locate_lines(item, item.all_lines) if isinstance(item, Figure) else {}
     for claim in item.claims:
         names = (claim.row, claim.against)
         if isinstance(item, Table):

@@ -37,7 +37,8 @@ def _draw_diagnostics(
     source: PaperSource, item: Figure, records: Records
 ) -> "dict[str, matplotlib.figure.Figure | None]":
     values, arrays = [], {}
-    for label, (study, variant) in source.locate_lines(item, item.lines if item.draw else {}):
+    lines = source.locate_lines(item, item.lines if item.draw else {})
+    for label, (study, variant) in lines.items():
         if study in records:
             recorded = diagnostics.read_study_diagnostics(records[study])
             chosen = recorded.values[recorded.values["variant"] == variant]
@@ -69,7 +70,7 @@ def _draw_panels(
         if panel is None:
             axes.set_visible(False)
             continue
-        lines = dict(source.locate_lines(item, panel.lines or item.lines))
+        lines = source.locate_lines(item, panel.lines or item.lines)
         lines = {label: line for label, line in lines.items() if line.study in records}
         frames.append(frame := _read_panel(panel, lines, records))
         for label, part in frame.groupby("label", sort=False)["value"]:

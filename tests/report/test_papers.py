@@ -162,12 +162,12 @@ def write_paper(folder: Path, old: str, new: str) -> None:
         (
             "row: ViT-small with AttentionX",
             "row: AttentionX",
-            "no row or line 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
+            "no row 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
         ),
         (
             "row: AttentionX,",
             "row: AttentoinX,",
-            "no row or line 'AttentoinX'; did you mean 'AttentionX'?",
+            "no line 'AttentoinX'; did you mean 'AttentionX'?",
         ),
     ],
 )
