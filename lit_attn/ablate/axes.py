@@ -55,7 +55,10 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
     Raises ConfigError for a mistake in `axes`, `zip`, `exclude` or `include`, and for a name that
     is used twice or cannot name a folder.
     """
-    variants = [*_product(source), *_included(source), *_cells(source)]
+    variants = [*_product(source), *_included(source)]
+    for name, mapping in source.study.cells.items():
+        override = Override(mapping, f"{source.name}.cells.{name}")
+        variants.append(VariantSource(name, (override,), source.study.cells.where[name]))
     if not variants:
         raise source.error((), "needs variants: `cells:` or `axes:`")
     lines: dict[str, Where] = {}
@@ -104,13 +107,6 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
             choices = dict.fromkeys(term for v in variants for term in (v.name, *v.terms))
             hint = suggest(name, list(choices)[:30])
             raise source.error(("overrides", name), f"no variant has '{name}' in its name{hint}")
-
-
-def _cells(source: StudySource) -> Iterator[VariantSource]:
-    cells = source.study.cells
-    for name, mapping in cells.items():
-        override = Override(mapping, f"{source.name}.cells.{name}")
-        yield VariantSource(name, (override,), cells.where[name])
 
 
 def _product(source: StudySource) -> Iterator[VariantSource]:

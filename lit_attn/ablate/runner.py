@@ -146,7 +146,9 @@ class Runner:
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
                     if not self.urgency:
-                        self._wake()
+                        now = time.monotonic()
+                        self.queue.extend(job for due, job in self.resting if due <= now)
+                        self.resting = [(due, job) for due, job in self.resting if due > now]
                         self._start()
                     self._collect()
                     self._allow_for_freeze()
@@ -166,12 +168,6 @@ class Runner:
         if frozen > max(4 * TICK, FREEZE * self.limits.stall):
             for cell in self.running.values():
                 cell.extend_limits(frozen)
-
-    def _wake(self) -> None:
-        """Move the cells whose retry is due back into the queue."""
-        now = time.monotonic()
-        self.queue.extend(job for due, job in self.resting if due <= now)
-        self.resting = [(due, job) for due, job in self.resting if due > now]
 
     def _start(self) -> None:
         """Start cells in order while slots are free, and skip cells that another runner holds.
@@ -294,7 +290,7 @@ class Runner:
         """Return the seconds until the cell is retried, or None if it is not retried."""
         if outcome.failure is None or self.urgency or outcome.seconds > self.limits.time:
             return None
-        if outcome.is_lost and self.lost_starts < LOST_STARTS * len(self.slots):
+        if outcome.is_lost and self.lost_starts < LOST_STARTS * self.slots.limit:
             # Not a fault of the cell, so its number of retries stays the same.
             self.lost_starts += 1
             return BACKOFF
@@ -374,7 +370,7 @@ class Runner:
             if steps is not None and steps.memory is not None:
                 self.slots.learn(cell.job.cell, steps.memory)
         jobs = [] if self.urgency else [*self.queue, *(job for _, job in self.resting)]
-        slots = max(len(self.slots), len(self.running))
+        slots = max(self.slots.limit, len(self.running))
         return self.summary.snapshot([job.name for job in jobs], cells, slots)
 
 

@@ -27,8 +27,10 @@ class Device(NamedTuple):
 
 
 def list_devices() -> list[Device]:
-    """Return the visible GPUs, or without GPUs the cores that this process may use."""
-    return _list_gpus() or _list_cores()
+    """Return the visible GPUs, or the cores that this process may use, which share its memory."""
+    count, memory = count_cores(), available_memory()
+    core = Device(None, None if memory is None else memory // count)
+    return _list_gpus() or [core] * count
 
 
 def count_cores() -> int:
@@ -70,12 +72,6 @@ def _free_gpu_memory() -> dict[str, int]:
         least = min(memory for *_, memory in gpus)
         free |= {index: least for index, *_ in gpus}
     return free
-
-
-def _list_cores() -> list[Device]:
-    """Return every core with an equal share of the available memory."""
-    count, memory = count_cores(), available_memory()
-    return [Device(None, None if memory is None else memory // count)] * count
 
 
 def available_memory() -> int | None:
@@ -147,10 +143,6 @@ class Slots:
         self.in_slot: dict[Slot, list[str]] = {}
         # Largest measured memory of each kind.
         self.memory: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        """Return the number of cells that may run at once."""
-        return self.limit
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""

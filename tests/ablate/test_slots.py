@@ -59,7 +59,7 @@ def test_a_cell_on_several_devices_gets_whole_devices() -> None:
 
 def test_the_limit_may_be_smaller_than_the_number_of_devices() -> None:
     slots = cores_of(100, 100, limit=1)
-    assert (len(slots), slots.at_once([cell()] * 5)) == (1, 1)
+    assert (slots.limit, slots.at_once([cell()] * 5)) == (1, 1)
     assert slots.take(cell()) is not None
     assert slots.take(cell(1)) is None
 
@@ -198,7 +198,7 @@ def test_a_cell_of_two_gpus_sees_both() -> None:
 def test_cores_are_used_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     slots = make_slots(3)
-    assert len(slots) == 3
+    assert slots.limit == 3
     assert {device.gpu for device in slots.devices} == {None}
     assert len(slots.devices) == count_cores()
     taken = slots.take(cell())
