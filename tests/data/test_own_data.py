@@ -1,6 +1,9 @@
-"""Tests of docs/own-data.md: its study runs as printed, and every key is documented."""
+"""Tests of docs/own-data.md: its study and experiments run as printed."""
 
+import io
+import json
 import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -40,28 +43,107 @@ def write_folders(root: Path) -> None:
             Image.fromarray((image * 15).astype(np.uint8)).save(path)
 
 
-@pytest.mark.parametrize("kind", ["npz", "folder"])
-def test_the_study_of_the_page_runs(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def blocks() -> list[str]:
+    """Return the pieces of YAML on the page."""
     text = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
-    experiment, study, folder = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    if kind == "folder":
-        experiment = folder + experiment[experiment.index("model:") :]
-        write_folders(tmp_path / "images")
-    else:
-        write_npz(tmp_path / "images.npz")
-    (tmp_path / "own.yaml").write_text(experiment)
-    (tmp_path / "own-study.yaml").write_text(study)
-    monkeypatch.chdir(tmp_path)
-    (source,) = read_studies(Path("own-study.yaml")).values()
-    matrix = expand(source, tmp_path / "runs")
+    return re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+
+
+EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in blocks()[3:]}
+
+
+def write_shards(root: Path) -> None:
+    for split in ("train", "test"):
+        (root / split).mkdir(parents=True)
+        with tarfile.open(root / split / "0.tar", "w") as archive:
+            for path in sorted((root.parent / "images" / split).glob("*/*.png")):
+                label = path.parent.name.encode()
+                for name, content in (("png", path.read_bytes()), ("cls", label)):
+                    member = tarfile.TarInfo(f"{path.stem}.{name}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+
+def write_tables(root: Path) -> None:
+    for split in ("train", "test"):
+        rows = ["image,label,height,age"]
+        for number, path in enumerate(sorted((root / "images" / split).glob("*/*.png"))):
+            rows.append(f"{path.relative_to(root)},class {path.parent.name},{number / 9},{number}")
+        (root / f"{split}.csv").write_text("\n".join(rows) + "\n")
+    texts = [{"text": f"text number {i}", "label": "even" if i % 2 else "odd"} for i in range(40)]
+    (root / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    (root / "train.txt").write_text("A line of text.\n" * 50)
+
+
+def write_targets(path: Path) -> None:
+    write_npz(path)
+    arrays = dict(np.load(path))
+    for split in ("train", "test"):
+        labels = arrays[f"y_{split}"]
+        arrays[f"y_{split}"] = np.stack([labels / 3, -labels], 1)
+    np.savez(path, **arrays)
+
+
+def write_masks(root: Path) -> None:
+    digits = load_digits().images
+    for split, count in (("training", 8), ("validation", 2)):
+        for kind, ending in (("images", "jpg"), ("annotations", "png")):
+            (root / kind / split).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.kron(digits[number] * 15, np.ones((2, 2))).astype(np.uint8)
+                if kind == "annotations":
+                    pixels = np.array([0, 128, 255], np.uint8)[np.digitize(pixels, [60, 150])]
+                image = Image.fromarray(pixels).convert("RGB")
+                image.save(root / kind / split / f"{number}.{ending}")
+
+
+def run(experiment: str, study: str, folder: Path) -> None:
+    """Run the last cell of the study, and assert that it is done."""
+    (folder / "own.yaml").write_text(experiment)
+    (folder / "own-study.yaml").write_text(study)
+    (source,) = read_studies(folder / "own-study.yaml").values()
+    matrix = expand(source, folder / "runs")
     require_inputs([matrix], matrix.jobs)
     cell = matrix.jobs[-1]
     cell.folder.mkdir(parents=True)
     cell.cell.write(cell.folder / "config.yaml")
     run_cell(cell.folder)
     assert cell.state() == "done"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_kind_of_data_on_the_page_trains(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "masks":
+        pytest.importorskip("mmseg")
+        write_masks(tmp_path / "scenes")
+    if name.startswith("table"):
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    if name in ("image-folder", "webdataset", "table-images", "table-targets"):
+        write_folders(tmp_path / "images")
+    if name == "webdataset":
+        write_shards(tmp_path / "shards")
+    if name == "npz-targets":
+        write_targets(tmp_path / "targets.npz")
+    write_tables(tmp_path)
+    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\|.*`{name}`.*\|$", page, re.MULTILINE)
+    metric = re.search(r"metric: \{.*?\}", row)
+    study = blocks()[1] + (f"    {metric[0]}\n" if metric else "")
+    run(EXPERIMENTS[name], study, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_the_study_of_the_page_runs(kind: str, tmp_path: Path) -> None:
+    experiment, study, folder = blocks()[:3]
+    if kind == "folder":
+        experiment = folder + experiment[experiment.index("model:") :]
+        write_folders(tmp_path / "images")
+    else:
+        write_npz(tmp_path / "images.npz")
+    run(experiment, study, tmp_path)
 
 
 def test_the_page_has_every_key_of_own_images() -> None:
