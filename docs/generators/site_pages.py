@@ -6,8 +6,11 @@ files as downloads. Formulas become MathML when the site is built, so no page ne
 network.
 """
 
+import os
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -20,6 +23,7 @@ OVERVIEW = "project/overview.md"
 """Page of README.md: MkDocs would take a page of the name README.md for the index of its folder."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+HELP = re.compile(r"<!-- help of ([\w ]+) -->")
 CODE = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 _repository_paths: dict[str, str] = {}
@@ -48,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to files outside docs/ lead to their pages on the site."""
+    """Let links to files outside docs/ lead to their pages, and insert help texts of commands."""
     source = page.file.src_uri
     folder = (ROOT / _repository_paths.get(source, f"docs/{source}")).parent
 
@@ -58,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return match[1] + posixpath.relpath(_address(path), posixpath.dirname(source)) + match[3]
 
-    return LINK.sub(rewrite, markdown)
+    return HELP.sub(_print_help, LINK.sub(rewrite, markdown))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -79,6 +83,15 @@ def _address(path: Path) -> str:
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
     return f"project/{name}.md" if path.suffix in CODE else f"project/{name}"
+
+
+def _print_help(match: re.Match[str]) -> str:
+    """Return a section with the help text of a command."""
+    command = [sys.executable, "-m", "lit_attn", *match[1].split(), "--help"]
+    finished = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"COLUMNS": "88"}, capture_output=True, check=True
+    )
+    return f"### lit-attn {match[1]}\n\n~~~~text\n{finished.stdout.decode()}~~~~"
 
 
 def _linked_files(page: File) -> list[Path]:

@@ -1,0 +1,73 @@
+"""Tests of docs/tutorial.md and the notebooks: every command and cell runs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    blocks = re.findall(r"```(console|yaml|python)\n(.*?)```", page, re.DOTALL)
+    folder, added = tmp_path / "first", ""
+    for language, text in blocks:
+        if language == "yaml":
+            study = folder / "ablations.yaml"
+            added = study.read_text().replace("    baseline:", f"{text}    baseline:")
+            study.write_text(added)
+            continue
+        if language == "python":
+            command = [sys.executable, "-c", text]
+        else:
+            words = text.replace("lit-attn", f"{sys.executable} -m lit_attn")
+            command = ["bash", "-ec", words.replace("cd first", "")]
+        where = folder if folder.exists() else tmp_path
+        finished = subprocess.run(
+            command, cwd=where, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        assert finished.returncode == 0, text + finished.stdout + finished.stderr
+        if "init" in text:
+            # One epoch instead of fifteen: this test is about the commands.
+            experiment = folder / "experiments" / "digits.yaml"
+            recipe = experiment.read_text()
+            assert recipe.count("epochs: 15") == recipe.count("warmup: 3") == 1
+            experiment.write_text(
+                recipe.replace("epochs: 15", "epochs: 1").replace("warmup: 3", "warmup: 0")
+            )
+    assert added
+    assert len(list(folder.glob("runs/first/*/*/result.json"))) == 15
+    assert "mgk" in finished.stdout
+    assert (folder / "reports" / "index.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first_study", "own_mechanism"])
+def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "notebooks" / f"{name}.ipynb", tmp_path)
+    script = (
+        "import nbformat, nbclient\n"
+        f"notebook = nbformat.read('{name}.ipynb', 4)\n"
+        "nbclient.NotebookClient(notebook, timeout=280, kernel_name='python3').execute()\n"
+        "print([output for cell in notebook.cells for output in cell.get('outputs', [])])\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "disagrees" not in finished.stdout
+    assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 6
