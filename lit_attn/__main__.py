@@ -63,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in COMMANDS:
             raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
         command = COMMANDS[name]
+        if {"-h", "--help"} & set(rest) and name in ("list", "rerun"):
+            print(f"usage: lit-attn {name} {command.words}\n\n{command.help.capitalize()}.")
+            return 0
         if name in PARSERS and not {"-h", "--help"} & set(rest):
             count = min(1, len(rest)) if name == "rerun" else 0
             rest = [*rest[:count], *find_studies(rest[count:])]

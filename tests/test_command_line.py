@@ -27,6 +27,16 @@ def test_the_overview_names_every_command_once(capsys: pytest.CaptureFixture[str
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_its_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main([name, "--help"])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 0
+    assert "usage: " in capsys.readouterr().out
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["statu"]) == 2
     assert capsys.readouterr().err == (

@@ -106,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "Measure the step time of each variant alone, interleaved (with --dry-run: only that)."
     flag("--quiet-timing", text)
     flag(
-        "--allow-noisy-timing", "Accept step times that vary by more than 10 %; the tables say so."
+        "--allow-noisy-timing", "Accept step times that vary by more than 10 %%; the tables say so."
     )
     flag("--retry", "Also run the cells that diverged before.")
     return parser
