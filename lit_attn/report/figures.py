@@ -190,6 +190,51 @@ def _late_range(curves: "list[pd.Series[float]]") -> tuple[float, float]:
     return min(ends) - margin, max(ends) + margin
 
 
+def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | None":
+    """Draw metric and paired difference against steps, training FLOPs and seconds of training.
+
+    The difference is that to the baseline with the same seed at the same cost, between evaluations
+    by linear interpolation. Costs that a variant lacks have no panel.
+    """
+    names = _order_variants(study, comparisons)[: len(COLOURS)]
+    values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
+    shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
+    if len(shown) < 2 or shown[0] != study.plan.baseline:
+        return None
+    planned = {variant.name: variant for variant in study.plan.variants}
+    times = {name: study.measurements("step_time", name) for name in shown}
+    costs: dict[str, list[float | None]] = {
+        "step": [1.0] * len(shown),
+        "training FLOPs": [planned[name].step_flops for name in shown],
+        "seconds of training": [statistics.median(t) if (t := times[n]) else None for n in shown],
+    }
+    units = {label: scales for label, scales in costs.items() if None not in scales}
+    figure = drawing.new_figure(4.2)
+    grid = figure.subplots(2, len(units), sharex="col", sharey="row", squeeze=False)
+    key: drawing.Key = {name: (c, "-") for name, c in zip(shown, COLOURS, strict=False)}
+    for (top, bottom), (label, scales) in zip(grid.T, units.items(), strict=True):
+        start = None
+        for name, scale in zip(shown, scales, strict=True):
+            rows = values[name].dropna()
+            rows.index = rows.index * float(scale or 1)
+            start = rows if start is None else start
+            drawing.draw_band(top, rows.stack().droplevel(1), *key[name], alpha=0.1)
+            inside = rows[rows.index <= start.index.max()]
+            differences = {
+                seed: inside[seed] - np.interp(inside.index, start.index, start[seed])
+                for seed in inside.columns.intersection(start.columns)
+            }
+            if name != shown[0] and differences:
+                by_seed = pd.concat(differences.values())
+                drawing.draw_band(bottom, by_seed, *key[name], alpha=0.1)
+        bottom.axhline(0, color=GREY, linewidth=0.8)
+        bottom.set_xlabel(label)
+    grid[0][0].set_ylabel(study.plan.metric.label)
+    grid[1][0].set_ylabel(f"difference to {shorten(shown[0], 20)}")
+    drawing.add_legend(figure, key)
+    return figure
+
+
 COSTS = {
     "parameters": "parameters",
     "flops": "FLOPs per sample, forward",

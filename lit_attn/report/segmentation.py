@@ -1,21 +1,19 @@
 """Results that only a study of segmentation has: the IoU of each class, and predicted pictures."""
 
-import statistics
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from pydantic import ValidationError
 
 from lit_attn.cells.records import Legend
 from lit_attn.report import drawing
-from lit_attn.report.drawing import GREY, sd
+from lit_attn.report.drawing import GREY
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import LOG, StudyRecord
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -35,17 +33,16 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
     """
     metric = study.plan.metric
     prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"
-    rows = []
-    for variant in study.plan.variants:
-        values: dict[str, list[float]] = {}
-        for cell in study.finished_cells(variant.name):
-            for name, value in cell.measurements.items():
-                if name.startswith(prefix):
-                    values.setdefault(name.removeprefix(prefix), []).append(100 * value)
-        for label, ious in values.items():
-            spread = sd(ious) if len(ious) > 1 else None
-            rows.append((label, variant.name, statistics.fmean(ious), spread, len(ious)))
-    return pd.DataFrame(rows, columns=["class", "variant", "mean", "sd", "n"])
+    rows = [
+        (name.removeprefix(prefix), cell.variant, 100 * value)
+        for cell in study.finished_cells()
+        for name, value in cell.measurements.items()
+        if name.startswith(prefix)
+    ]
+    frame = pd.DataFrame(rows, columns=["class", "variant", "iou"]).astype({"iou": float})
+    groups = frame.groupby(["variant", "class"], sort=False)["iou"]
+    summary = groups.agg(mean="mean", sd="std", n="count").reset_index()
+    return summary[["class", "variant", "mean", "sd", "n"]]
 
 
 def make_class_table(classes: pd.DataFrame) -> Table:
@@ -73,6 +70,8 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     The legend below them has the classes that occur and the weights that predict, if the cells
     recorded them. Returns None if there are no pictures.
     """
+    from matplotlib.patches import Patch
+
     shown, legends = {}, {}
     unreadable: list[Path] = []
     for variant in study.plan.variants:
@@ -82,7 +81,12 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
         folder = cell.folder / "pictures"
         if panels := _read_panels(folder, unreadable):
             shown[variant.name] = panels
-            if legend := _read_legend(folder / "legend.json", unreadable):
+            try:
+                legend = Legend.read(folder / "legend.json")
+            except ConfigError:
+                unreadable.append(folder / "legend.json")
+                continue
+            if legend is not None:
                 legends[variant.name] = legend
     if unreadable:
         LOG.warning("%s: unreadable and skipped: %s", study.plan.study, unreadable[0])
@@ -99,10 +103,16 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     grid = figure.subplots(len(rows), len(first), squeeze=False)
     for line, (name, pictures) in zip(grid, rows.items(), strict=True):
         for axes, picture in zip(line, pictures, strict=False):
-            _draw_picture(axes, picture)
+            axes.imshow(picture, interpolation="nearest")
+            axes.grid(False)
+            axes.set(xticks=[], yticks=[], frame_on=False)
         line[0].set_ylabel(name, rotation="horizontal", ha="right", va="center")
     if legends:
-        _add_class_legend(figure, colours, columns, title)
+        patches = [
+            Patch(facecolor=(r / 255, g / 255, b / 255), edgecolor=GREY, linewidth=0.4, label=name)
+            for name, (r, g, b) in colours.items()
+        ]
+        figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
     return figure
 
 
@@ -120,15 +130,6 @@ def _read_panels(folder: Path, unreadable: list[Path]) -> "list[list[NDArray]]":
         width = picture.shape[1] // 3
         panels.append([picture[:, i * width : (i + 1) * width] for i in range(3)])
     return panels
-
-
-def _read_legend(path: Path, unreadable: list[Path]) -> Legend | None:
-    """Return the legend of a cell's pictures, or None if the cell recorded none."""
-    try:
-        return Legend.model_validate_json(path.read_bytes()) if path.exists() else None
-    except (OSError, ValidationError):
-        unreadable.append(path)
-        return None
 
 
 def _class_colours(legends: list[Legend]) -> Colours:
@@ -154,21 +155,3 @@ def _legend_title(legends: dict[str, Legend]) -> str:
     lines = [f"Predictions of {weights}: {', '.join(names)}" for weights, names in variants.items()]
     width = int(drawing.WIDTH / drawing.LETTER_WIDTH)
     return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
-
-
-def _add_class_legend(figure: "Figure", colours: Colours, columns: int, title: str) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [
-        Patch(facecolor=(r / 255, g / 255, b / 255), edgecolor=GREY, linewidth=0.4, label=name)
-        for name, (r, g, b) in colours.items()
-    ]
-    figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
-
-
-def _draw_picture(axes: "Axes", picture: "NDArray") -> None:
-    axes.imshow(picture, interpolation="nearest")
-    axes.grid(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)

@@ -1,11 +1,7 @@
 """Statistics for few seeds: intervals, exact tests and corrections for several comparisons.
 
-A difference is a variant's value minus the baseline's with the same seed. `differences` are those
-of one variant, (n,). The interval is Student's t, which covers 95 to 98 % of true differences from
-three seeds on if the differences are symmetric (they are if variant and baseline have the same
-shape of distribution, however skewed). It covers 82 to 90 % if the differences themselves are as
-skewed as an exponential or a lognormal distribution; corrections for skewness by Johnson and Hall
-raise this to 84 to 93 % and cover less elsewhere. tests/report/test_stats.py simulates it.
+A difference is a variant's value minus the baseline's with the same seed; `differences` are those
+of one variant, (n,). docs/statistics.md has the simulated coverage and power of every method.
 """
 
 import math

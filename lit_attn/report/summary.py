@@ -7,7 +7,6 @@ import itertools
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -145,14 +144,9 @@ def _read_settings(study: StudyRecord, variant: str) -> dict[str, str]:
         except (OSError, ValueError, yaml.YAMLError):
             continue
         if isinstance(config, dict) and isinstance(config.get("experiment"), dict):
-            return dict(_flatten(config["experiment"], ""))
+            settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
+            return {
+                str(key): value if isinstance(value, str) else json.dumps(value, default=str)
+                for key, value in settings.items()
+            }
     return {}
-
-
-def _flatten(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and printed values of nested mappings."""
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _flatten(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value if isinstance(value, str) else json.dumps(value, default=str)

@@ -90,6 +90,7 @@ def draw_figures(
     drawers: dict[str, Callable[[], Figure | None]] = {
         "seeds": lambda: figures.draw_seeds(study, comparisons),
         "curves": lambda: figures.draw_curves(study),
+        "progress": lambda: figures.draw_progress(study, comparisons),
         "cost": lambda: figures.draw_cost(study),
         "effects": lambda: figures.draw_effects(effects.find_effects(study), label),
         "pictures": lambda: segmentation.draw_pictures(study),

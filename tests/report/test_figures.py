@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.fake_study import write_study
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, panel_title, shorten
-from lit_attn.report.figures import draw_cost, draw_curves, draw_seeds
+from lit_attn.report.figures import draw_cost, draw_curves, draw_progress, draw_seeds
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
@@ -144,4 +145,34 @@ def test_two_evaluations_are_no_learning_curve(tmp_path: Path) -> None:
     assert draw_curves(record) is not None
     for path in folder.glob("*/*/metrics.csv"):
         path.write_text("\n".join([*path.read_text().splitlines()[:3], ""]))
-    assert draw_curves(record) is None
+    assert draw_curves(next(read_studies(tmp_path))) is None
+
+
+def test_differences_are_taken_at_equal_cost(tmp_path: Path) -> None:
+    """The variant takes 1.1 / 1.0 of the baseline's time per step; its lead in time is smaller."""
+    write_study(tmp_path, variants={"standard": 0.0, "up": 0.02}, seeds=2)
+    record = next(read_studies(tmp_path))
+    comparisons = compare_variants(record)
+    figure = draw_progress(record, comparisons)
+    assert figure is not None
+    _, _, by_step, by_time = figure.axes
+    assert [by_step.get_xlabel(), by_time.get_xlabel()] == ["step", "seconds of training"]
+    lead = comparisons.records["up"]["difference"]
+    assert by_step.lines[0].get_ydata() == pytest.approx(lead)
+    times = {name: np.median(record.measurements("step_time", name)) for name in ("standard", "up")}
+    base, up = (
+        record.curves[record.curves["variant"] == name].groupby("step")["value"].mean()
+        for name in ("standard", "up")
+    )
+    x = up.index.to_numpy() * times["up"]
+    x = x[x <= base.index.max() * times["standard"]]
+    expected = up.to_numpy()[: len(x)] - np.interp(x, base.index * times["standard"], base)
+    assert by_time.lines[0].get_xdata() == pytest.approx(x)
+    assert by_time.lines[0].get_ydata() == pytest.approx(expected)
+    assert by_time.lines[0].get_ydata()[1] < lead
+
+
+def test_one_variant_has_no_progress_to_compare(tmp_path: Path) -> None:
+    write_study(tmp_path, variants={"standard": 0.0}, seeds=2)
+    record = next(read_studies(tmp_path))
+    assert draw_progress(record, compare_variants(record)) is None
