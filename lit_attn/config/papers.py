@@ -55,8 +55,9 @@ class Column(Config):
 
     Without `study` nothing is measured. In `variant`, {} is the variant of the row. `value` is the
     study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
-    is given. `mean` names columns whose mean this column is. `relative` divides by the value in the
-    first row, `overhead` prints the percentage above it.
+    is given. `per` divides it by a count of the published set-up, so small models lack it. `mean`
+    names columns whose mean this column is. `relative` divides by the value in the first row,
+    `overhead` prints the percentage above it.
     """
 
     study: str | None = None
@@ -64,6 +65,7 @@ class Column(Config):
     value: str = "metric"
     epoch: PositiveInt | None = None
     scale: FiniteFloat = 1.0
+    per: PositiveInt = 1
     digits: int | None = Field(None, ge=0, description="decimals; null: as in the paper")
     mean: tuple[str, ...] = ()
     relative: bool = False
@@ -243,7 +245,8 @@ class PaperSource:
         for (name, row), (heading, column) in itertools.product(
             table.rows.items(), table.columns.items()
         ):
-            if row.variant and column.study and not column.absent:
+            is_lost = column.absent or (self.size and column.per > 1)
+            if row.variant and column.study and not is_lost:
                 variant = column.variant.replace("{}", pattern.replace("*", row.variant))
                 lines[name, heading] = f"{column.study}/{variant}"
         return self.locate_lines(table, lines)

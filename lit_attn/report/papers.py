@@ -24,7 +24,7 @@ Records = dict[str, StudyRecord]
 """Studies by name."""
 Values = dict[int, float]
 """Values in printed units by seed."""
-UNIT = re.compile(r"\d([KMBG%])")
+UNIT = re.compile(r"[\d.]+([KMBG%])")
 DECIMALS = re.compile(r"\d+\.(\d+)")
 
 
@@ -107,7 +107,7 @@ def make_entries(
         values: dict[str, Values] = {}
         for heading, column in table.columns.items():
             measured = measure(records, cells.get((name, heading)), column.value, column.epoch)
-            values[heading] = {seed: v * column.scale for seed, v in measured.items()}
+            values[heading] = {seed: v * column.scale / column.per for seed, v in measured.items()}
         for heading, column in table.columns.items():
             if column.mean:
                 parts = [values[other] for other in column.mean]
@@ -141,7 +141,7 @@ def _format(table: Table, heading: str, values: Values, first: dict[str, Values]
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
-    units = {match[1] for text in published if (match := UNIT.search(text))}
+    units = {match[1] for text in published if (match := UNIT.match(text))}
     text = f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")
     if len(set(values.values())) > 1:
         text += f" ± {statistics.stdev(values.values()):.{digits}f}"

@@ -83,13 +83,13 @@ def make_tables(
     grid = make_entries(source, item, records)
     studies = {study for study, _ in source.references(item)}
     titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies & set(records))]
-    notes = [item.note, *titles] if item.note else titles
+    notes = [item.note] if item.note else []
     if source.size:
         return [
-            _lay_out(item, grid, f"{caption} Published.", [], "p"),
-            _lay_out(item, grid, f"{caption} Small models.", notes, "o"),
+            _lay_out(item, grid, f"{caption} Published.", notes, "p"),
+            _lay_out(item, grid, f"{caption} Small models.", titles, "o"),
         ]
-    tables = [_lay_out(item, grid, caption, notes, "po")]
+    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
     for pattern in item.readings:
         lines = make_entries(source, item, records, pattern)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:

@@ -85,6 +85,7 @@ def test_our_values_stand_below_the_published_ones(tmp_path: Path) -> None:
     assert accuracies["Transformer", "val. acc"] == "82.00 ± 1.58 (n=5)"
     assert accuracies["Transformer", "validation time"] == "2.00 (n=5)"
     sizes = entries(tmp_path, "beliefformer", "1")
+    assert sizes["BeliefFormer*", "time for evaluating val. dataset (s)"] == "2.00 (0.0%) (n=5)"
     heading = "no. of parameters"
     assert sizes["Transformer", heading] == "22.2M (-) (n=5)"
     assert sizes["BeliefFormer*", heading] == "24.0M (8.0%) (n=5)"
@@ -186,6 +187,16 @@ def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     assert "92.00 ± 1.58 (n=5)" in texts[1]
     page = write_paper(source, tmp_path, tmp_path / "reports").read_text()
     assert page.index("Small models") < page.index("<h2>")
+
+
+def test_counts_of_the_published_set_up_do_not_scale_small_results(tmp_path: Path) -> None:
+    """320 is the number of evaluation batches of the published set-up."""
+    heading = "inference time (s) per iteration"
+    for size, expected in (("", "0.006 (-) (n=5)"), ("embedded", "")):
+        run_invented(tmp_path / size, "beliefformer", ["2"], lambda name, seed: 3.0, size)
+        cells = entries(tmp_path / size, "beliefformer", "2", size)
+        assert cells["Transformer", heading] == expected
+        assert cells["Transformer", "training time (s) per iteration"] == "0.500 (-) (n=5)"
 
 
 def test_figures_have_the_panels_of_the_paper(tmp_path: Path) -> None:
