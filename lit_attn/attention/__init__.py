@@ -1,5 +1,1 @@
-"""The attention layer and the parts that a study can choose.
-
-`spec` and `parts` describe the choices and import no torch. `layer` computes a layer fast;
-`reference` computes the same by formulas, and the tests compare the two.
-"""
+"""The attention layer: its choices (`spec`), fast form (`layer`) and formulas (`reference`)."""

@@ -13,7 +13,7 @@ token, each w2 w1^T + diag(gate). Both read the same a.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -139,8 +139,7 @@ class HeadMaps(Composer):
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
         """Return the same for one query, as in decoding: a is (B, H, 1, m).
 
-        Every key's matrix would be used once, so forming it takes longer than the low-rank
-        products: on a CPU three times as long at 6 heads, six times at 32. A cache stores the maps
+        Forming a matrix for each key takes longer than low-rank products. A cache stores the maps
         with their tokens last in memory, so that sums over heads add contiguous rows: at 6 heads
         and 1,100 keys that takes 14 us instead of 48 us with matrix products.
         """
@@ -285,33 +284,23 @@ def _side(maps: Maps | None, dtype: torch.dtype) -> Side:
 def _unrolled_low_rank(a: Tensor, query: Side, key: Side) -> Tensor:
     """Return a + sum_r up_r (down_r.a) + gate * a for both sides, (B, H, c, m), head by head.
 
-    Compiled on a CPU, it is one pass over a: all sums over heads and ranks of one position are
-    fused. At 12 heads, 65 tokens and batch 128 a block takes 1.76 times timm's time and 1.80 times
-    its memory (reports/evidence/bench/attention-cpu-65-compiled.md); the products of `_map` take
-    2.0 and 2.68 times. A gradient written out in the same way is no faster and needs 2.07 times the
-    memory. Uncompiled, this form is slower than the products.
+    Compiled on a CPU, it is one pass over a. At 12 heads, 65 tokens and batch 128 a block takes
+    1.76 times timm's time and 1.80 times its memory, with the products of `_map` 2.0 and 2.68
+    times. A gradient written out in the same way is no faster and needs 2.07 times the memory.
     """
     heads = a.unbind(1)
     composed = list(heads)
     for axis, (down, up, gate) in ((-1, query), (-2, key)):
-        low = [] if down is None else _sum_heads(heads, down, axis)
-        for g, head in enumerate(heads):
-            for r, term in enumerate(low):
-                assert up is not None
-                composed[g] = composed[g] + up[:, r, g].unsqueeze(axis) * term
-            if gate is not None:
+        if down is not None and up is not None:
+            for r in range(down.shape[1]):
+                terms = [down[:, r, h].unsqueeze(axis) * head for h, head in enumerate(heads)]
+                low = functools.reduce(torch.add, terms)
+                weights = [up[:, r, g].unsqueeze(axis) for g in range(len(heads))]
+                composed = [total + w * low for total, w in zip(composed, weights, strict=True)]
+        if gate is not None:
+            for g, head in enumerate(heads):
                 composed[g] = composed[g] + gate[:, g].unsqueeze(axis) * head
     return torch.stack(composed, 1)
-
-
-def _sum_heads(heads: Sequence[Tensor], down: Tensor, axis: int) -> list[Tensor]:
-    """Return down_r.a, (B, c, m) for each r; `axis` is that of the other side's tokens."""
-    return [
-        functools.reduce(
-            torch.add, [down[:, r, h].unsqueeze(axis) * head for h, head in enumerate(heads)]
-        )
-        for r in range(down.shape[1])
-    ]
 
 
 def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Any]]:

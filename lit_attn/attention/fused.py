@@ -95,12 +95,17 @@ def _attend_backward(
     """Return the gradients of q, k, v and, if it is not None, of z."""
     grads: list[Tensor] = []
     wide, width = q.shape[-1], v.shape[-1]
-    summed = Summed(out, lse, seed, offset)
     for cut in _slices(q, z)[1]:
         for r in range(k.shape[2]):
-            to_q, to_k, to_v = _key_gradients(
-                r, cut, gradient, q, k, z, v, summed, is_causal, scale
+            queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
+            kernel = choose_kernel(queries, keys, is_causal)
+            value_size = value_width(kernel, queries, v)
+            values, g, sums = (padded(x[cut], value_size) for x in (v, gradient, out))
+            summed = Summed(sums, lse[cut].contiguous(), seed, offset)
+            to_q, to_k, to_v = run_backward(
+                kernel, g, queries, keys, values, summed, is_causal, scale
             )
+            del queries, keys, values, g, sums, summed
             # Allocated after the first kernel call, whose inputs have been freed.
             grads = grads or _empty_gradients(q, k, z, v)
             dq, dk, dv, *dz = (grad[cut] for grad in grads)
@@ -152,27 +157,6 @@ def _summed(
         lse[..., :n] = both
         merged = merged._replace(out=out, lse=lse)
     return merged._replace(out=merged.out.to(v.dtype))
-
-
-def _key_gradients(
-    r: int,
-    cut: Index,
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    z: Tensor | None,
-    v: Tensor,
-    summed: Summed,
-    is_causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of [q|z], [k|z] and v contributed by key set r of one slice."""
-    queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
-    kernel = choose_kernel(queries, keys, is_causal)
-    width = value_width(kernel, queries, v)
-    values, g, out = (padded(x[cut], width) for x in (v, gradient, summed.out))
-    summed = summed._replace(out=out, lse=summed.lse[cut].contiguous())
-    return run_backward(kernel, g, queries, keys, values, summed, is_causal, scale)
 
 
 def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:

@@ -151,24 +151,30 @@ class NoComposeConfig(Compose):
         return ()
 
 
-class StaticConfig(Compose):
-    """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
+class PlacedCompose(Compose):
+    """Composition with a choice of its places."""
 
-    fast = "lit_attn.attention.compose:Static"
-    formula = "lit_attn.attention.reference:compose"
-    kind: Literal["static"] = "static"
+    kind: str
     place: Literal["pre+post", "pre", "post"] = Field(
         "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
-    )
-    skip: bool = Field(
-        False, description="add the heads themselves, as in DCMHA's static projection"
     )
 
     def places(self) -> tuple[str, ...]:
         return tuple(self.place.split("+"))
 
 
-class DynamicConfig(Compose):
+class StaticConfig(PlacedCompose):
+    """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
+
+    fast = "lit_attn.attention.compose:Static"
+    formula = "lit_attn.attention.reference:compose"
+    kind: Literal["static"] = "static"
+    skip: bool = Field(
+        False, description="add the heads themselves, as in DCMHA's static projection"
+    )
+
+
+class DynamicConfig(PlacedCompose):
     """a + sum_r w2_r (w1_r.a) + a * gate, with weights computed from tokens (DCMHA eq. 5-8).
 
     The kinds `query`, `key` and `query+key` name the tokens that the weights are computed from.
@@ -177,9 +183,6 @@ class DynamicConfig(Compose):
     fast = "lit_attn.attention.compose:Dynamic"
     formula = "lit_attn.attention.reference:compose"
     kind: str
-    place: Literal["pre+post", "pre", "post"] = Field(
-        "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
-    )
     projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
     gate: bool = Field(True, description="include the gate a * gate")
     static: bool = Field(False, description="add a learned H x H matrix")
@@ -201,9 +204,6 @@ class DynamicConfig(Compose):
         if not (self.projection or self.gate):
             raise ValueError("needs `projection: true` or `gate: true`")
         return self
-
-    def places(self) -> tuple[str, ...]:
-        return tuple(self.place.split("+"))
 
     def check_heads(self, heads: int) -> None:
         if heads % self.groups:

@@ -28,13 +28,8 @@ from lit_attn.attention.precision import wide
 FLOOR = 1e-12
 
 
-def identity(x: Tensor) -> Tensor:
-    """Return x. A layer that stores this function, unlike a lambda, can be pickled."""
-    return x
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": identity,
+    "identity": nn.Identity(),
     "gelu": F.gelu,
     "silu": F.silu,
     "relu": F.relu,

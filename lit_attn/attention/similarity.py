@@ -267,8 +267,12 @@ class Linear(MixedKeys):
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
         with without_autocast(v.device):
             k = self._mixed(wide(keys), 0 if past is None else past.seen)
-            if masks.attn_mask is not None:
-                k = k.masked_fill(~_present(masks.attn_mask), 0)
+            if (mask := masks.attn_mask) is not None:
+                if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
+                    raise ValueError(
+                        "linear keys take a boolean mask of present keys, (B, 1, 1, n)"
+                    )
+                k = k.masked_fill(~mask.transpose(-1, -2), 0)
             out = self._divided(self._phi(wide(inputs.q)), k, wide(v), masks.is_causal, past)
             if past is not None:
                 past.add(k, wide(v))
@@ -325,10 +329,3 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     before = sums.cumsum(2) - sums
     out = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
     return out.flatten(-3, -2)[..., :n, :]
-
-
-def _present(mask: Tensor) -> Tensor:
-    """Return (B, 1 or H, n, 1) from the mask (B, 1 or H, 1, n) of the keys that are present."""
-    if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
-        raise ValueError("linear keys take a boolean mask of present keys only, (B, 1, 1, n)")
-    return mask.transpose(-1, -2)

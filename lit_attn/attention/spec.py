@@ -177,16 +177,12 @@ def attention_spec(choice: AttentionSpec | str | dict[str, Any], caller: str) ->
         raise ConfigError(f"{context}: {error}") from error
     for key, change in choice.items():
         if key != "preset":
-            parts[key] = _refine(parts[key], change)
+            part = parts[key]
+            # A change with another kind replaces the part.
+            is_refined = isinstance(part, Kind) and isinstance(change, dict)
+            is_refined = is_refined and change.get("kind", part.kind) == part.kind
+            parts[key] = part.model_dump() | change if is_refined else change
     try:
         return AttentionSpec.model_validate(parts)
     except ValidationError as error:
         raise explain(error, context) from error
-
-
-def _refine(part: Any, change: Any) -> Any:
-    """Return `part` with the values of `change`; a change with another kind replaces the part."""
-    is_part = isinstance(part, Kind) and isinstance(change, dict)
-    if is_part and change.get("kind", part.kind) == part.kind:
-        return part.model_dump() | change
-    return change

@@ -32,35 +32,11 @@ MODES = ["eager", "compiled"]
 HALF_HEADS, WINDOWS = "/half-heads", "/windows"
 SUFFIXES = {"attention": ["", HALF_HEADS], "memory": [""], "decoding": ["", WINDOWS]}
 
-# The standard layer, mixtures of each kind, composed heads, linear keys.
-MEMORY_PRESETS = [
-    "standard",
-    "mgk",
-    "smgk",
-    "mgk-hard",
-    "smgk-hard",
-    "talking-heads",
-    "dcmha",
-    "linear",
-    "mlk",
-    "smlk",
-]
-
-# One of every kind that caches or computes something different.
-DECODING_PRESETS = [
-    "standard",
-    "belief2",
-    "xsa",
-    "mgk",
-    "mgk-hard",
-    "smgk",
-    "mlk",
-    "talking-heads",
-    "dcmha",
-    "dcmha-query",
-    "dcmha/windows",
-    "dcmha-query/windows",
-]
+MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
+COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
+MEMORY_PRESETS = ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"]
+WINDOWED = ["dcmha/windows", "dcmha-query/windows"]
+DECODING_PRESETS = ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED, *WINDOWED]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     """Print every table, write it to `--out`, and return 1 if a row has no numbers."""
-    from lit_attn.bench import report
+    from lit_attn.bench import measure
 
     setup = _make_setup(options)
     benchmark = import_module(f"lit_attn.bench.{options.command}")
@@ -92,16 +68,16 @@ def _measure(options: argparse.Namespace) -> int:
         "decoding": _decoding_tables,
     }
     lacks_numbers = False
-    conditions = report.read_conditions(setup.device, setup.clock)
+    conditions = measure.read_conditions(setup.device, setup.clock)
     for name, title, rows in tables[options.command](options, setup):
-        conditions = report.add_final_load(conditions)
-        text = report.format_document(title, conditions, benchmark.format_table(rows))
+        conditions["load"] += f" to {measure.read_load()}"
+        text = measure.format_document(title, conditions, benchmark.format_table(rows))
         print(text)
         if options.out is not None:
-            records = report.make_records(rows, benchmark.SPREADS)
-            report.write_files(options.out, name, text, records, conditions)
+            records = measure.make_records(rows, benchmark.SPREADS)
+            measure.write_files(options.out, name, text, records, conditions)
         lacks_numbers |= any(getattr(row, benchmark.SPREADS[0]) is None for row in rows)
-        conditions = report.read_conditions(setup.device, setup.clock)
+        conditions = measure.read_conditions(setup.device, setup.clock)
     return int(lacks_numbers)
 
 
@@ -209,23 +185,17 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     add("--presets", nargs="+", default=names, metavar=f"NAME[{HALF_HEADS}]", help="default: all")
     add("--batch", type=_count, default=128, help="samples")
     add("--tokens", type=_count, nargs="+", default=[65], help="lengths; a table for each")
-    add("--dim", type=_count, default=192, help="width of the block")
-    add("--heads", type=_count, default=12, help="attention heads")
     add("--ffn-ratio", type=_count, default=3, help="FFN width over DIM, of the baseline")
     add("--causal", action="store_true", help="causal attention")
     add("--modes", nargs="+", default=MODES, metavar="MODE", help="eager, compiled; default: both")
-    add("--rounds", type=int, default=15, help="measurements of each block")
-    _add_common(parser)
+    _add_common(parser, dim=192, heads=12, rounds=15)
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--presets", nargs="+", default=MEMORY_PRESETS, metavar="NAME", help="default: one a kind")
     add("--tokens", type=_count, nargs="+", help="lengths; default: 1k to 8k, linear keys to 64k")
-    add("--dim", type=_count, default=384, help="width of the layer")
-    add("--heads", type=_count, default=6, help="attention heads")
-    add("--rounds", type=int, default=3, help="measurements of each layer")
-    _add_common(parser)
+    _add_common(parser, dim=384, heads=6, rounds=3)
 
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
@@ -243,16 +213,16 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=_count, default=1, help="sequences")
     add("--tokens", type=_count, nargs="+", default=[1024], help="lengths of the prompt")
     add("--generate", type=_count, default=128, help="tokens after the prompt")
-    add("--dim", type=_count, default=384, help="width of the model")
     add("--depth", type=_count, default=6, help="blocks")
-    add("--heads", type=_count, default=6, help="attention heads")
     add("--vocabulary", type=_count, default=50_304, help="token ids")
-    add("--rounds", type=int, default=5, help="measurements of each model")
-    _add_common(parser)
+    _add_common(parser, dim=384, heads=6, rounds=5)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, dim: int, heads: int, rounds: int) -> None:
     add = parser.add_argument
+    add("--dim", type=_count, default=dim, help="width of the block, layer or model")
+    add("--heads", type=_count, default=heads, help="attention heads")
+    add("--rounds", type=int, default=rounds, help="measurements of each row")
     add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
     add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")

@@ -21,8 +21,14 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
 from lit_attn.bench.materialised import Materialised, covers
-from lit_attn.bench.measure import Setup, Spread, summarize, summarize_ratios
-from lit_attn.bench.report import format_mebibytes
+from lit_attn.bench.measure import (
+    Setup,
+    Spread,
+    format_mebibytes,
+    format_spread,
+    summarize,
+    summarize_ratios,
+)
 
 BASELINE = "timm attention"
 HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
@@ -151,12 +157,7 @@ class Row(NamedTuple):
     peak_beside: float | None = None
 
 
-def run(
-    names: Sequence[str],
-    shape: Shape,
-    modes: Sequence[str],
-    setup: Setup,
-) -> list[Row]:
+def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
     """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
@@ -174,43 +175,36 @@ def run(
         torch.compiler.reset()
         # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
         with torch._dynamo.config.patch(recompile_limit=len(modules) + 1):
-            rows += _measure(modules, agreeing, x, shape.causal, mode, setup)
+            steps = {
+                name: Step(module.to(x), x, shape.causal, mode)
+                for name, (module, _) in modules.items()
+                if name in agreeing
+            }
+            seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
+            peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
+        rows += [
+            _make_row(Row(name, mode, count_parameters(module), width), seconds, peak)
+            for name, (module, width) in modules.items()
+        ]
     return rows
 
 
-def _measure(
-    modules: dict[str, tuple[nn.Module, int]],
-    agreeing: set[str],
-    x: torch.Tensor,
-    causal: bool,
-    mode: str,
-    setup: Setup,
-) -> list[Row]:
-    steps = {
-        name: Step(module.to(x), x, causal, mode)
-        for name, (module, _) in modules.items()
-        if name in agreeing
-    }
-    seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
-    peak = {name: measure.measure_memory(step, setup.device).peak for name, step in steps.items()}
-    rows = []
-    for name, (module, width) in modules.items():
-        row = Row(name, mode, count_parameters(module), width)
-        if name in agreeing:
-            row = row._replace(
-                seconds=summarize(seconds[name]),
-                ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
-                peak=peak[name],
-                peak_ratio=peak[name] / peak[BASELINE],
-            )
-            materialised = name + MATERIALISED
-            if materialised in agreeing:
-                row = row._replace(
-                    beside=summarize_ratios(seconds[name], seconds[materialised]),
-                    peak_beside=peak[name] / peak[materialised],
-                )
-        rows.append(row)
-    return rows
+def _make_row(row: Row, seconds: dict[str, list[float]], peak: dict[str, int]) -> Row:
+    """Return `row` with the measurements of its block, if there are any."""
+    if row.name not in seconds:
+        return row
+    row = row._replace(
+        seconds=summarize(seconds[row.name]),
+        ratio=summarize_ratios(seconds[row.name], seconds[BASELINE]),
+        peak=peak[row.name],
+        peak_ratio=peak[row.name] / peak[BASELINE],
+    )
+    if (materialised := row.name + MATERIALISED) not in seconds:
+        return row
+    return row._replace(
+        beside=summarize_ratios(seconds[row.name], seconds[materialised]),
+        peak_beside=peak[row.name] / peak[materialised],
+    )
 
 
 def format_table(rows: list[Row]) -> str:
@@ -222,8 +216,8 @@ def format_table(rows: list[Row]) -> str:
             cells += ["disagrees with the reference: no number", *[""] * 5]
         else:
             cells += [
-                f"{1e3 * row.seconds.median:.2f} ± {1e3 * row.seconds.iqr:.2f}",
-                *("" if s is None else f"{s.median:.2f} ± {s.iqr:.2f}" for s in row[5:7]),
+                format_spread(row.seconds, 1e3),
+                *(format_spread(spread) for spread in row[5:7]),
                 format_mebibytes(row.peak),
                 *("" if ratio is None else f"{ratio:.2f}" for ratio in row[8:10]),
             ]

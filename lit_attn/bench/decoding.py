@@ -19,8 +19,15 @@ from torch import Tensor
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.attention import count_parameters
-from lit_attn.bench.measure import Setup, Spread, measure_seconds, summarize, summarize_ratios
-from lit_attn.bench.report import format_mebibytes
+from lit_attn.bench.measure import (
+    Setup,
+    Spread,
+    format_mebibytes,
+    format_spread,
+    measure_seconds,
+    summarize,
+    summarize_ratios,
+)
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.models.language import GPT, build_gpt
@@ -161,12 +168,7 @@ class Row(NamedTuple):
     cache: int | None = None
 
 
-def run(
-    names: Sequence[str],
-    prompts: Sequence[int],
-    shape: Shape,
-    setup: Setup,
-) -> list[Row]:
+def run(names: Sequence[str], prompts: Sequence[int], shape: Shape, setup: Setup) -> list[Row]:
     """Return a row for every model and length of the prompt, the standard model first.
 
     If models have windows, the standard model with the same windows is the second.
@@ -232,20 +234,15 @@ def format_table(rows: list[Row]) -> str:
             cells += ["differs from the whole sequence: no number", *[""] * 6]
         else:
             cells += [
-                _format_spread(row.prefill, 1e3),
-                _format_spread(row.token, 1e3),
+                format_spread(row.prefill, 1e3),
+                format_spread(row.token, 1e3),
                 f"{row.rate:.1f}",
             ]
             cells += [
-                _format_spread(row.ratio),
-                _format_spread(row.beside),
-                _format_spread(row.recomputed, 1e3),
+                format_spread(row.ratio),
+                format_spread(row.beside),
+                format_spread(row.recomputed, 1e3),
             ]
             cells.append(format_mebibytes(row.cache))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _format_spread(spread: Spread | None, unit: float = 1) -> str:
-    """Return the median and the interquartile range, times `unit`."""
-    return "" if spread is None else f"{unit * spread.median:.2f} ± {unit * spread.iqr:.2f}"

@@ -1,4 +1,4 @@
-"""Measurements of time and memory.
+"""Measurements of time and memory, and their tables with the conditions of the machine.
 
 Time is measured for all candidates in turn (interleaved), so that a change of the clock rate or
 another program affects all of them. Memory is counted by torch's own allocator: on a CPU the
@@ -7,13 +7,19 @@ bytes of tensors, which are the same in every run. They do not count what a libr
 itself, for example the packed matrices of a BLAS.
 """
 
+import datetime
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+import pandas as pd
 import torch
 from torch import Tensor
+
+from lit_attn.files import write_atomic
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
@@ -135,3 +141,78 @@ def _measure_cpu(step: Pass) -> Footprint:
         if time_ns <= backward_start:
             held = allocated
     return Footprint(held, peak)
+
+
+def read_conditions(device: str, clock: str) -> dict[str, str]:
+    """Return the conditions at the start of the measurements."""
+    if device == "cuda":
+        device_name, clock_name = torch.cuda.get_device_name(), "GPU events"
+    else:
+        device_name = f"CPU, {_read_processor()}, {torch.get_num_threads()} thread(s)"
+        clock_name = {"wall": "wall clock", "cpu": "CPU time of the process"}[clock]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": device_name,
+        "clock": clock_name,
+        "torch": torch.__version__,
+        "load": read_load(),
+    }
+
+
+def format_document(title: str, conditions: dict[str, str], table: str) -> str:
+    """Return the title, the conditions and the table in Markdown."""
+    line = (
+        f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
+        f"torch {conditions['torch']}, load average {conditions['load']}."
+    )
+    return f"{title}\n{line}\n\n{table}\n"
+
+
+def make_records(rows: Iterable[Any], spreads: Collection[str]) -> list[dict[str, object]]:
+    """Return the rows with one number for each key; a key of `spreads` becomes two."""
+    all_records = []
+    for row in rows:
+        record: dict[str, object] = {}
+        for name, value in row._asdict().items():
+            if name in spreads:
+                record[name] = None if value is None else value.median
+                record[name + "_iqr"] = None if value is None else value.iqr
+            else:
+                record[name] = value
+        all_records.append(record)
+    return all_records
+
+
+def write_files(
+    folder: Path, name: str, text: str, records: list[dict[str, object]], conditions: dict[str, str]
+) -> None:
+    """Write NAME.md and NAME.csv to `folder`; the conditions are columns of the CSV."""
+    frame = pd.DataFrame([{**record, **conditions} for record in records])
+    write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
+    write_atomic(folder / f"{name}.md", text)
+
+
+def format_spread(spread: Spread | None, unit: float = 1) -> str:
+    """Return the median and the interquartile range, times `unit`, or "" without a measurement."""
+    return "" if spread is None else f"{unit * spread.median:.2f} ± {unit * spread.iqr:.2f}"
+
+
+def format_mebibytes(count: float) -> str:
+    """Return a number of bytes in MiB, with at least three significant digits."""
+    size = count / 2**20
+    return f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
+
+
+def read_load() -> str:
+    """Return the load average of the last minute: runnable processes, this one included."""
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def _read_processor() -> str:
+    """Return the processor's name from /proc/cpuinfo, or its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return os.uname().machine

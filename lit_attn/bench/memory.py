@@ -13,8 +13,14 @@ import torch
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.attention import Shape, Step, build_layer
-from lit_attn.bench.measure import Setup, Spread, measure_memory, summarize, time_call
-from lit_attn.bench.report import format_mebibytes
+from lit_attn.bench.measure import (
+    Setup,
+    Spread,
+    format_mebibytes,
+    measure_memory,
+    summarize,
+    time_call,
+)
 
 LENGTHS = [2**power for power in range(10, 14)]
 LINEAR_LENGTHS = [2**power for power in range(10, 17)]
@@ -31,7 +37,7 @@ SPREADS = ("seconds",)
 class Row(NamedTuple):
     """Measurements of one layer at one length, in seconds and bytes.
 
-    `whole` is the size of one tensor of n x n x H logits. The peak grew with n^`peak_power` since
+    `logits` is the size of one tensor of n x n x H logits. The peak grew with n^`peak_power` since
     the previous row and the time with n^`time_power`; both are None in the first row of a layer.
     """
 
@@ -41,21 +47,17 @@ class Row(NamedTuple):
     seconds: Spread
     held: int
     peak: int
-    whole: int
+    logits: int
     peak_power: float | None = None
     time_power: float | None = None
 
 
 def run(
-    names: Sequence[str],
-    lengths: Sequence[int] | None,
-    dim: int,
-    heads: int,
-    setup: Setup,
+    names: Sequence[str], lengths: Sequence[int] | None, dim: int, heads: int, setup: Setup
 ) -> list[Row]:
     """Return rows of every layer, bidirectional and causal, at `lengths` or default lengths."""
     torch.manual_seed(0)
-    rows: list[Row] = []
+    rows = []
     for name in names:
         is_linear = not PRESETS[name].similarity.has_logits
         for causal in (False, True):
@@ -64,7 +66,11 @@ def run(
                 shape = Shape(1, n, dim, heads, causal=causal)
                 row = measure(name, shape, setup)
                 if previous is not None:
-                    row = _add_powers(previous, row)
+                    growth = math.log(row.tokens / previous.tokens)
+                    row = row._replace(
+                        peak_power=math.log(row.peak / previous.peak) / growth,
+                        time_power=math.log(row.seconds.median / previous.seconds.median) / growth,
+                    )
                 previous = row
                 rows.append(row)
     return rows
@@ -77,8 +83,8 @@ def measure(name: str, shape: Shape, setup: Setup) -> Row:
     step = Step(module, x, shape.causal)
     used = measure_memory(step, setup.device)
     seconds = summarize(time_call(step, setup.device, setup.clock) for _ in range(setup.rounds))
-    whole = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
-    return Row(name, shape.causal, shape.tokens, seconds, used.held, used.peak, whole)
+    logits = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
+    return Row(name, shape.causal, shape.tokens, seconds, used.held, used.peak, logits)
 
 
 def format_table(rows: list[Row]) -> str:
@@ -87,17 +93,8 @@ def format_table(rows: list[Row]) -> str:
     for row in rows:
         cells = [row.name, "yes" if row.causal else "no", str(row.tokens)]
         cells.append(f"{row.seconds.median:.3g} ± {row.seconds.iqr:.2g}")
-        cells += [format_mebibytes(count) for count in (row.held, row.peak, row.whole)]
+        cells += [format_mebibytes(count) for count in (row.held, row.peak, row.logits)]
         powers = (row.peak_power, row.time_power)
         cells += ["" if power is None else f"n^{power:.2f}" for power in powers]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _add_powers(previous: Row, row: Row) -> Row:
-    """Return `row` with the powers of n by which it exceeds `previous`."""
-    growth = math.log(row.tokens / previous.tokens)
-    return row._replace(
-        peak_power=math.log(row.peak / previous.peak) / growth,
-        time_power=math.log(row.seconds.median / previous.seconds.median) / growth,
-    )

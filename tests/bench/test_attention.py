@@ -137,8 +137,8 @@ def test_a_block_that_disagrees_with_the_reference_gets_no_number(
 def test_a_wrong_materialised_form_gets_no_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = materialised.mixture_logits
-    monkeypatch.setitem(materialised.SIMILARITIES, "mixture", lambda *a: right(*a) * 1.01)
+    right = materialised.logits
+    monkeypatch.setattr(materialised, "logits", lambda *a: right(*a) * 1.01)
     assert main(["attention", "--presets", "mgk", *SMALL]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "no number" in next(line for line in lines if "| mgk/materialised " in line)
