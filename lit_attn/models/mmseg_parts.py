@@ -25,7 +25,7 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ImageViTConfig
-from lit_attn.models import imagenet_vit
+from lit_attn.models import vit
 from lit_attn.models.external import create_timm
 from lit_attn.models.seeded_draws import copy_projections
 from lit_attn.models.vit import AttentionBlock, initialise
@@ -68,7 +68,9 @@ class AttentionViT(BaseModule):
             drop_path=drop_path_rate,
             norm_eps=1e-5,
         )
-        self.vit = imagenet_vit.build(model, (3, img_size, img_size), 0, torch.get_default_device())
+        self.vit = vit.build_image_vit(
+            model, (3, img_size, img_size), 0, torch.get_default_device()
+        )
         self.pretrained = pretrained
         self.checkpoint = checkpoint
 

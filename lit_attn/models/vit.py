@@ -1,27 +1,36 @@
-"""Vision transformers of the CIFAR studies: timm's VisionTransformer with our attention.
+"""Vision transformers: timm's VisionTransformer with our attention, for small and for large images.
 
-Sources of the two shapes that the experiments use:
+Sources of the shapes that the experiments use:
 - ViT with shifted patch tokenisation (SPT) and locality self-attention (LSA), Lee et al. 2021,
   arXiv:2112.13492: github.com/aanna0701/SPT_LSA_ViT
 - ViT-small: github.com/kentaroy47/vision-transformers-cifar10
+- DeiT-S/16 (Touvron et al. 2021, arXiv:2012.12877): github.com/facebookresearch/deit
+- ViT-S/16 (Beyer et al. 2022, arXiv:2205.01580): github.com/google-research/big_vision
+- LocalViT "hs" (Li et al. 2021, arXiv:2104.05707), for BeliefFormer's ImageNet study:
+  github.com/BorealisAI/efficient-vit-training
 
-Shapes: images (B, C, H, W) -> logits (B, classes); d width, P side of a patch in pixels.
+Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches, w FFN width, P side of a
+patch in pixels.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, GELUTanh, Mlp, lecun_normal_
 from timm.models.vision_transformer import Block, PatchEmbed, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.config.models.vision import ViTConfig
-from lit_attn.models.layers import Device
+from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, Transformer, ViTConfig
+from lit_attn.models.layers import Device, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
 
 Shape = tuple[int, int, int]
+FeedForward = Callable[[int, int, Device], nn.Module]
 
 
 class AttentionBlock(nn.Module):
@@ -78,10 +87,109 @@ class ShiftedPatchEmbed(nn.Module):
         return self.proj(self.norm(patches))
 
 
+class LocalFFN(nn.Module):
+    """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, without biases.
+
+    (B, 1 + n, d) -> the same shape. The output for the class token is zero: it skips the FFN.
+    """
+
+    def __init__(self, dim: int, width: int, device: Device = None) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, width, bias=False, device=device)
+        self.conv = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False, device=device)
+        self.fc2 = nn.Linear(width, dim, bias=False, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x[:, 1:]
+        side = math.isqrt(patches.shape[1])
+        if side * side != patches.shape[1]:
+            raise ValueError(f"{patches.shape[1]} patches are not a square grid; use square images")
+        hidden = F.hardswish(self.fc1(patches)).transpose(1, 2).unflatten(-1, (side, side))
+        hidden = F.hardswish(self.conv(hidden)).flatten(2).transpose(1, 2)
+        return F.pad(self.fc2(hidden), (0, 0, 1, 0))
+
+
 def build(
     model: ViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the network that `model` describes; initialise it except on the meta device."""
+    vit = assemble(
+        model,
+        image_shape,
+        num_classes,
+        lambda dim, width, device: Mlp(dim, width, drop=model.dropout, device=device),
+        device,
+        qkv_bias=model.qkv_bias,
+        pos_drop_rate=model.embed_dropout,
+        proj_drop_rate=model.dropout,
+        norm_layer=nn.LayerNorm,
+        embed_layer=ShiftedPatchEmbed if model.patchify == "shifted" else PatchEmbed,
+        attn_layer=attn_layer(model.attention, local_self_attention=model.local_self_attention),
+    )
+    if model.drop_path_schedule == "constant" and model.drop_path > 0:
+        for block in vit.blocks:
+            block.drop_path1 = block.drop_path2 = DropPath(model.drop_path)
+    draw_parameters(vit, lambda: initialise(vit, model.init))
+    return vit
+
+
+def build_image_vit(
+    model: ImageViTConfig, image_shape: Shape, num_classes: int, device: Device = None
+) -> VisionTransformer:
+    """Build the network that `model` describes; initialise it except on the meta device."""
+    activation = GELUTanh if model.ffn and model.ffn.activation == "gelu-tanh" else nn.GELU
+    vit = assemble_resizable(
+        model,
+        image_shape,
+        num_classes,
+        lambda dim, width, device: Mlp(dim, width, act_layer=activation, device=device),
+        device,
+        norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),
+        class_token=model.pool == "token",
+        global_pool="token" if model.pool == "token" else "avg",
+    )
+    fill = initialise_as_flax if model.init == "flax" else partial(initialise, scheme=model.init)
+    draw_parameters(vit, lambda: fill(vit))
+    if model.positions == "sincos":
+        fix_positions(vit)
+    return vit
+
+
+def build_local(
+    model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
+) -> VisionTransformer:
+    """Build the LocalViT that `model` describes; initialise it except on the meta device."""
+    norm = partial(nn.LayerNorm, eps=1e-6)
+    vit = assemble_resizable(
+        model, image_shape, num_classes, LocalFFN, device, norm_layer=norm, qkv_bias=False
+    )
+    draw_parameters(vit, lambda: initialise_local(vit))
+    if model.positions == "fixed":
+        vit.get_parameter("pos_embed").requires_grad_(False)
+    return vit
+
+
+def assemble_resizable(
+    model: Transformer, shape: Shape, classes: int, ffn: FeedForward, device: Device, **options: Any
+) -> VisionTransformer:
+    """Return `assemble` for images of any size: the positions are resampled at each call."""
+    options |= {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
+    options["attn_layer"] = attn_layer(model.attention)
+    return assemble(model, shape, classes, ffn, device, **options)
+
+
+def assemble(
+    model: Transformer | ViTConfig,
+    image_shape: Shape,
+    num_classes: int,
+    feed_forward: FeedForward,
+    device: Device,
+    **options: Any,
+) -> VisionTransformer:
+    """Build a network without initial values for images of `image_shape` (C, H, W).
+
+    `feed_forward(d, width, device)` builds a block's FFN; `options` are timm's.
+    """
     vit = VisionTransformer(
         img_size=image_shape[1:],
         patch_size=model.patch,
@@ -90,17 +198,17 @@ def build(
         embed_dim=model.dim,
         depth=model.depth,
         num_heads=model.heads,
-        qkv_bias=model.qkv_bias,
-        pos_drop_rate=model.embed_dropout,
-        proj_drop_rate=model.dropout,
         drop_path_rate=model.drop_path,
-        norm_layer=nn.LayerNorm,
-        embed_layer=ShiftedPatchEmbed if model.patchify == "shifted" else PatchEmbed,
-        attn_layer=attn_layer(model.attention, local_self_attention=model.local_self_attention),
         device=device,
+        **options,
     )
-    vit.blocks = nn.Sequential(*(_fitted(block, model, device) for block in vit.blocks))
-    draw_parameters(vit, lambda: initialise(vit, model.init))
+    for index, block in enumerate(vit.blocks):
+        assert isinstance(block, Block)
+        if model.ffn is None:
+            vit.blocks[index] = AttentionBlock(block)
+        else:
+            # timm takes the width as a ratio of d, which cannot express every integer.
+            block.mlp = feed_forward(model.dim, model.ffn.width, device)
     return vit
 
 
@@ -145,14 +253,56 @@ def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, 
             yield name, module, module.weight
 
 
-def _fitted(block: nn.Module, model: ViTConfig, device: Device) -> nn.Module:
-    """Return timm's block with the configured FFN width (or no FFN) and stochastic depth."""
-    assert isinstance(block, Block)
-    if model.drop_path_schedule == "constant" and model.drop_path > 0:
-        block.drop_path1 = DropPath(model.drop_path)
-        block.drop_path2 = DropPath(model.drop_path)
-    if model.ffn is None:
-        return AttentionBlock(block)
-    # timm takes the width as a ratio of d, which cannot express every integer.
-    block.mlp = Mlp(model.dim, model.ffn.width, drop=model.dropout, device=device)
-    return block
+def initialise_as_flax(vit: VisionTransformer) -> None:
+    """Fill every parameter as big_vision's flax code does.
+
+    Every matrix (q, k and v apart) is Xavier-uniform, the patch embedding LeCun-normal, the head
+    zero. Biases of the FFN are N(0, 1e-6), other biases and the class token zero, and learned
+    positions N(0, 1/d).
+    """
+    nn.init.normal_(vit.get_parameter("pos_embed"), std=vit.embed_dim**-0.5)
+    if vit.has_class_token:
+        nn.init.zeros_(vit.get_parameter("cls_token"))
+    for module in vit.modules():
+        if isinstance(module, nn.Conv2d):
+            lecun_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    for name, module, matrix in separate_matrices(vit):
+        if module is vit.head:
+            nn.init.zeros_(matrix)
+        else:
+            nn.init.xavier_uniform_(matrix)
+        if module.bias is not None:
+            nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
+
+
+def initialise_local(vit: VisionTransformer) -> None:
+    """Draw every matrix (q, k and v apart), the class token and the positions Xavier-normal.
+
+    Biases, convolutions and norms keep PyTorch's defaults.
+    """
+    for name in ("cls_token", "pos_embed"):
+        nn.init.xavier_normal_(vit.get_parameter(name))
+    for name, module in vit.named_modules():
+        is_composer = "composers" in name.split(".")
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm) and not is_composer:
+            module.reset_parameters()
+    for _, _, matrix in separate_matrices(vit):
+        nn.init.xavier_normal_(matrix)
+
+
+def fix_positions(vit: VisionTransformer) -> None:
+    """Set the positions to the fixed sines and cosines of Beyer et al. 2022, untrained.
+
+    Coordinate k of the w / 4 frequencies is 10,000^(-k / (w / 4 - 1)), for columns and rows alike.
+    """
+    assert not vit.has_class_token
+    positions = vit.get_parameter("pos_embed")
+    rows, columns = vit.patch_embed.grid_size
+    last = max(1, vit.embed_dim // 4 - 1)
+    with torch.no_grad():
+        positions.copy_(sincos_positions(rows, columns, vit.embed_dim, last))
+    positions.requires_grad_(False)

@@ -28,7 +28,7 @@ from lit_attn.config.optimizers import AdamW, SetAdam
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.steps import Pipeline
 from lit_attn.data.module import torch_generator
-from lit_attn.models import imagenet_vit, jit, language, vit
+from lit_attn.models import jit, language, vit
 from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
 
@@ -180,7 +180,7 @@ def shifted() -> nn.Module:
 
 def local() -> nn.Module:
     ffn = FFN(width=16, activation="hard-swish")
-    return imagenet_vit.build_local(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
+    return vit.build_local(LocalViTConfig(**small(ffn=ffn)), IMAGE, CLASSES)
 
 
 def modulated() -> nn.Module:
@@ -194,7 +194,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     "jit": (modulated, images),
     # The images are smaller than its own.
     "resampled": (
-        lambda: imagenet_vit.build(ImageViTConfig(**small()), (3, 32, 32), CLASSES),
+        lambda: vit.build_image_vit(ImageViTConfig(**small()), (3, 32, 32), CLASSES),
         images,
     ),
     **{name: (language_model(name), text) for name in gpt_cases.CHOICES},

@@ -14,7 +14,7 @@ from lit_attn.config.data.images import Cifar10, Folder
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig
 from lit_attn.config.signatures import ImageLabels
-from lit_attn.models import imagenet_vit, jit
+from lit_attn.models import jit, vit
 from lit_attn.models.factory import build, count, describe, resolve
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
@@ -43,7 +43,7 @@ def test_deit_small_has_its_published_count_and_equals_the_timm_model() -> None:
     assert parameters(ImageViTConfig()) == 22_050_664
     torch.manual_seed(0)
     published = timm.create_model("deit_small_patch16_224", img_size=32, depth=2, num_classes=5)
-    ours = imagenet_vit.build(ImageViTConfig(depth=2), (3, 32, 32), 5)
+    ours = vit.build_image_vit(ImageViTConfig(depth=2), (3, 32, 32), 5)
     ours.load_state_dict(published.state_dict())
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(ours(x), published(x), rtol=1e-5, atol=1e-5)
@@ -99,7 +99,7 @@ def test_flops_equal_a_count_by_hand() -> None:
 
 def test_the_local_ffn_equals_a_plain_implementation() -> None:
     torch.manual_seed(0)
-    ffn = imagenet_vit.LocalFFN(4, 6).double()
+    ffn = vit.LocalFFN(4, 6).double()
     x = torch.randn(2, 10, 4, dtype=torch.double)
     hidden = nn.functional.hardswish(x[:, 1:] @ ffn.fc1.weight.T)
     out = torch.zeros(2, 9, 6, dtype=torch.double)
@@ -116,9 +116,7 @@ def test_the_local_ffn_equals_a_plain_implementation() -> None:
 
 def test_the_class_token_skips_the_local_ffn() -> None:
     torch.manual_seed(0)
-    block = (
-        imagenet_vit.build_local(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
-    )
+    block = vit.build_local(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3).eval().blocks[0]
     x = torch.randn(2, 17, 32)
     attended = x + block.attn(block.norm1(x))
     out = block(x)
@@ -129,7 +127,7 @@ def test_the_class_token_skips_the_local_ffn() -> None:
 def test_local_vit_starts_from_xavier() -> None:
     """The released code has three Linears for q, k and v, and keeps PyTorch's default biases."""
     torch.manual_seed(0)
-    network = imagenet_vit.build_local(LocalViTConfig(depth=1), (3, 32, 32), 1000)
+    network = vit.build_local(LocalViTConfig(depth=1), (3, 32, 32), 1000)
     attention = network.blocks[0].attn
     matrices = (*attention.qkv.weight.chunk(3), network.blocks[0].mlp.fc1.weight)
     for matrix in (*matrices, attention.proj.weight, network.head.weight):
@@ -143,7 +141,7 @@ def test_local_vit_starts_from_xavier() -> None:
 def test_the_flax_initialisation_equals_that_of_big_vision() -> None:
     torch.manual_seed(0)
     model = ImageViTConfig(depth=1, init="flax", ffn=FFN(width=1536, activation="gelu-tanh"))
-    network = imagenet_vit.build(model, (3, 224, 224), 1000)
+    network = vit.build_image_vit(model, (3, 224, 224), 1000)
     block = network.blocks[0]
     matrices = (*block.attn.qkv.weight.chunk(3), block.attn.proj.weight, block.mlp.fc1.weight)
     for matrix in (*matrices, block.mlp.fc2.weight):
@@ -163,7 +161,7 @@ def test_the_flax_initialisation_equals_that_of_big_vision() -> None:
 
 
 def test_local_vit_refuses_images_that_are_not_square() -> None:
-    network = imagenet_vit.build_local(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3)
+    network = vit.build_local(LocalViTConfig(**TINY, patch=4), (3, 16, 16), 3)
     with pytest.raises(ValueError, match="8 patches are not a square"):
         network(torch.randn(1, 3, 8, 16))
 
@@ -185,7 +183,7 @@ def test_positions_learn_at_every_image_size(
 def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
     torch.manual_seed(0)
     model = ImageViTConfig(**TINY, patch=4, pool="average", positions="sincos")
-    network = imagenet_vit.build(model, (3, 16, 16), 3).eval()
+    network = vit.build_image_vit(model, (3, 16, 16), 3).eval()
     assert network.cls_token is None
     assert network.pos_embed.shape == (1, 16, 32)
     assert not network.pos_embed.requires_grad
@@ -201,7 +199,7 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
 
 def test_without_ffn_every_block_contains_only_attention() -> None:
     networks = [
-        imagenet_vit.build(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+        vit.build_image_vit(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
         jit.build(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
     ]
     for network in networks:

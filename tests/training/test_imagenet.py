@@ -27,8 +27,8 @@ from lit_attn.config.optimizers import AdamW
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
 from lit_attn.data import loading
-from lit_attn.models import imagenet_vit
-from lit_attn.models.imagenet_vit import LocalFFN
+from lit_attn.models import vit
+from lit_attn.models.vit import LocalFFN
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import measurement
@@ -143,7 +143,7 @@ def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Pat
         selected = cell(folders, **changes, training={"epochs": 2, "max_steps": 6})
         folder = folder_of(selected, tmp_path / positions)
         L.seed_everything(0, verbose=False)
-        start = imagenet_vit.build_local(selected.experiment.model, (3, 16, 16), 4).pos_embed
+        start = vit.build_local(selected.experiment.model, (3, 16, 16), 4).pos_embed
         run_cell(folder)
         trained = weights(folder)["pos_embed"]
         assert torch.equal(trained, start) == (positions == "fixed")
@@ -185,7 +185,7 @@ def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
 
 def test_weight_decay_applies_to_the_configured_parameters() -> None:
     model = LocalViTConfig(dim=16, depth=1, heads=2, patch=4)
-    network = imagenet_vit.build_local(model, (3, 16, 16), 4)
+    network = vit.build_local(model, (3, 16, 16), 4)
     names = {id(p): name for name, p in network.named_parameters()}
     actual = {}
     for decay in ("weights", "matrices"):

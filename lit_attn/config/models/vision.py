@@ -47,7 +47,7 @@ class ImageViTConfig(Transformer):
 
     activations = ("gelu", "gelu-tanh")
 
-    builder = ("imagenet_vit:build", "shape", "outputs")
+    builder = ("vit:build_image_vit", "shape", "outputs")
 
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
@@ -79,7 +79,7 @@ class LocalViTConfig(Transformer):
 
     activations = ("hard-swish",)
 
-    builder = ("imagenet_vit:build_local", "shape", "outputs")
+    builder = ("vit:build_local", "shape", "outputs")
 
     kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "fixed"] = Field(
