@@ -195,8 +195,10 @@ class UnitRecorder(L.Callback):
         self.values = {}
         if not arrays or not trainer.is_global_zero:
             return
+        # Only the last evaluation gets here with `selection: last`.
         rows = read_metrics(self.path.with_name("metrics.csv"))
-        if select_epoch(rows, self.metric)[-1].step == trainer.global_step:
+        is_last = self.metric.selection == "last"
+        if is_last or select_epoch(rows, self.metric)[-1].step == trainer.global_step:
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)
             write_atomic(self.path, content.getvalue())

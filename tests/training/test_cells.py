@@ -386,6 +386,14 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path:
             assert loss == pytest.approx(result.metrics[f"{split}loss"], rel=1e-5)
 
 
+def test_a_study_can_compare_the_time_of_an_evaluation(tmp_path: Path) -> None:
+    metric = {**DEFAULT_METRIC.model_dump(), "name": "evaluation/seconds", "goal": "min"}
+    run_cell(folder := folder_of(digits_cell(metric=metric), tmp_path))
+    result = Result.model_validate_json((folder / "result.json").read_text())
+    assert result.metrics["evaluation/seconds"] > 0
+    assert (folder / "units.npz").exists()
+
+
 def test_exit_codes_describe_the_end_of_a_cell(
     tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
