@@ -31,7 +31,7 @@ The page of a paper has its tables in the paper's order of rows and columns. Bel
 published values stands a row with ours: the mean over seeds ± the sample standard deviation, and
 the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
 ([setups.md](setups.md)) stand in a block of their own. [parity.md](parity.md) says how closely
-each set-up agrees with the released code. A file `experiments/papers/NAME.yaml` has every
+each set-up agrees with the released code. The files `experiments/papers/*.yaml` have every
 published cell exactly as printed; cells that contradict the paper's own arithmetic are listed
 there under `slips`.
 

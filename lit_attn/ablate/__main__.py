@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "File of studies (not with --paper)."
     parser.add_argument("file", type=Path, metavar="ablations.yaml", nargs="?", help=text)
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
-    value("--paper", str, "NAME", "Run the tables and figures of experiments/papers/NAME.yaml.")
+    value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
     for name, size in SIZES.items():
         text = f"With --paper: run models for two CPU cores on {size} data."

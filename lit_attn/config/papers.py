@@ -1,4 +1,4 @@
-"""Papers: the keys of an `experiments/papers/NAME.yaml`, which lays out every table and figure.
+"""Papers: the keys of the files in `experiments/papers`, which lay out every table and figure.
 
     tables:
       "1":
