@@ -138,8 +138,8 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
             items = options.paper.items(options.table)
             papers.print_costs(options.paper, items, matrices, options.cost)
             return 0
-        _measure_step_times(matrices, options)
-        if not all(matrix.is_measured for matrix in matrices):
+        if _measure_step_times(matrices, options):
+            # The cells at equal time follow from the measurement.
             matrices = _expand_studies(options)
         chosen = None if choice is None else select_cells(matrices, choice)
         if options.dry_run and chosen is not None:
@@ -241,11 +241,12 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     return seeds
 
 
-def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> None:
-    """Measure the step times that `match: time` or --quiet-timing need and that are not stored."""
+def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> bool:
+    """Measure the missing step times for `match: time` or --quiet-timing; return True if needed."""
     from lit_attn.ablate.match import measure_step_times
     from lit_attn.ablate.slots import make_slots
 
+    has_measured = False
     for matrix in matrices:
         is_needed = not (matrix.is_measured or options.dry_run or options.cancel)
         if is_needed and options.launcher == "slurm":
@@ -257,6 +258,8 @@ def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> 
         if is_needed or options.quiet_timing:
             allowed = options.allow_noisy_timing or options.smoke
             measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
+            has_measured = True
+    return has_measured
 
 
 def _run(

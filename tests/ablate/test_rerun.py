@@ -86,7 +86,7 @@ def test_a_dry_run_lists_the_chosen_cells(
     assert capsys.readouterr().out == "tiny/ok/1  missing\n"
     for words, message in (
         (["rerun", "stal", "ablations.yaml"], "rerun: no cell 'stal'; did you mean 'stale'?\n"),
-        (["rerun"], "rerun: write rerun stale, rerun failed or"),
+        (["rerun"], "rerun: needs stale, failed or STUDY/VARIANT/SEED"),
     ):
         assert main(words) == 2
         assert capsys.readouterr().err.startswith(message)
