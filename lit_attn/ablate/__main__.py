@@ -105,9 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
     text = "Measure the step time of each variant alone, interleaved (with --dry-run: only that)."
     flag("--quiet-timing", text)
-    flag(
-        "--allow-noisy-timing", "Accept step times that vary by more than 10 %%; the tables say so."
-    )
+    flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
     flag("--retry", "Also run the cells that diverged before.")
     return parser
 

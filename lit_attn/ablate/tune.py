@@ -140,13 +140,13 @@ class Search:
         sampler = optuna.samplers.TPESampler(seed=0)
         study = optuna.create_study(direction=goals[self.metric.goal], sampler=sampler)
         for start in range(0, self.trials, BATCH):
-            asked = [study.ask() for _ in range(min(BATCH, self.trials - start))]
+            batch = [study.ask() for _ in range(min(BATCH, self.trials - start))]
             points = [
                 tuple(trial.suggest_int(key, 0, len(v) - 1) for key, v in self.keys.items())
-                for trial in asked
+                for trial in batch
             ]
             ended = [evaluate(name, point) for point in points]
-            for trial, point, outcome in zip(asked, points, ended, strict=True):
+            for trial, point, outcome in zip(batch, points, ended, strict=True):
                 if outcome is None:
                     return
                 state = optuna.trial.TrialState.FAIL if outcome.mean is None else None

@@ -219,7 +219,7 @@ class StepTimes(Record):
 
 
 class Seal(Record):
-    """What was decided at `time`: `hash` covers all other values but `time` and `results`."""
+    """Decisions of a study at `time`; `hash` covers all other values but `results`."""
 
     time: str = Field(default_factory=utc_now, description="time in UTC, ISO 8601")
     results: int = Field(0, description="cells of the study that had a result at that time")

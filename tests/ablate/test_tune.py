@@ -94,22 +94,22 @@ def test_tpe_depends_on_results_and_not_on_interruptions(tmp_path: Path) -> None
         abs(point[0] - 6) for point in points[:12]
     )
     ended: set[Point] = set()
-    asked: list[Point] = []
+    evaluated: list[Point] = []
 
     def evaluate(name: str, point: Point) -> TuningTrial | None:
         """Return the trials that ended in the run before."""
-        asked.append(point)
+        evaluated.append(point)
         mean = float(abs(point[0] - 6))
         trial = TuningTrial(values=search.values(point), mean=mean, by_seed={})
         return trial if point in ended else None
 
     tuning, _ = search.run(["a"], evaluate)
     while tuning.variants[0].chosen is None:
-        ended.update(asked)
-        asked.clear()
+        ended.update(evaluated)
+        evaluated.clear()
         tuning, _ = search.run(["a"], evaluate)
     assert tuning.variants[0] == tuned
-    assert asked == points
+    assert evaluated == points
 
 
 def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
