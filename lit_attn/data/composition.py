@@ -27,8 +27,8 @@ from lit_attn.config.data.composition import (
     HeadCompositionConfig,
 )
 from lit_attn.config.data.text import IGNORED
-from lit_attn.data.digests import digest
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
+from lit_attn.data.sets import digest
 
 Ids = NDArray[np.int64]
 Batch = tuple[Tensor, Tensor, Tensor]

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ImageFiles, WebDataset
-from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import (
     count_steps,
+    digest,
     find_shards,
     find_split_folders,
     hold_out,
@@ -106,8 +106,8 @@ class ImageFileData(DataModule):
                 label_smoothing=0.0,
                 num_classes=data.classes,
             )
-        self._epoch, self._order = 0, self._order_of(0)
-        self.steps_per_epoch = count_steps(len(self._order), data.batch_size, True)
+        samples = len(self.draw_order(0))
+        self.steps_per_epoch = count_steps(samples, data.batch_size, True)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -148,14 +148,10 @@ class ImageFileData(DataModule):
 
     def samples(self, step: int) -> list[tuple[int, int, int]]:
         """Return this process's images of step `step`: index in `train`, seed, size in pixels."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._order_of(epoch)
-        size = self.data.batch_size
-        places = self._order[index * size : (index + 1) * size]
-        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=size).tolist()
-        pixels = self.data.size_in(epoch)
-        drawn = self.share(list(zip(places, seeds, strict=True)))
+        places = self.rows(step, self.draw_order)
+        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(places))
+        pixels = self.data.size_in(step // self.steps_per_epoch)
+        drawn = self.share(list(zip(places, seeds.tolist(), strict=True)))
         return [(place, seed, pixels) for place, seed in drawn]
 
     def read(self, images: "Reader", batches: Any) -> Iterator["Read"]:
@@ -164,7 +160,7 @@ class ImageFileData(DataModule):
             self.skipped.record(read.failures)
             yield read
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def draw_order(self, epoch: int) -> list[int]:
         """Return the indices in `train` of an epoch's samples."""
         repeats = self.data.repeats
         sampler = RepeatAugSampler(

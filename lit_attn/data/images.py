@@ -43,7 +43,6 @@ class ImageData(DataModule):
         self.steps_per_epoch = sets.count_steps(
             self.samples_per_epoch, data.batch_size, data.drop_last
         )
-        self._epoch, self._epoch_order = 0, self._order(0)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -85,7 +84,7 @@ class ImageData(DataModule):
         together = max(1, VALUES_AT_ONCE[images.device.type] // values)
         for first in range(start, stop, together):
             steps = range(first, min(first + together, stop))
-            chosen = [self._indices(step) for step in steps]
+            chosen = [self.rows(step, self.draw_order) for step in steps]
             drawn = [
                 self.pipeline.draw(len(indices), torch_generator(self.seed, "batch", step))
                 for step, indices in zip(steps, chosen, strict=True)
@@ -93,15 +92,7 @@ class ImageData(DataModule):
             indices = torch.cat(chosen).to(images.device)
             yield from self.pipeline.apply(images[indices], labels[indices], drawn)
 
-    def _indices(self, step: int) -> Tensor:
-        """Return the indices of the samples of a training step."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._epoch_order = epoch, self._order(epoch)
-        size = self.data.batch_size
-        return self._epoch_order[place * size : (place + 1) * size]
-
-    def _order(self, epoch: int) -> Tensor:
+    def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""
         count, passes = len(self.tensors["train"][1]), self.data.epoch_length
         first = epoch * passes

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
+from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
 
@@ -30,8 +31,14 @@ class DataModule(L.LightningDataModule, ABC):
     splits: list[str]
     steps_per_epoch: int
 
+    _order: tuple[int, Any] = (-1, None)
+
     inseparable = 1
     """Samples that one process must have together: 2 if a batch is mixed in pairs."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        require_methods(cls, "data module")
 
     def __init__(self, data: Data, seed: int, device: torch.device) -> None:
         super().__init__()
@@ -49,6 +56,16 @@ class DataModule(L.LightningDataModule, ABC):
     @abstractmethod
     def train_batches(self, start: int, stop: int) -> Iterator[Any]:
         """Yield this process's micro-batches of the training steps from `start` up to `stop`."""
+
+    def rows(self, step: int, order: Callable[[int], Any], steps: int | None = None) -> Any:
+        """Return the rows of a training step in `order(number)` of a pass of `steps` steps.
+
+        The order of the last pass is kept; a pass is an epoch if `steps` is None.
+        """
+        number, index = divmod(step, steps or self.steps_per_epoch)
+        if self._order[0] != number:
+            self._order = (number, order(number))
+        return self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
 
     def text_measure(self, split: str) -> "TextMeasure":
         """Return the amount of text per evaluated token of `split`, as far as it is known."""
@@ -167,7 +184,7 @@ class EvaluationLoader:
         return self.load(self.batches)
 
 
-class TokenDataModule(DataModule):
+class TokenDataModule(DataModule, ABC):
     """Data module whose batches are tensors of token ids, cut into `accumulate` micro-batches."""
 
     @abstractmethod

@@ -22,10 +22,9 @@ from lit_attn.config.data.segmentation import (
     list_pairs,
     require_scenery,
 )
-from lit_attn.data.digests import digest
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import SPLIT_SEED, count_steps
+from lit_attn.data.sets import SPLIT_SEED, count_steps, digest
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.errors import ConfigError
 
@@ -107,18 +106,20 @@ class SceneryData(DataModule):
         If an epoch's last batch cannot be shared evenly, the first images of the epoch are added
         without labels, so that all processes read equally many and no image counts twice.
         """
-        epoch, index = divmod(step, self.steps_per_epoch)
-        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train)).tolist()
-        size = self.data.batch_size
-        chosen = order[index * size : (index + 1) * size]
+        chosen = self.rows(step, self.draw_order)
         more = -len(chosen) % self.world
         labelled = [True] * len(chosen) + [False] * more
-        chosen += order[:more]
+        chosen = chosen + self._order[1][:more]
         seeds = (
             numpy_generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
         )
         samples: list[Sample] = self.share(list(map(Sample, chosen, seeds, labelled)))
         return samples
+
+    def draw_order(self, epoch: int) -> list[int]:
+        """Return the indices of the training images of an epoch."""
+        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
+        return [int(index) for index in order]
 
 
 class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):

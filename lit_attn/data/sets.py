@@ -3,11 +3,12 @@
 Shapes: images (N, C, H, W) uint8, labels (N,) int64.
 """
 
+import hashlib
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from lit_attn.config.data.images import (
     OwnTargets,
     WebDataset,
 )
-from lit_attn.data.digests import digest
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -43,6 +43,15 @@ class Split(NamedTuple):
 
     images: NDArray[np.uint8]
     labels: NDArray[Any]
+
+
+def digest(parts: Iterable[bytes | str | NDArray[np.generic]]) -> str:
+    """Return twelve hexadecimal digits of SHA-256 over bytes, text and arrays."""
+    total = hashlib.sha256()
+    for part in parts:
+        part = part.encode() if isinstance(part, str) else part
+        total.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+    return total.hexdigest()[:12]
 
 
 def load(data: Images) -> dict[str, Split]:

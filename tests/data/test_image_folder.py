@@ -124,7 +124,7 @@ def test_repeated_augmentation_equals_that_of_timm(folders: Path) -> None:
 def test_without_repeats_an_epoch_is_a_permutation(folders: Path) -> None:
     data = at(config(folders, batch_size=10))
     assert data.steps_per_epoch == 6
-    orders = [data._order_of(epoch) for epoch in (0, 1)]
+    orders = [data.draw_order(epoch) for epoch in (0, 1)]
     assert all(sorted(order) == list(range(64)) for order in orders)
     assert orders[0] != orders[1]
 

@@ -16,7 +16,7 @@ from lit_attn.data import images as loading
 from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch
 from lit_attn.data.images import ImageData
-from lit_attn.data.module import torch_generator
+from lit_attn.data.module import DataModule, torch_generator
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -51,15 +51,15 @@ def test_epochs_are_permutations_and_passes(noise: Npz) -> None:
     data = noise.model_copy(update={"epoch_length": 3, "batch_size": 11})
     images = ImageData(data, 0, CPU)
     assert images.steps_per_epoch == 120 // 11
-    order = images._order(0)
+    order = images.draw_order(0)
     assert order.bincount().tolist() == [3] * 40
     assert sorted(order[:40].tolist()) == list(range(40))
     assert not torch.equal(order[:40], order[40:80])
-    assert not torch.equal(order, images._order(1))
-    assert not torch.equal(order, ImageData(data, 1, CPU)._order(0))
-    indices = torch.cat([images._indices(step) for step in range(10)])
+    assert not torch.equal(order, images.draw_order(1))
+    assert not torch.equal(order, ImageData(data, 1, CPU).draw_order(0))
+    indices = torch.cat([images.rows(step, images.draw_order) for step in range(10)])
     assert torch.equal(indices, order[:110])
-    assert torch.equal(images._indices(10), images._order(1)[:11])
+    assert torch.equal(images.rows(10, images.draw_order), images.draw_order(1)[:11])
 
 
 def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
@@ -218,3 +218,11 @@ def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path, stop: int)
     resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt")
     assert stopped.seen + resumed.seen == uninterrupted.seen
     assert torch.equal(resumed.layer.weight, uninterrupted.layer.weight)
+
+
+def test_a_data_module_without_a_required_method_is_refused() -> None:
+    message = "class Mine does not define evaluation_loader, fingerprint, train_batches, which"
+    with pytest.raises(ConfigError, match=message):
+
+        class Mine(DataModule):
+            pass

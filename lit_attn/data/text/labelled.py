@@ -12,7 +12,6 @@ labels: (B,). `present` is False where a token is padding.
 import random
 import statistics
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Labelled, LabelledText, ListOps
-from lit_attn.data.digests import digest
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
-from lit_attn.data.sets import count_steps
+from lit_attn.data.sets import count_steps, digest
 from lit_attn.data.text.streams import read_text
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
@@ -70,7 +68,6 @@ class LabelledData(TokenDataModule):
         self.splits = ["val", "test"]
         self.per_pass = count_steps(len(self.samples["train"]), data.batch_size, True)
         self.steps_per_epoch = data.epoch_steps or self.per_pass
-        self._order = lru_cache(maxsize=1)(self._drawn)
 
     def fingerprint(self) -> str:
         """Return a digest of every sample."""
@@ -93,9 +90,7 @@ class LabelledData(TokenDataModule):
 
     def batch(self, step: int) -> Batch:
         """Return this process's samples of training step `step`."""
-        number, index = divmod(step, self.per_pass)
-        size = self.batch_size
-        chosen = self.share(self._order(number)[index * size : (index + 1) * size])
+        chosen = self.share(self.rows(step, self.draw_order, self.per_pass))
         return self.collate([self.samples["train"][i] for i in chosen], len(chosen))
 
     def collate(self, samples: list[Sample], rows: int) -> Batch:
@@ -115,7 +110,7 @@ class LabelledData(TokenDataModule):
             tokens, present = tokens[:, 0], present[:, 0]
         return self.tensors(tokens, present, labels)
 
-    def _drawn(self, number: int) -> NDArray[np.int64]:
+    def draw_order(self, number: int) -> NDArray[np.int64]:
         return numpy_generator(self.seed, "order", number).permutation(len(self.samples["train"]))
 
 

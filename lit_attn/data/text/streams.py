@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn.config.data.text import PythonText, TextFiles, Tokens
-from lit_attn.data.digests import digest
+from lit_attn.data.sets import digest
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.schema.errors import ConfigError
 
