@@ -180,8 +180,9 @@ def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
     if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
         if source.q_norm is not None:
             raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
-        for rows in qkv.parameters():
-            rows[: heads * head_dim] *= source.scale * head_dim**0.5
+        for name, rows in qkv.named_parameters():
+            if name != "v_bias":
+                rows[: heads * head_dim] *= source.scale * head_dim**0.5
     layer.copy_projection()
     return layer
 
@@ -198,12 +199,8 @@ def join(q: nn.Linear, k: nn.Linear, v: nn.Linear) -> nn.Linear:
 
 def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
     """Return `qkv`, whose rows are q, k and v of each head in turn, with rows q, k, v."""
-    parts = []
-    for tensor in (qkv.weight, qkv.bias):
-        rows = None if tensor is None else tensor.unflatten(0, (heads, 3, -1))
-        parts.append(None if rows is None else rows.transpose(0, 1).flatten(0, 2))
-    assert parts[0] is not None
-    return linear(parts[0], parts[1])
+    order = torch.arange(qkv.out_features).view(heads, 3, -1).transpose(0, 1).flatten()
+    return linear(qkv.weight[order], None if qkv.bias is None else qkv.bias[order])
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -20,7 +20,15 @@ from transformers import (
 from lit_attn import replace_attention
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.residual import Full
-from lit_attn.models.replace import ADAPTERS, Adapter, Projections, linear
+from lit_attn.attention.spec import PRESETS
+from lit_attn.models.replace import (
+    ADAPTERS,
+    Adapter,
+    Projections,
+    QueryValueLinear,
+    build_layer,
+    linear,
+)
 from lit_attn.schema.errors import ConfigError
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -290,6 +298,19 @@ def test_mechanisms_that_do_not_fit_are_refused(name: str, spec: Any, message: s
     model, _ = make_timm(name)
     with pytest.raises(ConfigError, match=message):
         replace_attention(model, spec)
+
+
+def test_another_scale_of_the_logits_changes_queries_alone() -> None:
+    torch.manual_seed(0)
+    x, qkv, proj = torch.randn(1, 4, 8), nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+    biases = [nn.Parameter(torch.randn(8)) for _ in range(2)]
+    q, k, v = QueryValueLinear(qkv, *biases)(x).unflatten(-1, (3, 2, 4)).unbind(2)
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    heads = nn.functional.scaled_dot_product_attention(q, k, v, scale=0.9)
+    expected = proj(heads.transpose(1, 2).flatten(2))
+    with torch.no_grad():
+        source = Projections(2, QueryValueLinear(qkv, *biases), proj, scale=0.9)
+        assert_close(build_layer(source, PRESETS["standard"])(x), expected.detach())
 
 
 def test_cross_attention_is_refused() -> None:
