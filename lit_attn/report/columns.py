@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lit_attn.report.formats import Cell, read_asset
+from lit_attn.report.read import BUSY
 
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
-BUSY = 1.2
-"""Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 Record = dict[str, Any]
 """One variant's numbers by CSV field."""

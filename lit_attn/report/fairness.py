@@ -83,8 +83,8 @@ def make_tuning_table(study: StudyRecord) -> Table:
 def measure_targets(study: StudyRecord) -> dict[str, Record]:
     """Return the steps and seconds after which each mean curve reaches the baseline's final value.
 
-    Seconds are steps times the median step time, without evaluations. Variants that never reach it
-    are left out.
+    Seconds are steps times the step time, without evaluations. Variants that never reach it are
+    left out.
     """
     final = list(study.values(study.plan.baseline).values())
     records: dict[str, dict[str, Any]] = {}
@@ -94,9 +94,9 @@ def measure_targets(study: StudyRecord) -> dict[str, Record]:
     for name, rows in study.curves.groupby("variant"):
         means = rows.groupby("step")["value"].mean()
         reached = means.index[sign * means >= sign * statistics.fmean(final)]
-        times = study.measurements("step_time", str(name))
         if len(reached) and len(means) > 2:
             steps = int(reached.min())
-            seconds = steps * statistics.median(times) if times else None
+            time = study.step_time(str(name))
+            seconds = None if time is None else steps * time
             records[str(name)] = {"target_steps": steps, "target_seconds": seconds}
     return records

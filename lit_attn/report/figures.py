@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lit_attn.report import drawing
-from lit_attn.report.columns import BUSY, STAR
+from lit_attn.report.columns import STAR
 from lit_attn.report.comparison import ALPHA, Comparisons
 from lit_attn.report.drawing import COLOURS, GREY, sd, shorten
 from lit_attn.report.effects import Effect
@@ -202,11 +202,10 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
     if len(shown) < 2 or shown[0] != study.plan.baseline:
         return None
     planned = {variant.name: variant for variant in study.plan.variants}
-    times = {name: study.measurements("step_time", name) for name in shown}
     costs: dict[str, list[float | None]] = {
         "step": [1.0] * len(shown),
         "training FLOPs": [planned[name].step_flops for name in shown],
-        "seconds of training": [statistics.median(t) if (t := times[n]) else None for n in shown],
+        "seconds of training": [study.step_time(name) for name in shown],
     }
     units = {label: scales for label, scales in costs.items() if None not in scales}
     figure = drawing.new_figure(4.2)
@@ -295,7 +294,8 @@ def _median_costs(study: StudyRecord, names: list[str], cost: str) -> dict[str, 
     costs = {}
     for name in names:
         measured = study.measurements(cost, name)
-        is_busy = cost == "step_time" and measured and max(measured) > BUSY * min(measured)
-        if measured and not is_busy:
-            costs[name] = statistics.median(measured)
+        median = statistics.median(measured) if measured else None
+        median = study.step_time(name) if cost == "step_time" else median
+        if median is not None:
+            costs[name] = median
     return costs

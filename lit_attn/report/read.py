@@ -2,6 +2,7 @@
 
 import logging
 import math
+import statistics
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,9 @@ Arrays = dict[str, "NDArray[Any]"]
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
+
+BUSY = 1.2
+"""Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
@@ -128,6 +132,16 @@ class StudyRecord:
         """Return the recorded measurements `name`, of one variant or of all variants."""
         values = (cell.measurements.get(name) for cell in self.finished_cells(variant))
         return [value for value in values if value is not None]
+
+    def step_time(self, variant: str) -> float | None:
+        """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
+        alone = {t.variant: t.seconds for t in self.step_times.variants} if self.step_times else {}
+        for name in (variant, *(v.variant for v in self.plan.variants if v.name == variant)):
+            if name in alone:
+                return alone[name]
+        times = self.measurements("step_time", variant)
+        is_known = times and max(times) <= BUSY * min(times)
+        return statistics.median(times) if is_known else None
 
     def values(self, variant: str) -> dict[int, float]:
         """Return the study's metric by seed, for the cells that have it."""

@@ -70,6 +70,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         for name in ("parameters", "ffn_width", "flops", "peak_memory", *TIMES)
         if (measured := study.measurements(name, variant.name))
     }
+    time = study.step_time(variant.name)
     counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
         "variant": variant.name,
@@ -85,18 +86,10 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "published_difference": None if mean is None or published is None else mean - published,
         **medians,
         **counts,
-        **_measured_alone(study, variant),
         **{f"{name}_ratio": _ratio(study.measurements(name, variant.name)) for name in TIMES},
+        **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
         "mixed": _is_mixed(study, variant.name),
     }
-
-
-def _measured_alone(study: StudyRecord, variant: PlannedVariant) -> Record:
-    """Return the step time that was measured alone, if there is one."""
-    times = study.step_times.variants if study.step_times else []
-    seconds = {timed.variant: timed.seconds for timed in times}
-    name = variant.name if variant.name in seconds else variant.variant
-    return {"step_time": seconds[name]} if name in seconds else {}
 
 
 def _ratio(times: list[float]) -> float | None:
