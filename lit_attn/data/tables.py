@@ -75,8 +75,11 @@ def load_rows(data: Table) -> dict[str, Any]:
         raise ConfigError(f"data.{key}: the rows cannot be loaded: {reason}") from error
     for split, rows in splits.items():
         _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
-    if "train" not in splits:
-        raise ConfigError(f"data.hub: {data.hub} has no split train; it has {', '.join(splits)}")
+    if "train" not in splits or not splits.keys() & {"test", "val"}:
+        raise ConfigError(
+            f"data.hub: {data.hub} has the splits {', '.join(splits)}; needed are train, and test "
+            "or validation"
+        )
     return splits
 
 
@@ -94,9 +97,7 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
             for number, image in enumerate(rows[data.image])
         ]
         if isinstance(data, TableTargets):
-            labels: NDArray[Any] = np.stack(
-                [_numbers(rows, column) for column in data.targets], axis=1
-            )
+            labels: NDArray[Any] = np.array([_numbers(rows, key) for key in data.targets]).T
         else:
             labels, names = _classes(data.label, split, rows[data.label], names)
         splits[split] = make_split(np.stack(images), labels, data)
@@ -104,7 +105,7 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
 
 
 def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
-    """Return (name, text) of every document of every split; val may be called test."""
+    """Return (name, text) of every document of every split; a single evaluated one is "val"."""
     tables = load_rows(data)
     if "val" not in tables:
         tables["val"] = tables.pop("test")

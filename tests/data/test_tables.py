@@ -179,6 +179,11 @@ def test_the_splits_of_the_hub_are_renamed(tmp_path: Path, monkeypatch: pytest.M
     assert set(TableText(name="t", hub="owner/name").texts()) == {"train", "val"}
     with pytest.raises(ConfigError, match=r"data\.text: owner/name has no column 'txt'"):
         TableText(name="t", hub="owner/name", text="txt").texts()
+    del splits["validation"]
+    with pytest.raises(
+        ConfigError, match=r"data\.hub: owner/name has the splits train; needed are"
+    ):
+        TableText(name="t", hub="owner/name").texts()
 
 
 def test_a_large_vocabulary_needs_as_many_embeddings() -> None:
