@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
@@ -27,6 +28,7 @@ from lit_attn.config.study import Seeds, StudySource
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import find_problem
 
+MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
 MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
 BATCH = 4
 """Trials that the TPE sampler asks for before it is told the results of the trials before."""
