@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
