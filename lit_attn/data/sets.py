@@ -199,9 +199,9 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
         labels = arrays[f"y_{name}"]
         outputs, kinds = (data.num_outputs, "iuf") if isinstance(data, OwnTargets) else (1, "iu")
         if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
-            what, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
+            kind, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
             raise ConfigError(
-                f"{where}: y_{name} must be {what} of {shape}, is {labels.dtype} of {labels.shape}"
+                f"{where}: y_{name} must be {kind} of {shape}, is {labels.dtype} of {labels.shape}"
             )
         images = images.transpose(0, 3, 1, 2)
         images = images if headers else np.ascontiguousarray(images)

@@ -70,10 +70,6 @@ class Images(Data):
         """
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val") if self.validation else ("test",)
-
-    @property
     @abstractmethod
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
@@ -96,7 +92,6 @@ class Digits(ClassImages):
 
     kind: Literal["digits"] = "digits"
     validation: Literal[0] = Field(0, description="0, because the data has a validation split")
-    splits: ClassVar = ("test", "val")
     training_images: ClassVar = 1200
     image_shape: ClassVar = (1, 8, 8)
     num_classes: ClassVar = 10
@@ -111,6 +106,10 @@ class Cifar(ClassImages):
     training_images: ClassVar = 50_000
     image_shape: ClassVar = (3, 32, 32)
     read_splits: ClassVar = method("lit_attn.data.sets:read_cifar")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.validation else ("test",)
 
 
 class Cifar10(Cifar):
@@ -133,7 +132,6 @@ class OwnImages(Images):
     name: str = Field(description="name of the data set in identities and tables")
     size: PositiveInt = Field(description="side of an image in pixels")
     channels: Literal[1, 3] = Field(3, description="channels of an image: 1 (grey) or 3 (RGB)")
-    splits: ClassVar = ("test", "val")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -309,10 +307,6 @@ class ImageFiles(Data):
     def list_files(self) -> Any:
         """Return the `lit_attn.data.image_files.Files` of "train", "test" and perhaps "val"."""
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val") if self.validation else ("test",)
-
     def at_final_size(self) -> Self:
         return self.model_copy(update={"sizes": ()})
 
@@ -347,7 +341,6 @@ class ImageFolder(ClassFolders):
     """Class folders of the user. Identities and tables contain `name` and not the path."""
 
     kind: Literal["image-folder"] = "image-folder"
-    splits: ClassVar = ("test", "val")
 
 
 class ImageNet(ClassFolders):
@@ -356,6 +349,10 @@ class ImageNet(ClassFolders):
     kind: Literal["imagenet"] = "imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test", "val") if self.validation else ("test",)
 
 
 class WebDataset(ImageFiles):
@@ -366,6 +363,5 @@ class WebDataset(ImageFiles):
     """
 
     kind: Literal["webdataset"] = "webdataset"
-    splits: ClassVar = ("test", "val")
     list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
     check_files: ClassVar = method("lit_attn.data.sets:find_shards")
