@@ -219,13 +219,13 @@ def test_fast_commands_of_the_documentation_run(arguments: str, tmp_path: Path) 
 @pytest.mark.slow
 def test_the_trial_of_the_readme_makes_results_and_tables(tmp_path: Path) -> None:
     (arguments,) = re.findall(
-        r"`python -m lit_attn.ablate (ablations.yaml --set [^`]*)` \| try",
+        r"`lit-attn (run --set [^`]*)` \| try",
         (ROOT / "README.md").read_text(),
     )
     shutil.copy(ROOT / "ablations.yaml", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
     result = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", *arguments.split()],
+        [sys.executable, "-m", "lit_attn", *arguments.split()],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
