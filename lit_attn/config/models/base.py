@@ -82,7 +82,12 @@ class Model(Kind):
         return inputs
 
     def try_out(self, signature: Any) -> None:
-        self.build(signature, "meta")(*self.sample(signature))
+        import torch
+
+        # Parameters that the code of a model creates without a device are on meta too.
+        with torch.device("meta"):
+            network = self.build(signature, "meta")
+        network(*self.sample(signature))
 
     def with_width(self, width: int) -> Self:
         """Return the model with an FFN of `width` hidden units; the model must have an FFN."""
