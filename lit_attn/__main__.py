@@ -1,5 +1,6 @@
 """Console command `lit-attn`, also `python -m lit_attn`: every command of the package."""
 
+import argparse
 import inspect
 import signal
 import sys
@@ -117,11 +118,10 @@ def find_studies(words: list[str]) -> list[str]:
 
 
 def init(words: list[str]) -> int:
-    """Write the files of STARTER to a folder. Raises ConfigError rather than replace a file."""
-    if len(words) > 1 or (words and words[0].startswith("-")):
-        print("usage: lit-attn init [FOLDER]\n\nWrite a commented study and experiment.")
-        return 0 if words[0] in ("-h", "--help") else 2
-    folder = Path(*words)
+    """Write a commented study and experiment to a folder, without replacing a file."""
+    parser = argparse.ArgumentParser(prog="lit-attn init", description=init.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER")
+    folder = parser.parse_args(words).folder
     files = {path: folder / path.relative_to(STARTER) for path in sorted(STARTER.rglob("*.yaml"))}
     for path in files.values():
         if path.exists():
@@ -159,15 +159,11 @@ def show(words: list[str]) -> int:
 
 
 def complete(words: list[str]) -> int:
-    """Print the completion script of a shell."""
-    import argparse
-
+    """Print the completion script of a shell; ~/.bashrc: eval "$(lit-attn completion bash)"."""
     shtab: Any = require("shtab", "completion", "completion")
-    if len(words) != 1 or words[0] not in shtab.SUPPORTED_SHELLS:
-        shells = "|".join(shtab.SUPPORTED_SHELLS)
-        print(f"usage: lit-attn completion {shells}\n\nFor bash, add this line to ~/.bashrc:\n")
-        print('  eval "$(lit-attn completion bash)"')
-        return 0 if words and words[0] in ("-h", "--help") else 2
+    own = argparse.ArgumentParser(prog="lit-attn completion", description=complete.__doc__)
+    own.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    shell = own.parse_args(words).shell
     parser = argparse.ArgumentParser(prog="lit-attn")
     commands = parser.add_subparsers(dest="command")
     for name, command in COMMANDS.items():
@@ -177,7 +173,7 @@ def complete(words: list[str]) -> int:
         )
         if not parents:
             added.add_argument("words", nargs="*").complete = shtab.FILE
-    print(shtab.complete(parser, words[0]))
+    print(shtab.complete(parser, shell))
     return 0
 
 
@@ -194,9 +190,8 @@ def _read_titles(path: Path) -> dict[str, str]:
     from lit_attn.config.source import load as load_yaml
 
     studies = load_yaml(path).get("studies")
-    if not isinstance(studies, dict):
-        return {}
-    return {n: str(s.get("title", "")) for n, s in studies.items() if isinstance(s, dict)}
+    items = studies.items() if isinstance(studies, dict) else ()
+    return {name: str(study.get("title", "")) for name, study in items if isinstance(study, dict)}
 
 
 def _print_table(rows: dict[str, str]) -> None:

@@ -48,10 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def generate(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the prompt as the model reads it, then its continuation piece by piece.
-
-    Raises ConfigError, before anything is computed, for an unusable run or option.
-    """
+    """Yield the prompt as the model reads it, then its continuation; ConfigError if unusable."""
     _check(options)
     _confirm_code(options.run / "config.yaml", options.trust_code)
     cell = Cell.read(options.run / "config.yaml")
@@ -83,10 +80,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
 
 
 def load_network(run: Path, cell: Cell) -> "GPT":
-    """Return the cell's network with its trained weights, in evaluation mode.
-
-    Raises ConfigError if there are no weights, or weights of another network.
-    """
+    """Return the cell's network with its trained weights; ConfigError if they do not fit."""
     path = run / "checkpoints" / "weights.pt"
     if not path.exists():
         raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")

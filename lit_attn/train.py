@@ -66,10 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_and_report(folder: Path, smoke: bool) -> int:
-    """Run the cell, print why it failed, and return the exit code.
-
-    Code of a cell that calls sys.exit is a failure: only a result is success.
-    """
+    """Run the cell, print why it failed, and return the exit code."""
     try:
         run_cell(folder, smoke=smoke)
         return 0
@@ -80,6 +77,7 @@ def _run_and_report(folder: Path, smoke: bool) -> int:
     except Preempted as error:
         message, code = str(error), 143
     except SystemExit as error:
+        # Only a result is success.
         message, code = f"{folder}: the cell's code called sys.exit({error.code!r})", 1
     print(message, file=sys.stderr)
     return code

@@ -156,9 +156,9 @@ def require_methods(cls: type, noun: str) -> None:
             if getattr(getattr(cls, name, None), "__isabstractmethod__", False)
         }
         if missing:
+            names = ", ".join(sorted(missing))
             raise ConfigError(
-                f"class {cls.__name__} does not define {', '.join(sorted(missing))}, "
-                f"which every {noun} has to define"
+                f"class {cls.__name__} does not define {names}, which every {noun} has to define"
             )
 
 

@@ -103,19 +103,15 @@ class TaskModule(L.LightningModule, ABC):
         return None
 
     def metric_names(self, split: str) -> list[str]:
-        """Return every name that the task's own metrics of `split` may compute.
-
-        A subclass whose `build_metrics` returns no MetricCollection has to override this.
-        """
+        """Return the names of the task's own metrics; override it without a MetricCollection."""
         metrics = self._split_metrics(self.splits.index(split)).task_metrics
         assert isinstance(metrics, MetricCollection)
         return [str(name) for name in metrics]
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the arguments of `update` of the added metrics for one evaluation batch.
+        """Return the arguments of `update` of the added metrics, in the form of the task's Outputs.
 
-        `evaluated` is what `evaluate` has returned for the batch. The task's configuration declares
-        the form of the arguments (lit_attn.config.metrics.Outputs).
+        `evaluated` is what `evaluate` has returned for the batch.
         """
         return evaluated
 

@@ -59,9 +59,7 @@ class DiagnosticsCallback(L.Callback):
     after steps of the first epoch, then on the first samples of the training batch.
 
     The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
-    (not their average) on the first samples of the first evaluated split, without dropout and
-    compilation, each layer in float64. No random number is drawn. `times` has the seconds of every
-    recording.
+    (not their average) on the first samples of the first split, in evaluation mode and in float64.
     """
 
     def __init__(
