@@ -62,7 +62,7 @@ ATTENTION_NAME = re.compile(r"Attention|Attn|MHSA")
 
 
 class Projections(NamedTuple):
-    """What a self-attention module computes with, apart from masks and positions.
+    """Projections and options of a self-attention module, apart from masks and positions.
 
     `qkv` has the rows of all query heads, then of the key heads for keys and for values.
     `scale` multiplies the logits; None means 1 / sqrt(D).

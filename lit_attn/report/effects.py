@@ -67,10 +67,10 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     pairs = (first | second for first, second in itertools.combinations(changes, 2))
     chosen = [*changes, *(pair for pair in pairs if len(pair) == 2)]
     rows = [_contrast(frame, changed, reference) for changed in chosen]
-    found = [(changed, row) for changed, row in zip(chosen, rows, strict=True) if row.size]
-    if len({axis for change in changes for axis in change}) < 2 or not found:
+    estimated = [(changed, row) for changed, row in zip(chosen, rows, strict=True) if row.size]
+    if len({axis for change in changes for axis in change}) < 2 or not estimated:
         return []
-    p_values = stats.joint_sign_flip(np.array([row.mean(axis=0) for _, row in found]))
+    p_values = stats.joint_sign_flip(np.array([row.mean(axis=0) for _, row in estimated]))
     return [
         Effect(
             " and ".join(f"{axis}={level}" for axis, level in changed.items()),
@@ -80,7 +80,7 @@ def find_effects(study: StudyRecord) -> list[Effect]:
             p,
             row.mean(axis=0).tolist(),
         )
-        for (changed, row), p in zip(found, p_values, strict=True)
+        for (changed, row), p in zip(estimated, p_values, strict=True)
     ]
 
 
@@ -132,17 +132,19 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
     """
     rows = []
     for variant in study.plan.variants:
-        here, there = (_lead(record, variant.name) for record in (study, other))
-        if variant.name == study.plan.baseline or here.empty or there.empty:
+        lead, other_lead = (_lead(record, variant.name) for record in (study, other))
+        if variant.name == study.plan.baseline or lead.empty or other_lead.empty:
             continue
-        if set(here.index) == set(there.index):
-            change, low, high = _describe(here - there)
+        if set(lead.index) == set(other_lead.index):
+            change, low, high = _describe(lead - other_lead)
         else:
             change, (low, high) = (
-                here.mean() - there.mean(),
-                stats.welch_interval(here.tolist(), there.tolist()),
+                lead.mean() - other_lead.mean(),
+                stats.welch_interval(lead.tolist(), other_lead.tolist()),
             )
-        leads = [f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (there, here)]
+        leads = [
+            f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (other_lead, lead)
+        ]
         texts = [variant.name, *leads, format_difference(change, low, high, digits)]
         rows.append([Cell(text) for text in texts])
     return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)

@@ -110,12 +110,14 @@ def make_tables(
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
     summary = make_variant_frame(study, comparisons)
     table = make_results_table(study, summary, comparisons)
-    found = effects.find_effects(study)
+    estimates = effects.find_effects(study)
     classes = segmentation.make_class_frame(study)
     settings = make_settings_frame(study)
     optional = {
         "settings.csv": settings,
-        "effects.csv": pd.DataFrame(found, columns=effects.Effect._fields).drop(columns="by_seed"),
+        "effects.csv": pd.DataFrame(estimates, columns=effects.Effect._fields).drop(
+            columns="by_seed"
+        ),
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
@@ -138,7 +140,7 @@ def make_tables(
         fairness.make_criteria_table(study, summary, digits),
         fairness.make_tuning_table(study),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
-        effects.make_effects_table(found, study, digits),
+        effects.make_effects_table(estimates, study, digits),
         segmentation.make_class_table(classes),
         named_table(
             "settings",

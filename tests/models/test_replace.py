@@ -125,9 +125,9 @@ def test_a_timm_model_computes_the_same(name: str) -> None:
     assert replace_attention(model, "standard") is model
     assert layers(model)
     assert count(model) == parameters
-    out, found = results(model, images)
+    out, computed = results(model, images)
     assert_close(out, expected)
-    for ours, theirs in zip(found, gradients, strict=True):
+    for ours, theirs in zip(computed, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
 
 

@@ -124,7 +124,7 @@ def test_looks_at_the_results_are_paid_for() -> None:
         values = generator.normal(size=(14, 2))
         stars = []
         for sealed in (seals, None):
-            found = False
+            has_star = False
             for n in looks:
                 cells = [
                     CellRecord(name, seed, "done", float(values[seed, column]))
@@ -132,8 +132,8 @@ def test_looks_at_the_results_are_paid_for() -> None:
                     for seed in range(n)
                 ]
                 comparisons = compare_variants(StudyRecord(plan, cells, seals=sealed))
-                found |= comparisons.records["b"]["significant"]
-            stars.append(found)
+                has_star |= comparisons.records["b"]["significant"]
+            stars.append(has_star)
         false_stars += stars[0]
         uncorrected += stars[1]
     assert false_stars / 300 <= 0.05
