@@ -171,9 +171,10 @@ def _validate(
         # The message of a whole section begins with the key that is wrong.
         path = (*keys, *message.partition(": ")[0].split("."))
         place = locate(tree, path) or Where(str(source.experiment_path))
-        key = ".".join(str(part) for part in keys)
+        # A check of the complete experiment names the key in its message.
+        key = f"{'.'.join(str(part) for part in keys)}: " if keys else ""
         raise ConfigError(
-            f"{place}: {source.name}: variant '{variant.name}': {key}: {message}"
+            f"{place}: {source.name}: variant '{variant.name}': {key}{message}"
         ) from error
 
 

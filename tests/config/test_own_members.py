@@ -124,6 +124,17 @@ def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
     assert not set(cells("{kind: waves, batch_size: 32, length: 128}")) & set(first)
 
 
+def test_a_model_without_forward_is_one_error_line(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    source = tmp_path / "signals.py"
+    text = source.read_text()
+    assert text.count("def forward(self, values):") == 1
+    source.write_text(text.replace("def forward(self, values):", "def compute(self, values):"))
+    finished = ablate(tmp_path, "--dry-run")
+    assert finished.returncode == 2
+    assert re.fullmatch(r".*variant '\w+': model: .*forward.*\n", finished.stderr), finished.stderr
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -134,7 +145,7 @@ def test_own_keys_are_part_of_the_identity(tmp_path: Path) -> None:
         ),
         (
             {"model": "{kind: vit, dim: 8, depth: 1, heads: 1, patch: 1, ffn: none}"},
-            "model: 'vit' does not go with `data: waves`; choose from signal-transformer",
+            "model: 'vit' does not go with `data: waves`; choose from module, signal-transformer",
         ),
         (
             {"model": "{kind: signal-transformer, patch: 7}"},
