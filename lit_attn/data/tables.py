@@ -97,7 +97,7 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
             for number, image in enumerate(rows[data.image])
         ]
         if isinstance(data, TableTargets):
-            labels: NDArray[Any] = np.array([_numbers(rows, key) for key in data.targets]).T
+            labels: NDArray[Any] = np.stack([_numbers(rows, key) for key in data.targets], axis=1)
         else:
             labels, names = _classes(data.label, split, rows[data.label], names)
         splits[split] = make_split(np.stack(images), labels, data)

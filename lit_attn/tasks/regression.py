@@ -32,4 +32,5 @@ class Regression(TaskModule):
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return predictions and targets, (B,) for one number and (B, K) for several."""
-        return tuple(values.squeeze(1) for values in evaluated)
+        # torchmetrics flattens the values with `view`, which needs contiguous memory.
+        return tuple(values.squeeze(1).contiguous() for values in evaluated)

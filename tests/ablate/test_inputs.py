@@ -158,6 +158,8 @@ def test_the_folder_around_ade20k_is_recognised(tmp_path: Path) -> None:
     for kind in ("images", "annotations"):
         for split in ("training", "validation"):
             (inside / kind / split).mkdir(parents=True)
+            suffix = "jpg" if kind == "images" else "png"
+            (inside / kind / split / f"street.{suffix}").touch()
     require_scenery(inside)
     experiment = "\n".join(
         ["task: segmentation", f"data: {{kind: ade20k, root: {tmp_path}}}",

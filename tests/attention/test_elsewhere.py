@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import timm
 import torch
+from helpers.attention_checks import compute_outputs
 from helpers.paths import ROOT
-from torch import Tensor, nn
+from torch import nn
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.parts import SplitConfig
@@ -35,11 +36,13 @@ def test_the_documented_calls_work() -> None:
     """The calls are executed as printed, without the download of pretrained weights."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    assert "attn_layer({" in code
+    assert code.count("replace_attention(") == 2
     names: dict[str, Any] = {}
-    exec(code.replace("pretrained=True, ", ""), names)
-    assert names["model"].blocks[0].attn.spec == preset("belief2")
-    assert names["layer"].spec == AttentionSpec(
+    first, _, second = code.replace("pretrained=True", "pretrained=False").partition("split = ")
+    exec(first, names)
+    assert names["model"].blocks[0].attn.layer.spec == preset("belief2")
+    exec(f"split = {second}", names)
+    assert names["model"].blocks[0].attn.spec == AttentionSpec(
         residual=SplitConfig(activation="identity", init="copy")
     )
 
@@ -129,19 +132,11 @@ def test_models_can_be_saved_and_loaded(chosen: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(same(images), model(images), rtol=0, atol=0)
 
 
-def outputs_of(
-    model: nn.Module, layer_class: type[Attention], images: Tensor
-) -> tuple[list[float], bool]:
-    """Put the output of a model that was sent to this process into a queue."""
-    with torch.no_grad():
-        return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, layer_class)
-
-
 @pytest.mark.slow
 def test_models_can_be_sent_to_a_spawned_process() -> None:
     layer_class, images = attn_layer(IDENTITY), torch.randn(2, 3, 32, 32)
     model = timm_model(layer_class)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        outputs, same = pool.apply(outputs_of, (model, layer_class, images))
+        outputs, same = pool.apply(compute_outputs, (model, layer_class, images))
     assert same
     torch.testing.assert_close(torch.tensor(outputs).view(2, 3), model(images).detach())

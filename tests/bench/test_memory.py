@@ -129,7 +129,7 @@ def test_the_table_contains_growth_as_a_power(
     ]
     assert rows[0]["peak_power"] == ""
     assert float(rows[2]["peak_power"]) == pytest.approx(1, abs=0.05)
-    assert int(rows[2]["whole"]) == 4 * 3 * 1024**2
+    assert int(rows[2]["logits"]) == 4 * 3 * 1024**2
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Small attention layers, and the comparison of a layer with the reference."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
@@ -44,3 +44,14 @@ def assert_same(layer: Attention, x: Tensor, **masks: Tensor | bool) -> None:
             torch.testing.assert_close(
                 fast, plain, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def compute_outputs(
+    model: nn.Module, layer_class: type[Attention], images: Tensor
+) -> tuple[list[float], bool]:
+    """Return the outputs of a model that was sent to this process, and if its class is the same.
+
+    A spawned process can import this module: its folder is on the path of modules.
+    """
+    with torch.no_grad():
+        return model(images).flatten().tolist(), isinstance(model.blocks[0].attn, layer_class)

@@ -148,7 +148,7 @@ def test_captions_define_flops_and_the_test(tmp_path: Path) -> None:
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)
-    assert "evaluation" not in (report(tmp_path) / "table.md").read_text()
+    assert "evaluation (s)" not in (report(tmp_path) / "table.md").read_text()
     for seed, cell in enumerate(sorted(study.glob("v1/*/result.json"))):
         old = Result.model_validate_json(cell.read_text())
         assert old.evaluation_time is None
