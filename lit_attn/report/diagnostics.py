@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
+from lit_attn.report.columns import NOTHING, format_spread
 from lit_attn.report.drawing import COLOURS, GREY, shorten
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import LOG, Arrays, StudyRecord, read_arrays
@@ -264,5 +265,4 @@ def make_mixture_table(diagnostics: Diagnostics) -> Table:
 def _format_weights(weights: pd.DataFrame) -> str:
     groups = weights.groupby(weights["name"].str.removeprefix("pi-").astype(int))["value"]
     summary = groups.agg(["mean", "std"]).itertuples(index=False)
-    texts = (f"{mean:.3f}" + ("" if pd.isna(sd) else f" ± {sd:.3f}") for mean, sd in summary)
-    return " / ".join(texts) or "\N{EM DASH}"
+    return " / ".join(format_spread(mean, sd, 3) for mean, sd in summary) or NOTHING

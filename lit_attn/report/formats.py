@@ -1,4 +1,4 @@
-"""A table of strings as Markdown, LaTeX (booktabs), HTML and CSV, whatever characters it has."""
+"""A table of strings as Markdown, LaTeX (booktabs) and CSV; templates of the HTML pages."""
 
 import re
 import unicodedata
@@ -169,12 +169,6 @@ def _latex_rest(text: str) -> str:
 def _latex_mark(cell: Cell) -> str:
     """Return the raised mark, which takes no width."""
     return rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else ""
-
-
-def to_html(table: Table) -> str:
-    """Return the table as HTML that scrolls sideways, with its caption below."""
-    macros = templates().get_template("table.html").module
-    return str(macros.table(table))  # type: ignore[attr-defined]
 
 
 @cache

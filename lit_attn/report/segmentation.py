@@ -8,6 +8,7 @@ import pandas as pd
 
 from lit_attn.cells.records import Legend
 from lit_attn.report import drawing
+from lit_attn.report.columns import NOTHING, format_spread
 from lit_attn.report.drawing import GREY
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import LOG, StudyRecord
@@ -55,11 +56,10 @@ def make_class_table(classes: pd.DataFrame) -> Table:
         row = [Cell(str(label))]
         for variant in variants:
             if variant not in values.index:
-                row.append(Cell("\N{EM DASH}"))
+                row.append(Cell(NOTHING))
                 continue
             mean, spread = values.loc[variant, ["mean", "sd"]]
-            text = f"{mean:.2f}" if pd.isna(spread) else f"{mean:.2f} ± {spread:.2f}"
-            row.append(Cell(text, is_bold=mean == best))
+            row.append(Cell(format_spread(mean, spread, 2), is_bold=mean == best))
         rows.append(row)
     return named_table("classes", rows, variants)
 

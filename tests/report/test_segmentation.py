@@ -13,9 +13,9 @@ from PIL import Image
 
 from lit_attn.cells.records import Legend, Metric, Plan
 from lit_attn.report import drawing, write_reports
-from lit_attn.report.formats import to_html
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.segmentation import draw_pictures, make_class_frame, make_class_table
+from lit_attn.report.write import Section, render_page
 
 NASTY = 'tree | <b>&"x"</b>'
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -69,7 +69,8 @@ def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
-    table = to_html(make_class_table(make_class_frame(write(tmp_path))))
+    classes = make_class_table(make_class_frame(write(tmp_path)))
+    table = render_page("IoU", [Section(tables=[classes])])
     assert "<b>" not in table
     assert str(escape(NASTY)) in table
     assert "<td><strong>55.00 ± 7.07</strong></td><td>30.00</td>" in table
