@@ -20,7 +20,8 @@ class Comparisons:
 
     `is_joint` is True if the corrected p values come from the joint sign-flip test, which needs
     the same seeds in all variants, and False if they come from Holm's correction. `pairs` is the
-    largest number of pairs, `resolution` the step of the metric in printed units.
+    largest number of pairs, `resolution` the step of the metric in printed units, `level` the
+    largest corrected p with a star.
     """
 
     records: dict[str, dict[str, Any]]
@@ -29,6 +30,7 @@ class Comparisons:
     is_joint: bool
     has_failures: bool
     resolution: float
+    level: float
 
 
 def compare_variants(study: StudyRecord) -> Comparisons:
@@ -74,6 +76,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         is_joint,
         any(failed.values()),
         resolution,
+        level,
     )
 
 

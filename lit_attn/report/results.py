@@ -6,7 +6,6 @@ import pandas as pd
 
 from lit_attn.report import stats
 from lit_attn.report.columns import (
-    BUSY,
     COLUMNS,
     NOTHING,
     PRINTERS,
@@ -14,9 +13,9 @@ from lit_attn.report.columns import (
     make_cells,
     make_scale,
 )
-from lit_attn.report.comparison import ALPHA, Comparisons
+from lit_attn.report.comparison import Comparisons
 from lit_attn.report.formats import Table, read_asset
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.read import BUSY, StudyRecord
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")
 """Sentences of the caption."""
@@ -54,7 +53,7 @@ def make_results_table(
         notes.append(SENTENCES["ties"].format(ties=ties, pairs=_plural(pairs, "pair")))
     if not study.values(plan.baseline):
         notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
-    notes += _describe_plan(study)
+    notes += _describe_plan(study, comparisons.level)
     return Table(
         [column.heading.format(**names) for column in columns],
         [list(row) for row in zip(*cells, strict=True)],
@@ -95,7 +94,7 @@ def _template_values(
         "seeds": _numbers(plan.seeds),
         "baseline": plan.baseline,
         "resolution": step if is_coarse else "",
-        "alpha": ALPHA,
+        "alpha": f"{comparisons.level:.3g}",
         "test": _describe_test(comparisons),
         "star": _describe_star(comparisons),
         "units": f"{summary['units'].max():,}",
@@ -116,12 +115,13 @@ def _describe_test(comparisons: Comparisons) -> str:
 
 
 def _describe_star(comparisons: Comparisons) -> str:
-    needed = 6 if comparisons.is_joint else stats.pairs_for_a_star(comparisons.count or 1)
+    count = 1 if comparisons.is_joint else max(1, comparisons.count)
+    needed = stats.pairs_for_a_star(count, comparisons.level)
     star = SENTENCES["star"].format(seeds=needed)
     return star + (SENTENCES["star_failures"] if comparisons.has_failures else "")
 
 
-def _describe_plan(study: StudyRecord) -> list[str]:
+def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     """Return when the plan was sealed, what was added later, and how step times were measured."""
     notes = []
     if times := study.step_times:
@@ -133,7 +133,7 @@ def _describe_plan(study: StudyRecord) -> list[str]:
         if seals.added_seeds:
             seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
             looks = 1 + len(seals.added_seeds)
-            notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=ALPHA / looks))
+            notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=level))
         if seals.added_variants:
             variants = ", ".join(seals.added_variants)
             notes.append(SENTENCES["added_variants"].format(variants=variants))

@@ -101,6 +101,7 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     page = read_page(tmp_path)
     assert "was first sealed on 2026-01-02T03:04 UTC, when 3 cells had a result" in page
     assert "Seeds 6, 7 were added after results had been seen. For 2 looks a star needs p" in page
+    assert "A star marks p ≤ 0.025, better or worse, which needs at least 7 seeds" in page
     assert "Variants added or changed after results had been seen: c." in page
 
 
