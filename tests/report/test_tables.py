@@ -157,7 +157,7 @@ def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     text = (report(tmp_path) / "table.md").read_text()
     assert "| evaluation (s) |" in text
     assert text.count(" 38.00 |") == 1
-    assert "Evaluation is the median time of one evaluation of all splits" in text
+    assert "Evaluation is the time of one evaluation of all splits" in text
     assert rows(tmp_path / "reports" / "fake").loc["belief", "evaluation_time"] == 38
     assert pd.isna(rows(tmp_path / "reports" / "fake").loc["standard", "evaluation_time"])
 
@@ -170,7 +170,7 @@ def test_the_caption_counts_devices(tmp_path: Path) -> None:
     one.model_copy(update={"devices": 2}).write(cell)
     text = (report(tmp_path) / "table.md").read_text()
     assert "Device: 2 x CPU, CPU." in text
-    assert "devices differ between runs: step time and memory do not compare" in text
+    assert "devices differ between runs: step time and memory cannot be compared" in text
     assert "CUDA" not in text
 
 
