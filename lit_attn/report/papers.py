@@ -1,10 +1,11 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config.papers import (
@@ -17,8 +18,7 @@ from lit_attn.config.papers import (
     find_numbers,
 )
 from lit_attn.report import stats
-from lit_attn.report.columns import BUSY
-from lit_attn.report.read import CellRecord, StudyRecord, read_studies
+from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_studies
 
 Records = dict[str, StudyRecord]
 """Studies by name."""
@@ -41,10 +41,13 @@ class Entry(NamedTuple):
 class Verdict(NamedTuple):
     """The text of a claim, the published difference, ours with its interval, and the judgement.
 
-    `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".
+    `studies` are the titles of our studies, which name their data: small models have other data
+    than the claim. `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or
+    "not run".
     """
 
     text: str
+    studies: str
     published: str
     ours: str
     pairs: int
@@ -163,22 +166,31 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
     verdicts = []
     grid = make_entries(source, item, records) if isinstance(item, Table) else []
     cells = {(entry.row, entry.column): entry for line in grid for entry in line}
-    lines = source.locate_lines(item, item.all_lines) if isinstance(item, Figure) else {}
+    located: dict[Any, Reference] = {}
+    if isinstance(item, Table):
+        located |= source.locate_cells(item)
+    elif isinstance(item, Figure):
+        located |= source.locate_lines(item, item.all_lines)
     for claim in item.claims:
         names = (claim.row, claim.against)
+        keys: list[Any] = list(names)
         if isinstance(item, Table):
-            pair = [cells[name, claim.column or next(iter(item.columns))] for name in names]
+            column = claim.column or next(iter(item.columns))
+            measured = item.columns[column].mean or (column,)
+            keys = list(itertools.product(names, measured))
+            pair = [cells[name, column] for name in names]
             ours = [entry.values for entry in pair]
             high, low = (find_numbers(entry.published)[0] for entry in pair)
             digits, published = max(count_decimals(entry.published) for entry in pair), high - low
             text = f"{published:+.{digits}f}"
         else:
-            ours = [measure(records, lines.get(name), "metric") for name in names]
-            study = records.get(lines[claim.row].study) if claim.row in lines else None
+            ours = [measure(records, located.get(name), "metric") for name in names]
+            study = records.get(located[claim.row].study) if claim.row in located else None
             is_lower_better = study is not None and study.plan.metric.goal == "min"
             digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-        judged = _judge(published, ours, digits)
-        verdicts.append(Verdict(claim.text, text, *judged))
+        studies = dict.fromkeys(located[key].study for key in keys if key in located)
+        titles = "; ".join(records[name].plan.title for name in studies if name in records)
+        verdicts.append(Verdict(claim.text, titles, text, *_judge(published, ours, digits)))
     return verdicts
 
 

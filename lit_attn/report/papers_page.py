@@ -13,6 +13,9 @@ from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, r
 from lit_attn.report.papers_figures import draw_figure
 from lit_attn.report.write import Section, render_page
 
+SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
+"""Title of the tables of small models, and the warning of their page."""
+
 
 def write_paper(
     source: PaperSource, runs: Path, reports: Path, numbers: list[str] | None = None
@@ -52,7 +55,7 @@ def write_paper(
                 tables = [Table([""], [[Cell("not drawn")]], caption)]
         sections.append(Section(name, drawings, tables))
     title = source.paper.title + (" (small models)" if source.size else "")
-    warnings = [formats.read_asset("tables.yaml")["small"]["note"]] if source.size else []
+    warnings = [SMALL["note"]] if source.size else []
     parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
     for section in sections:
         images = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
@@ -87,7 +90,7 @@ def make_tables(
     if source.size:
         return [
             _lay_out(item, grid, f"{caption} Published.", notes, "p"),
-            _lay_out(item, grid, f"{caption} Small models.", titles, "o"),
+            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"),
         ]
     tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
     for pattern in item.readings:
@@ -121,9 +124,10 @@ def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Re
     rows = []
     for number, item in items.items():
         for verdict in judge_claims(source, item, records):
-            texts = (verdict.text, number, verdict.published, verdict.ours, str(verdict.pairs))
+            measured = (verdict.studies, verdict.published, verdict.ours, str(verdict.pairs))
             is_bold = verdict.judgement in ("agree", "disagree")
-            rows.append([*map(Cell, texts), Cell(verdict.judgement, is_bold)])
+            cells = map(Cell, (verdict.text, number, *measured))
+            rows.append([*cells, Cell(verdict.judgement, is_bold)])
     return formats.named_table("claims", rows)
 
 

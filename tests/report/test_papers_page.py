@@ -187,6 +187,8 @@ def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     assert "92.00 ± 1.58 (n=5)" in texts[1]
     page = write_paper(source, tmp_path, tmp_path / "reports").read_text()
     assert page.index("Small models") < page.index("<h2>")
+    claims = page[page.index("Claims</h2>") : page.index("Table 1</h2>")]
+    assert "<td>Belief2-Attention on handwritten digits</td>" in claims
 
 
 def test_counts_of_the_published_set_up_do_not_scale_small_results(tmp_path: Path) -> None:
