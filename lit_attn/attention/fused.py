@@ -22,6 +22,8 @@ from torch.backends import cuda
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from lit_attn.attention.precision import wide
+
 # Bytes of [q|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
 SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
 
@@ -300,8 +302,7 @@ def run_backward(
 
 def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
     """Return the logits (B, H, n, n) in float32 or wider, for inputs that no kernel supports."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    logits = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
+    logits = wide(q) @ wide(k).transpose(-1, -2) * scale
     if is_causal:
         future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         logits = logits.masked_fill(future, -math.inf)

@@ -29,6 +29,7 @@ from lit_attn.bench.measure import (
     summarize,
     summarize_ratios,
 )
+from lit_attn.models.factory import count
 
 BASELINE = "timm attention"
 HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
@@ -88,13 +89,8 @@ def build_block(name: str, shape: Shape, width: int) -> nn.Module:
 
 def match_width(name: str, shape: Shape, target: int) -> int:
     """Return the FFN width with which the block's parameter count is nearest to `target`."""
-    one, two = (count_parameters(build_block(name, shape, width)) for width in (1, 2))
+    one, two = (count(build_block(name, shape, width)) for width in (1, 2))
     return max(1, round((target - one) / (two - one)) + 1)
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Return the number of scalar parameters."""
-    return sum(p.numel() for p in module.parameters())
 
 
 def agrees(name: str, shape: Shape) -> bool:
@@ -162,7 +158,7 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
     torch.manual_seed(0)
     width = shape.ratio * shape.dim
     modules = {BASELINE: (build_block(BASELINE, shape, width), width)}
-    target = count_parameters(modules[BASELINE][0])
+    target = count(modules[BASELINE][0])
     agreeing = {BASELINE}
     for name in add_materialised(names):
         width = match_width(name, shape, target)
@@ -183,7 +179,7 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
             seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
             peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
         rows += [
-            _make_row(Row(name, mode, count_parameters(module), width), seconds, peak)
+            _make_row(Row(name, mode, count(module), width), seconds, peak)
             for name, (module, width) in modules.items()
         ]
     return rows

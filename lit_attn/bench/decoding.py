@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench.attention import count_parameters
 from lit_attn.bench.measure import (
     Setup,
     Spread,
@@ -30,7 +29,8 @@ from lit_attn.bench.measure import (
 )
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
-from lit_attn.models.language import GPT, build_gpt
+from lit_attn.models.factory import count
+from lit_attn.models.language import GPT
 
 WINDOWS = "/windows"
 BASELINE = "standard"
@@ -112,7 +112,7 @@ class Decoder:
 
 def build_network(name: str, shape: Shape, n: int, device: str, dtype: torch.dtype) -> GPT:
     """Return the model called `name` for up to `n` tokens."""
-    network = build_gpt(configure(name, shape), shape.vocabulary, n, device)
+    network = GPT(configure(name, shape), shape.vocabulary, n, device)
     return network.to(dtype).eval()
 
 
@@ -191,7 +191,7 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
     seconds = measure_seconds(calls, setup.rounds, setup.device, setup.clock)
     rows = []
     for name, decoder in decoders.items():
-        row = Row(name, count_parameters(decoder.network), n)
+        row = Row(name, count(decoder.network), n)
         if name in agreeing:
             decoding = seconds["decode " + name]
             token = summarize(total / shape.generate for total in decoding)
@@ -237,12 +237,10 @@ def format_table(rows: list[Row]) -> str:
                 format_spread(row.prefill, 1e3),
                 format_spread(row.token, 1e3),
                 f"{row.rate:.1f}",
-            ]
-            cells += [
                 format_spread(row.ratio),
                 format_spread(row.beside),
                 format_spread(row.recomputed, 1e3),
+                format_mebibytes(row.cache),
             ]
-            cells.append(format_mebibytes(row.cache))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -70,6 +70,7 @@ class JiTClassifier(nn.Module):
     def __init__(
         self, model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
     ) -> None:
+        """Build the network that `model` describes; initialise it except on the meta device."""
         super().__init__()
         channels, height, width = image_shape
         rows, columns = height // model.patch, width // model.patch
@@ -86,6 +87,7 @@ class JiTClassifier(nn.Module):
         turned = axial(rows, columns, model.dim // model.heads, device)
         self.register_buffer("cos", turned.cos, persistent=False)
         self.register_buffer("sin", turned.sin, persistent=False)
+        draw_parameters(self, lambda: initialise(self))
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(self.patches(images)).flatten(2).transpose(1, 2)
@@ -110,15 +112,6 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
         for row, column in zip(by_row, by_column, strict=True)
     )
     return Rotary(cos, sin)
-
-
-def build(
-    model: JiTConfig, image_shape: Shape, num_classes: int, device: Device = None
-) -> JiTClassifier:
-    """Build the network that `model` describes; initialise it except on the meta device."""
-    network = JiTClassifier(model, image_shape, num_classes, device)
-    draw_parameters(network, lambda: initialise(network))
-    return network
 
 
 def initialise(network: JiTClassifier) -> None:

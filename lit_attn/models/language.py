@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
+from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
@@ -33,7 +34,7 @@ class GPT(nn.Module):
     def __init__(
         self, model: GPTConfig, vocabulary: int, context: int, device: Device = None
     ) -> None:
-        """Build a network for sequences of at most `context` tokens."""
+        """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         rows = math.ceil(vocabulary / model.vocabulary_multiple) * model.vocabulary_multiple
         self.trunk = Trunk(model, rows, context, is_causal=True, device=device)
@@ -43,6 +44,7 @@ class GPT(nn.Module):
             self.head = nn.Linear(model.dim, rows, bias=False, device=device)
         elif model.head == "adaptive":
             self.head = AdaptiveSoftmax(rows, model.dim, model.cutoffs, device)
+        draw_parameters(self, lambda: initialise(self, model, tied=model.head != "untied"))
 
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
         """Return logits; an adaptive head returns log-probabilities.
@@ -65,8 +67,7 @@ class GPT(nn.Module):
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return -log p(target) in nats, (B, n), at least float32; 0 where a target is IGNORED."""
         if not isinstance(self.head, AdaptiveSoftmax):
-            logits = self(tokens).flatten(0, 1)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits = wide(self(tokens).flatten(0, 1))
             flat = F.cross_entropy(
                 logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
             )
@@ -78,13 +79,6 @@ class GPT(nn.Module):
         )
         nll = predicted_nll.new_zeros(targets.numel())
         return nll.masked_scatter(predicted, predicted_nll).unflatten(0, targets.shape)
-
-
-def build_gpt(model: GPTConfig, vocabulary: int, context: int, device: Device = None) -> GPT:
-    """Build the network that `model` describes; initialise it except on the meta device."""
-    network = GPT(model, vocabulary, context, device)
-    draw_parameters(network, lambda: initialise(network, model, tied=model.head != "untied"))
-    return network
 
 
 class SequenceClassifier(nn.Module):
@@ -104,6 +98,7 @@ class SequenceClassifier(nn.Module):
         pairs: bool = False,
         device: Device = None,
     ) -> None:
+        """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         self.pool = model.pool
         self.pairs = pairs
@@ -114,6 +109,7 @@ class SequenceClassifier(nn.Module):
             nn.ReLU(),
             nn.Linear(model.classifier_width, classes, device=device),
         )
+        draw_parameters(self, lambda: initialise(self, model, tied=False))
 
     def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
         if self.pairs:
@@ -130,20 +126,6 @@ class SequenceClassifier(nn.Module):
         weights = present.to(hidden.dtype)[..., None]
         total = (hidden * weights).sum(1)
         return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
-
-
-def build_classifier(
-    model: SequenceClassifierConfig,
-    vocabulary: int,
-    context: int,
-    classes: int,
-    pairs: bool = False,
-    device: Device = None,
-) -> SequenceClassifier:
-    """Build the network that `model` describes; initialise it except on the meta device."""
-    network = SequenceClassifier(model, vocabulary, context, classes, pairs, device)
-    draw_parameters(network, lambda: initialise(network, model, tied=False))
-    return network
 
 
 class Sampling(NamedTuple):

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.attention.precision import wide
+
 Device = torch.device | str | None
 
 
@@ -133,4 +135,4 @@ class AdaptiveSoftmax(nn.Module):
 
 
 def _log_softmax(scores: Tensor) -> Tensor:
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+    return wide(scores).log_softmax(-1)

@@ -4,6 +4,8 @@ Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,9 @@ from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm, quantise
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, approximate="tanh"),
     "relu": nn.ReLU,
     "swiglu": nn.SiLU,
 }
@@ -33,11 +36,7 @@ class FeedForward(nn.Module):
         gated = ffn.activation == "swiglu"
         self.gate = nn.Linear(dim, ffn.width, bias=bias, device=device) if gated else None
         self.up = nn.Linear(dim, ffn.width, bias=bias, device=device)
-        self.activation = (
-            nn.GELU(approximate="tanh")
-            if ffn.activation == "gelu-tanh"
-            else ACTIVATIONS[ffn.activation]()
-        )
+        self.activation = ACTIVATIONS[ffn.activation]()
         self.down = nn.Linear(ffn.width, dim, bias=bias, device=device)
         self.dropout = nn.Dropout(dropout)
 

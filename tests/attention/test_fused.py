@@ -18,6 +18,7 @@ from lit_attn.attention.parts import DotConfig, GaussianConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import attention
 from lit_attn.bench.measure import measure_memory
+from lit_attn.models.factory import count
 
 SCALE = 0.3
 several_keys = pytest.mark.parametrize("m", [1, 2, 3])
@@ -150,7 +151,7 @@ def test_presets_agree_with_the_reference_on_this_path(
     name: str, zz: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 384 tokens on a CPU, and all on a GPU, take this path."""
-    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
     layer = make(PRESETS[name].model_copy(update={"zz": zz}))
     assert_same(layer, tokens(9), is_causal=is_causal)
 
@@ -181,7 +182,7 @@ def test_no_joined_tensor_is_kept_for_the_backward_pass(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The widest tensor that is kept is as wide as the inputs."""
-    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
     layer, saved = make(PRESETS[name]), []
     inputs = []
     call = fused._attend
@@ -209,7 +210,7 @@ def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> No
     shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)
     standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
-    width = attention.match_width("belief2", shape, attention.count_parameters(standard))
+    width = attention.match_width("belief2", shape, count(standard))
     belief2 = attention.build_block("belief2", shape, width)
     peaks = []
     for block in (standard, belief2):
@@ -259,7 +260,7 @@ def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
     standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
-    width = attention.match_width("belief2", shape, attention.count_parameters(standard))
+    width = attention.match_width("belief2", shape, count(standard))
     held_bytes = []
     for block in (standard, attention.build_block("belief2", shape, width)):
         step = attention.Step(block.cuda(), x, False)
@@ -285,7 +286,7 @@ def test_the_compiled_split_part_recomputes_its_two_terms() -> None:
 @pytest.mark.parametrize("name", ["belief2", "mgk"])
 def test_flash_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called in both passes; without a kernel the result is the same."""
-    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         make(PRESETS[name]).float()(tokens(65).float()).sum().backward()

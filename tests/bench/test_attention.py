@@ -13,6 +13,7 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import attention, materialised
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Setup
+from lit_attn.models.factory import count
 
 SHAPE = attention.Shape(batch=2, tokens=9, dim=24, heads=4)
 SMALL = [
@@ -36,11 +37,9 @@ MATERIALISED = [name for name in attention.add_materialised(NAMES) if name.endsw
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_have_matched_parameters(name: str) -> None:
     shape = attention.Shape()
-    target = attention.count_parameters(
-        attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
-    )
+    target = count(attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim))
     width = attention.match_width(name, shape, target)
-    matched = attention.count_parameters(attention.build_block(name, shape, width))
+    matched = count(attention.build_block(name, shape, width))
     assert abs(matched - target) <= (2 * shape.dim + 1) / 2
 
 

@@ -130,13 +130,13 @@ def build_network(specs: Sequence[AttentionSpec], kind: str) -> tuple[nn.Module,
         blocks = network.blocks
     elif kind == "padded":
         model = SequenceClassifierConfig(classifier_width=8, **every)
-        network, loss = language.build_classifier(model, VOCABULARY, 12, 3, pairs=True), padded
+        network, loss = language.SequenceClassifier(model, VOCABULARY, 12, 3, pairs=True), padded
         blocks = network.trunk.blocks
     else:
         # With windows, several chunks of queries.
         context = 160 if kind == "windows" else 16
         model = gpt_cases.config("transformer++", **every)
-        network, loss = language.build_gpt(model, VOCABULARY, context), text
+        network, loss = language.GPT(model, VOCABULARY, context), text
         blocks = network.trunk.blocks
     for block, spec in zip(blocks, specs, strict=True):
         block.attn = attn_layer(spec)(16, 2, qk_norm=kind == "causal", norm_layer=HeadNorm)
@@ -170,7 +170,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 
 def language_model(name: str) -> Callable[[], nn.Module]:
-    return lambda: language.build_gpt(gpt_cases.config(name, dropout=0.5), VOCABULARY, 16)
+    return lambda: language.GPT(gpt_cases.config(name, dropout=0.5), VOCABULARY, 16)
 
 
 def shifted() -> nn.Module:
@@ -185,7 +185,7 @@ def local() -> nn.Module:
 
 def modulated() -> nn.Module:
     ffn = FFN(width=16, activation="swiglu")
-    return jit.build(JiTConfig(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
+    return jit.JiTClassifier(JiTConfig(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {

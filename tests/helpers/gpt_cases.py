@@ -53,7 +53,7 @@ def config(name: str, **changes: Any) -> GPTConfig:
 def network(name: str, seed: int = 0, **changes: Any) -> language.GPT:
     """Return a model in float64 and in evaluation mode."""
     torch.manual_seed(seed)
-    return language.build_gpt(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
+    return language.GPT(config(name, **changes), VOCABULARY, CONTEXT).double().eval()
 
 
 def tokens(batch: int = 2, n: int = CONTEXT, seed: int = 1) -> torch.Tensor:

@@ -59,7 +59,7 @@ def test_any_preset_learns_to_copy(preset: str) -> None:
     """The second half of a sequence repeats the first, which only attention can predict."""
     torch.manual_seed(0)
     model = gpt_cases.config("nanogpt", attention=PRESETS[preset], depth=2)
-    network = language.build_gpt(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
+    network = language.GPT(model, gpt_cases.VOCABULARY, gpt_cases.CONTEXT)
     tokens = gpt_cases.tokens(batch=4, n=8).repeat(1, 2)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
     losses = []
@@ -115,7 +115,7 @@ def test_nanogpt_initialisation() -> None:
     model = GPTConfig(
         dim=256, depth=4, heads=4, ffn=FFN(width=512), attention=PRESETS["belief-star"]
     )
-    block = language.build_gpt(model, 500, 64).trunk.blocks[0]
+    block = language.GPT(model, 500, 64).trunk.blocks[0]
     projection = 0.02 / 8**0.5
     for linear, std in (
         (block.attn.qkv, 0.02),
@@ -138,7 +138,7 @@ def test_torch_initialisation_of_a_tied_embedding() -> None:
 def test_norms_start_around_one() -> None:
     torch.manual_seed(0)
     model = gpt_cases.config("wikitext", dim=240, init=Init(norms=0.02))
-    weight = language.build_gpt(model, 50, 16).trunk.blocks[0].norm1.weight
+    weight = language.GPT(model, 50, 16).trunk.blocks[0].norm1.weight
     assert weight.mean().item() == pytest.approx(1, abs=0.01)
     assert weight.std().item() == pytest.approx(0.02, rel=0.3)
 
@@ -229,7 +229,7 @@ def classifier(pool: str, pairs: bool = False) -> language.SequenceClassifier:
     model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, head_dim=4, ffn=FFN(width=32), norm="layernorm", pool=pool
     )
-    return language.build_classifier(model, 50, 16, classes=10, pairs=pairs).double().eval()
+    return language.SequenceClassifier(model, 50, 16, classes=10, pairs=pairs).double().eval()
 
 
 @pytest.mark.parametrize("pool", ["tokens", "zero-padded"])

@@ -127,7 +127,7 @@ def test_reversed_positions_are_continued_without_a_cache() -> None:
 
 def test_a_bidirectional_model_is_refused() -> None:
     model = SequenceClassifierConfig(dim=8, depth=1, heads=2, ffn=FFN(width=8))
-    classifier = language.build_classifier(model, VOCABULARY, CONTEXT, classes=2)
+    classifier = language.SequenceClassifier(model, VOCABULARY, CONTEXT, classes=2)
     with pytest.raises(ValueError, match="a model that is bidirectional cannot be decoded"):
         classifier.trunk.new_caches()
 

@@ -28,7 +28,7 @@ def model(attention: AttentionSpec = PRESETS["standard"]) -> language.GPT:
         bias="all",
         attention=attention,
     )
-    return language.build_gpt(chosen, VOCABULARY, CONTEXT).double().eval()
+    return language.GPT(chosen, VOCABULARY, CONTEXT).double().eval()
 
 
 # Names of Hugging Face's GPT-2 and of this suite's.

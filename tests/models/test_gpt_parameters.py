@@ -48,7 +48,7 @@ WIKITEXT = GPTConfig(
 
 
 def parameters(model: GPTConfig, vocabulary: int, context: int) -> int:
-    return count(language.build_gpt(model, vocabulary, context, device="meta"))
+    return count(language.GPT(model, vocabulary, context, device="meta"))
 
 
 def test_nanogpts_gpt2_has_its_published_count() -> None:
@@ -133,7 +133,7 @@ def retrieval(heads: int, similarity: Similarity) -> int:
         pool="zero-padded",
         attention=AttentionSpec(similarity=similarity),
     )
-    network = language.build_classifier(model, 512, 4096, classes=2, pairs=True, device="meta")
+    network = language.SequenceClassifier(model, 512, 4096, classes=2, pairs=True, device="meta")
     return count(network)
 
 

@@ -200,7 +200,7 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
 def test_without_ffn_every_block_contains_only_attention() -> None:
     networks = [
         vit.build_image_vit(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
-        jit.build(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
+        jit.JiTClassifier(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
     ]
     for network in networks:
         assert not any("mlp" in name or "ffn" in name for name, _ in network.named_parameters())
@@ -209,7 +209,7 @@ def test_without_ffn_every_block_contains_only_attention() -> None:
 
 def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
     torch.manual_seed(0)
-    network = jit.build(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
+    network = jit.JiTClassifier(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     x = torch.randn(2, 16, 32)
     turned = jit.axial(4, 4, 16)
     torch.testing.assert_close(network.blocks[0](x, torch.randn(2, 32), turned), x)
@@ -241,7 +241,7 @@ def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
 
 
 def test_jit_normalises_and_turns_queries_and_keys() -> None:
-    network = jit.build(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
+    network = jit.JiTClassifier(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     attention = network.blocks[0].attn
     assert isinstance(attention, Attention)
     assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (16,)

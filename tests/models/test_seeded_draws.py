@@ -27,7 +27,7 @@ def images(model: Model) -> nn.Module:
 
 
 def classifier(model: SequenceClassifierConfig) -> nn.Module:
-    return language.build_classifier(model, 11, 8, 3, pairs=False)
+    return language.SequenceClassifier(model, 11, 8, 3, pairs=False)
 
 
 FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
@@ -37,10 +37,10 @@ FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
     "imagenet-vit": (ImageViTConfig(**SMALL, patch=4), images),
     "local-vit": (LocalViTConfig(**SWISH, patch=4), images),
     "jit": (JiTConfig(**SWIGLU, patch=4), images),
-    "gpt": (GPTConfig(**SMALL), lambda model: language.build_gpt(model, 11, 8)),
+    "gpt": (GPTConfig(**SMALL), lambda model: language.GPT(model, 11, 8)),
     "gpt-torch": (
         GPTConfig(**SMALL, init=TORCH, head="untied"),
-        lambda model: language.build_gpt(model, 11, 8),
+        lambda model: language.GPT(model, 11, 8),
     ),
     "sequence": (SequenceClassifierConfig(**SMALL), classifier),
 }

@@ -258,7 +258,7 @@ def test_padding_does_not_count(name: str) -> None:
     model = SequenceClassifierConfig(
         dim=24, depth=2, heads=3, ffn=FFN(width=32), attention=PRESETS[name]
     )
-    network = language.build_classifier(model, 50, 16, classes=10, pairs=True).double()
+    network = language.SequenceClassifier(model, 50, 16, classes=10, pairs=True).double()
     tokens = torch.randint(50, (3, 2, 9))
     present = torch.ones(3, 2, 9, dtype=torch.bool)
     present[..., 6:] = False

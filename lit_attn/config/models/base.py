@@ -29,13 +29,13 @@ class FFN(Config):
     )
 
 
+FFN_MEANING = "feed-forward network of every block; null (or `none`): no FFN and no norm of it"
+
+
 def ffn_field(width: int, activation: str = "gelu") -> Any:
     """Return the field `ffn` with a default width."""
-    return Field(
-        FFN.model_validate({"width": width, "activation": activation}),
-        description="feed-forward network of every block; null (or `none`): no FFN and no norm "
-        "of it",
-    )
+    default = FFN.model_validate({"width": width, "activation": activation})
+    return Field(default, description=FFN_MEANING)
 
 
 class Model(Kind):
@@ -52,10 +52,7 @@ class Model(Kind):
     """Activations that the FFN can have."""
 
     attention: AttentionSpec = Field(AttentionSpec(), description="attention layer of every block")
-    ffn: FFN | None = Field(
-        description="feed-forward network of every block; null (or `none`): no FFN and no "
-        "norm of it"
-    )
+    ffn: FFN | None = Field(description=FFN_MEANING)
 
     @abstractmethod
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":

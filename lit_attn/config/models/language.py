@@ -126,7 +126,7 @@ class GPTConfig(TokenTransformer):
 
     takes = (TokenStream, Questions)
 
-    builder = ("language:build_gpt", "vocabulary", "context")
+    builder = ("language:GPT", "vocabulary", "context")
 
     kind: Literal["gpt"] = "gpt"
     head: Literal["tied", "untied", "adaptive"] = Field(
@@ -171,7 +171,7 @@ class SequenceClassifierConfig(TokenTransformer):
 
     takes = (LabelledTokens,)
 
-    builder = ("language:build_classifier", "vocabulary", "context", "classes", "pairs")
+    builder = ("language:SequenceClassifier", "vocabulary", "context", "classes", "pairs")
 
     kind: Literal["sequence-classifier"] = "sequence-classifier"
     pool: Literal["tokens", "zero-padded"] = Field(

@@ -1,6 +1,6 @@
 """Vision transformers, for images of ImageNet's size (docs/setups.md) and for small ones."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -36,6 +36,11 @@ class Transformer(PackageModel):
         require_heads(self.attention, self.heads)
         return self
 
+    def check(self, signature: Any) -> None:
+        """Raise ValueError if the patches do not tile images of every size."""
+        sizes = [signature.shape[1:], *((size, size) for size in signature.training_sizes)]
+        require_tiling(self.patch, sizes)
+
 
 class ImageViTConfig(Transformer):
     """timm's VisionTransformer for images of any size, with positions resampled to each size.
@@ -64,9 +69,6 @@ class ImageViTConfig(Transformer):
     )
     norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
-    def check(self, signature: ImageLabels) -> None:
-        require_tiling(self.patch, image_sizes(signature))
-
 
 class LocalViTConfig(Transformer):
     """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token skips.
@@ -92,9 +94,6 @@ class LocalViTConfig(Transformer):
         0.1, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
     )
 
-    def check(self, signature: ImageLabels) -> None:
-        require_tiling(self.patch, image_sizes(signature))
-
 
 class JiTConfig(Transformer):
     """JiT-B/16 (Li & He 2025) as a classifier: SwiGLU, RMSNorm, QK-norm, 2-D RoPE, adaLN-zero.
@@ -106,7 +105,7 @@ class JiTConfig(Transformer):
 
     activations = ("swiglu",)
 
-    builder = ("jit:build", "shape", "outputs")
+    builder = ("jit:JiTClassifier", "shape", "outputs")
 
     kind: Literal["jit"] = "jit"
     dim: PositiveInt = Field(768, description="width of the residual stream")
@@ -182,8 +181,3 @@ class ViTConfig(PackageModel):
     def check(self, signature: ImageLabels) -> None:
         require_one_size(self.kind, signature)
         require_tiling(self.patch, [signature.shape[1:]])
-
-
-def image_sizes(signature: ImageLabels) -> list[tuple[int, int]]:
-    """Return (height, width) of every size of training and evaluation images."""
-    return [signature.shape[1:], *((size, size) for size in signature.training_sizes)]
