@@ -167,18 +167,18 @@ class HeadMaps(Composer):
         fixed = torch.eye(self.heads, device=a.device, dtype=a.dtype) * float(self.has_identity)
         if self.matrix is not None:
             fixed = fixed + self.matrix.to(a.dtype)
-        of_query = fixed.view(1, self.heads, self.heads, 1)
+        query_maps = fixed.view(1, self.heads, self.heads, 1)
         if query is not None:
-            of_query = of_query + matrices(query)
-        of_key = None if key is None else matrices(key)
+            query_maps = query_maps + matrices(query)
+        key_maps = None if key is None else matrices(key)
         heads = a.unbind(1)
         composed = []
         for g in range(self.heads):
             out = torch.zeros_like(heads[0])
             for h in range(self.heads):
-                weight = of_query[:, g, h].unsqueeze(-1)
-                if of_key is not None:
-                    weight = weight + of_key[:, g, h].unsqueeze(-2)
+                weight = query_maps[:, g, h].unsqueeze(-1)
+                if key_maps is not None:
+                    weight = weight + key_maps[:, g, h].unsqueeze(-2)
                 out = out + weight * heads[h]
             composed.append(out)
         return torch.stack(composed, 1)
@@ -207,9 +207,6 @@ class Dynamic(HeadMaps):
     """Maps computed from the query's token, the key's token or both, added to the identity."""
 
     def __init__(self, part: DynamicConfig, shape: LayerShape) -> None:
-        """Raise ValueError if the groups do not divide the heads."""
-        if shape.heads % part.groups:
-            raise ValueError(f"{part.groups} groups do not divide {shape.heads} heads")
         sides = {side: TokenMaps(part, shape) for side in part.kind.split("+")}
         super().__init__(part, shape, part.static, True, sides, part.groups)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Number of keys up to which all queries are one chunk: keeping its weights is then cheaper than
 # computing them twice.
-WHOLE_UP_TO = 384
+ONE_CHUNK_UP_TO = 384
 
 
 class Inputs(NamedTuple):
@@ -104,7 +104,7 @@ def choose_path(
     if keys > 1 and dropout > 0:
         # Dropout has to drop a pair of tokens with all of its keys.
         return Path.CHUNKED
-    if keys > 1 and device == "cpu" and 1 < tokens <= WHOLE_UP_TO:
+    if keys > 1 and device == "cpu" and 1 < tokens <= ONE_CHUNK_UP_TO:
         # For few tokens, forming the weights and adding them up over the keys is faster on a CPU
         # than one kernel call for each key.
         return Path.CHUNKED
@@ -212,7 +212,7 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     has_both = masks.is_causal and masks.attn_mask is not None
     is_simple = masks.window is None and not masks.without_self and not masks.offset
     is_plain = m == 1 and is_simple and not has_both
-    mask = masks.attn_mask if is_plain else masks.whole(n, q.device)
+    mask = masks.attn_mask if is_plain else masks.for_all_queries(n, q.device)
     if queries == 1 and mask is None and (m > 1 or wide != width) and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
         logits = (q * scale).unsqueeze(2) @ k.transpose(-1, -2)
@@ -240,7 +240,7 @@ def attend_in_chunks(formed: Formed, v: Tensor, dropout: float) -> Tensor:
     n, keys = formed.q.shape[-2], formed.k.shape[-2]
     # On the meta device, where FLOPs are counted, all queries attend to all keys, as in the FLOPs
     # of one kernel call.
-    size = n if keys <= WHOLE_UP_TO or v.is_meta else CHUNK
+    size = n if keys <= ONE_CHUNK_UP_TO or v.is_meta else CHUNK
 
     def chunk(rows: slice) -> Tensor:
         columns = formed.masks.visible(rows, keys)

@@ -245,14 +245,16 @@ class _Chosen(type):
 @functools.cache
 def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Attention]:
     fixed = {"spec": chosen, "local_self_attention": local_self_attention}
-    made: type = _Chosen("Attention", (Attention,), fixed)
-    return made
+    layer_class: type = _Chosen("Attention", (Attention,), fixed)
+    return layer_class
 
 
-def _pickled(made: type[Attention]) -> str | tuple[Any, ...]:
+def _pickled(layer_class: type[Attention]) -> str | tuple[Any, ...]:
     """Return how to pickle a class: by its choices, or a module's subclass by its name."""
-    chosen = made.spec, made.local_self_attention
-    return (_chosen_class, chosen) if _chosen_class(*chosen) is made else made.__qualname__
+    chosen = layer_class.spec, layer_class.local_self_attention
+    if _chosen_class(*chosen) is layer_class:
+        return _chosen_class, chosen
+    return layer_class.__qualname__
 
 
 copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
@@ -290,12 +292,12 @@ def _complete_standard_weights(
     become a copy of W if the residual part says so.
     """
     assert isinstance(module, Attention)
-    own = module.state_dict()
-    extra = {name for name in own if name.split(".")[0] in EXTRA}
+    initial = module.state_dict()
+    extra = {name for name in initial if name.split(".")[0] in EXTRA}
     if prefix + "proj.weight" not in state or any(prefix + name in state for name in extra):
         return
     for name in extra:
-        state[prefix + name] = own[name]
+        state[prefix + name] = initial[name]
     standard = {name: state[prefix + "proj." + name] for name in module.proj.state_dict()}
     copied = module.residual.initial_state(standard)
     state.update({f"{prefix}residual.{name}": value for name, value in copied.items()})

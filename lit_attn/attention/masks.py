@@ -85,7 +85,7 @@ class Masks(NamedTuple):
         stop = n if self.window is None else min(n, last + self.window - 1)
         return slice(start, min(stop, last) if self.is_causal else stop)
 
-    def whole(self, n: int, device: torch.device) -> Tensor | None:
+    def for_all_queries(self, n: int, device: torch.device) -> Tensor | None:
         """Return the mask of all queries, (..., n - offset, n), boolean or additive, or None."""
         rows, columns = slice(0, n - self.offset), slice(0, n)
         seen = self.chunk(rows, columns, n, device)

@@ -114,7 +114,7 @@ def test_several_chunks_of_queries_decode(
     spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer pieces take several chunks of queries, with an empty and with a filled cache."""
-    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 2)
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 2)
     monkeypatch.setattr(dispatch, "CHUNK", 3)
     assert_decodes(make(spec), tokens(N), [4])
     if not isinstance(spec.similarity, LinearConfig):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_attn.attention import masks, reference
-from lit_attn.attention.dispatch import WHOLE_UP_TO
+from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import QueryKeyComposeConfig, StaticConfig
@@ -68,7 +68,7 @@ def test_mixtures_add_the_expected_parameters() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_chunks_give_the_result_of_the_full_sequence(spec: AttentionSpec, is_causal: bool) -> None:
     """Value and gradient of several chunks, the last one shorter, equal the reference's."""
-    n = WHOLE_UP_TO + 13
+    n = ONE_CHUNK_UP_TO + 13
     layer = make(spec, 8, 2)
     x = torch.randn(1, n, 8, dtype=torch.double, requires_grad=True)
     bias = torch.randn(n, n, dtype=torch.double)
@@ -116,7 +116,7 @@ def test_flops_count_all_queries_and_keys(name: str) -> None:
             layer(torch.empty(1, n, DIM, device="meta"), is_causal=True)
         return counter.get_total_flops()
 
-    n = WHOLE_UP_TO // 2
+    n = ONE_CHUNK_UP_TO // 2
     assert flops(3 * n) - 3 * flops(2 * n) + 3 * flops(n) == 0
 
 

@@ -42,7 +42,7 @@ def test_the_paths_for_many_tokens_equal_the_reference(
     spec: AttentionSpec, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer sequences and GPUs take one kernel call for each key, or chunks if hard."""
-    monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
     monkeypatch.setattr(dispatch, "CHUNK", 4)
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
@@ -174,7 +174,7 @@ def test_dropout_drops_a_pair_with_all_of_its_keys(
 ) -> None:
     """Unit vectors as values and an identity projection make the output equal the weights."""
     if not few:
-        monkeypatch.setattr(dispatch, "WHOLE_UP_TO", 0)
+        monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
     layer = attn_layer("mgk")(4, 1, attn_head_dim=4, attn_drop=0.5, proj_bias=False).double()
     with torch.no_grad():
         layer.proj.weight.copy_(torch.eye(4))

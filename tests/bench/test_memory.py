@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_attn.attention.dispatch import WHOLE_UP_TO
+from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -59,7 +59,7 @@ def saved_bytes(name: str, tokens: int, causal: bool) -> int:
 def test_chunks_save_no_tensor_of_n_by_n_by_heads(name: str, causal: bool) -> None:
     """The saved bytes are a small part of one such tensor and grow with n."""
     n = 1024
-    assert n > 2 * WHOLE_UP_TO
+    assert n > 2 * ONE_CHUNK_UP_TO
     saved = saved_bytes(name, n, causal)
     assert saved < 0.2 * logits_bytes(n)
     assert saved < 2.05 * saved_bytes(name, n // 2, causal)
