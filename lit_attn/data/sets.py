@@ -19,14 +19,12 @@ from PIL import Image
 
 from lit_attn.config.data.images import (
     Cifar,
-    ClassImages,
     Digits,
     Folder,
     Images,
     Npz,
     NpzTargets,
     OwnImages,
-    OwnTargets,
     WebDataset,
 )
 from lit_attn.files import one_at_a_time
@@ -197,7 +195,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
                 f"{images.shape}"
             )
         labels = arrays[f"y_{name}"]
-        outputs, kinds = (data.num_outputs, "iuf") if isinstance(data, OwnTargets) else (1, "iu")
+        outputs, kinds = (data.num_outputs, "iuf") if data.num_outputs else (1, "iu")
         if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
             kind, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
             raise ConfigError(
@@ -211,7 +209,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
 
 def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
     """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
-    if isinstance(data, OwnTargets):
+    if data.num_outputs:
         return Split(images, labels.astype(np.float32).reshape(len(labels), data.num_outputs))
     return Split(images, labels.astype(np.int64).reshape(-1))
 
@@ -348,7 +346,7 @@ def check_split(name: str, split: Split, data: Images) -> None:
         )
     if not np.isfinite(labels).all():
         raise ConfigError(f"{source}: {name} has a target that is not a finite number")
-    if not isinstance(data, ClassImages) or not len(labels):
+    if not data.num_classes or not len(labels):
         return
     if not 0 <= labels.min() <= labels.max() < data.num_classes:
         raise ConfigError(

@@ -29,8 +29,8 @@ def check_columns(data: Table) -> None:
             raise ConfigError(f"data.{split}: {path} is none of {', '.join(READERS)}")
         try:
             names = _column_names(path)
-        except Exception as error:  # Each reader has classes of its own.
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except (OSError, ValueError, TypeError, LookupError, csv.Error) as error:
+            reason = str(error).splitlines()[0]
             raise ConfigError(f"data.{split}: {path} cannot be read: {reason}") from error
         _require_columns(data, str(path), names)
 
@@ -44,7 +44,7 @@ def _column_names(path: Path) -> list[str]:
         return names
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".csv":
-            return next(csv.reader(file))
+            return next(csv.reader(file), [])
         line = file.readline()
         row = json.loads(line if line.rstrip().endswith("}") else line + file.read())
     return list(row if isinstance(row, dict) else row[0])
@@ -69,7 +69,7 @@ def load_rows(data: Table) -> dict[str, Any]:
         for split, path in data.files.items():
             files = {split: str(path)}
             splits[split] = library.load_dataset(READERS[path.suffix], data_files=files)[split]
-    except Exception as error:  # Readers of files and the hub have many classes of errors.
+    except (OSError, ValueError, library.exceptions.DatasetsError) as error:
         key = "hub" if data.hub else "train"
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(f"data.{key}: the rows cannot be loaded: {reason}") from error
@@ -88,7 +88,6 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
     tables = load_rows(data)
     if "test" not in tables and "val" in tables:
         tables["test"] = tables.pop("val")
-    names: list[Any] = []
     splits: dict[str, Split] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
         rows, source = tables[split], data.files.get(split, Path())
@@ -96,11 +95,7 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
             fit_image(f"{split} row {number}", _open(image, source.parent), data)
             for number, image in enumerate(rows[data.image])
         ]
-        if isinstance(data, TableTargets):
-            labels: NDArray[Any] = np.stack([_numbers(rows, key) for key in data.targets], axis=1)
-        else:
-            labels, names = _classes(data.label, split, rows[data.label], names)
-        splits[split] = make_split(np.stack(images), labels, data)
+        splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
 
 
@@ -123,12 +118,10 @@ def read_samples(data: TableLabels) -> dict[str, list[Any]]:
     tables = load_rows(data)
     columns = [column for column in (data.text, data.second) if column is not None]
     encode = data.tokenizer.encoder(text for column in columns for text in tables["train"][column])
-    names: list[Any] = []
     samples: dict[str, list[Any]] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
-        rows = tables[split]
-        labels, names = _classes(data.label, split, rows[data.label], names)
-        if len(names) > data.classes or labels.max() >= data.classes or labels.min() < 0:
+        rows, labels = tables[split], read_classes(data, tables, split)
+        if labels.max() >= data.classes or labels.min() < 0:
             raise ConfigError(
                 f"data.classes: {data.classes}, but {split} has the labels {labels.min()} to "
                 f"{labels.max()}"
@@ -154,22 +147,27 @@ def _open(image: Any, folder: Path) -> Any:
     return image if isinstance(image, Image.Image) else folder / str(image)
 
 
-def _classes(
-    key: str, split: str, values: Iterable[Any], names: list[Any]
-) -> tuple[NDArray[np.int64], list[Any]]:
-    """Return class numbers (N,) and the names of the classes, which train defines."""
-    values = list(values)
-    if all(isinstance(value, int) for value in values):
-        return np.asarray(values, np.int64), names
-    names = names or sorted({str(value) for value in values})
+def read_classes(
+    data: TableImages | TableLabels, tables: dict[str, Any], split: str
+) -> NDArray[np.int64]:
+    """Return the classes (N,) of `split`: numbers, or the places of names among those of train."""
+    trained, values = list(tables["train"][data.label]), list(tables[split][data.label])
+    if all(isinstance(value, int) for value in trained + values):
+        return np.asarray(values, np.int64)
+    names = sorted({str(value) for value in trained})
     numbers = {name: number for number, name in enumerate(names)}
     for row, value in enumerate(values):
         if str(value) not in numbers:
             raise ConfigError(
-                f"data.label: {split} row {row} of '{key}' is '{value}', no class of train"
+                f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"
                 f"{suggest(str(value), names)}"
             )
-    return np.asarray([numbers[str(value)] for value in values], np.int64), names
+    return np.asarray([numbers[str(value)] for value in values], np.int64)
+
+
+def read_targets(data: TableTargets, tables: dict[str, Any], split: str) -> NDArray[np.float64]:
+    """Return the numbers to predict (N, outputs) of `split`."""
+    return np.stack([_numbers(tables[split], column) for column in data.targets], axis=1)
 
 
 def _numbers(rows: Any, column: str) -> NDArray[np.float64]:

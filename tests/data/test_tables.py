@@ -145,6 +145,13 @@ def test_unreadable_tables_are_named(suffix: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_table_has_no_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"data\.text: .*a\.csv has no column 'text'"):
+        TableText(name="t", train=path, val=path).check_files()
+
+
 def test_bad_cells_are_named(tmp_path: Path) -> None:
     rows = write_images(tmp_path, ["cat", "dog"])
     train = write(tmp_path / "train.csv", rows)
@@ -152,6 +159,9 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
     choices = {"name": "t", "train": train, "test": test, "size": 6, "batch_size": 1}
     with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
+    numbers = write(tmp_path / "numbers.csv", write_images(tmp_path, [0, 1]))
+    with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
+        TableImages.model_validate(choices | {"train": numbers, "classes": 2}).build(0, CPU)
     with pytest.raises(ConfigError, match=r"data\.targets: column 'x': a cell is not a number"):
         TableTargets.model_validate(choices | {"targets": ["x"]}).build(0, CPU)
     (tmp_path / "1.png").write_text("text")

@@ -74,6 +74,16 @@ class Images(Data):
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
 
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 if images have numbers to predict."""
+        return 0
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image; 0 if images have classes."""
+        return 0
+
 
 class ClassImages(Images):
     """Images whose labels are classes."""

@@ -61,6 +61,7 @@ class TableImages(Table, OwnClasses):
     image: str = Field("image", description="column of the images")
     label: str = Field("label", description="column of the classes")
     read_splits: ClassVar = method("lit_attn.data.tables:read_images")
+    read_labels: ClassVar = method("lit_attn.data.tables:read_classes")
 
 
 class TableTargets(Table, OwnTargets):
@@ -71,6 +72,7 @@ class TableTargets(Table, OwnTargets):
     image: str = Field("image", description="column of the images")
     targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers")
     read_splits: ClassVar = method("lit_attn.data.tables:read_images")
+    read_labels: ClassVar = method("lit_attn.data.tables:read_targets")
 
     @property
     def num_outputs(self) -> int:

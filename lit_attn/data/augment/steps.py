@@ -61,8 +61,7 @@ class Pipeline:
     """
 
     def __init__(self, data: Images, mean: list[float], std: list[float]) -> None:
-        classes = getattr(data, "num_classes", 0)
-        images = ImageFormat(data.image_shape, classes, mean, std)
+        images = ImageFormat(data.image_shape, data.num_classes, mean, std)
         for config in data.augment:
             images = config.with_statistics(images)
         built = [(config.stage, config.build(images)) for config in data.augment]
