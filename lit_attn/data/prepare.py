@@ -61,6 +61,8 @@ def prepare(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+    if options.files is not None and options.source != "pile":
+        raise ConfigError(f"prepare {options.source}: --files is only for 'pile'")
     if options.source == "text":
         if options.train is None or options.val is None:
             raise ConfigError("prepare text: add --train FILE and --val FILE")
@@ -74,6 +76,8 @@ def prepare(options: argparse.Namespace) -> None:
     elif options.source == "pile":
         if options.files is None:
             raise ConfigError("prepare pile: add --files FOLDER, with the files of its source")
+        if options.tokenizer is not None:
+            raise ConfigError("prepare pile: drop --tokenizer; the files hold GPT-NeoX tokens")
         source = partial(read_pile, options.files)
     else:
         source = SOURCES[options.source]
@@ -124,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
         "--files",
         type=Path,
         metavar="FOLDER",
-        help="downloaded files of Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps, only "
-        "for source 'pile'",
+        help="files of Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps, only for source "
+        "'pile' (docs/setups.md, section 10)",
     )
     parser.add_argument(
         "--limit", type=int, metavar="TOKENS", help="stop after about TOKENS tokens"

@@ -4,8 +4,11 @@ Both sources hold records of 2,049 GPT-NeoX tokens: 2,048 inputs, and targets on
 DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the second:
 
 - Caiyun-AI/Pile_tfrecord: TFRecords, *pile.tfrecord.bN to train and *val_with_eos* to evaluate;
-- EleutherAI/pythia_pile_idxmaps: one .bin and one .idx of GPT-NeoX, and the index maps
-  *_doc_idx.npy, *_sample_idx.npy and *_shuffle_idx.npy of the splits train and valid.
+- EleutherAI/pythia_pile_idxmaps: the .idx and the parts of the .bin, joined to one file, and beside
+  them the index maps *_doc_idx.npy, *_sample_idx.npy and *_shuffle_idx.npy of the splits train and
+  valid, which GPT-NeoX writes when a training starts.
+
+Tests read small files of both formats; neither source has been read itself.
 """
 
 import re
