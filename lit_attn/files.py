@@ -1,4 +1,4 @@
-"""Writing of files: after a crash the old file or the new file exists, never half of one."""
+"""Reading and writing of files: after a crash the old or the new file exists, never half of one."""
 
 import contextlib
 import fcntl
@@ -10,6 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from lit_attn.schema.errors import ConfigError
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file; raise ConfigError if it cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
 
 
 def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> None:

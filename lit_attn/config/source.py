@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from lit_attn.files import read_text
 from lit_attn.schema.errors import ConfigError
 
 MAX_NODES = 200_000
@@ -93,13 +94,7 @@ def locate(tree: Any, keys: Iterable[str | int]) -> Where | None:
 
 def load(path: Path) -> Mapping:
     """Read the mapping in a YAML file; ConfigError if it cannot be read or is no mapping."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text") from error
-    tree = _parse(text, str(path))
+    tree = _parse(read_text(path), str(path))
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: needs a mapping of keys to values")
     return tree

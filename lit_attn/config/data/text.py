@@ -134,7 +134,6 @@ class Tokens(TokenData):
     eval_tokens: PositiveInt | None = Field(
         None, description="evaluate on that many tokens at the start of each split; all if null"
     )
-
     eval_windows: PositiveInt | None = Field(
         None,
         description="evaluate on that many windows, evenly spaced over each split; all if null",
@@ -150,7 +149,7 @@ class Tokens(TokenData):
         raise ConfigError(f"data.kind: '{self.kind}' has tokens and no text")
 
     def streams(self) -> Any:
-        """Return the `lit_attn.data.text.stream.Stream` of "train", "val" and perhaps "test".
+        """Return the `lit_attn.data.text.streams.Stream` of "train", "val" and perhaps "test".
 
         Raises ConfigError naming the file that is missing, empty or malformed.
         """

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_attn import files
 from lit_attn.config.data.text import PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
@@ -114,15 +115,9 @@ def read_vocabulary(folder: Path) -> WordEncoder:
 
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file; raise ConfigError if it is missing, empty or not UTF-8."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
-    if not text:
-        raise ConfigError(f"{path}: is empty")
-    return text
+    if text := files.read_text(path):
+        return text
+    raise ConfigError(f"{path}: is empty")
 
 
 def read_python_text(data: PythonText) -> dict[str, list[tuple[str, str]]]:
