@@ -271,6 +271,7 @@ def _run(
         return 0
     prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
     start = prepare(matrices, options, target)
+    require_locks(options.out, "--out")
     tables = [options.reports / matrix.name for matrix in matrices]
     for folder in (options.reports, *(folder for folder in tables if folder.exists())):
         require_writable(folder, "--reports")
@@ -320,7 +321,6 @@ def _prepare_folders(
             matrix.write_plan()
     except OSError as error:
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
-    require_locks(options.out, "--out")
 
 
 def _tune(

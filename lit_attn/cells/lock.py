@@ -25,6 +25,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError
 
 HEARTBEAT = 10.0
@@ -183,9 +184,16 @@ def remove_stale(folder: Path) -> None:
 
 
 def require_locks(folder: Path, option: str) -> None:
-    """Raise LockError, which names `option`, if the file system has no flock or hard links."""
+    """Raise ConfigError, which names `option`, if cells below `folder` cannot have locks.
+
+    No file and no new folder remains. The reason is that nothing can be written, or that the file
+    system has no flock or hard links.
+    """
+    require_writable(folder, option)
+    # A folder that does not exist yet will be on the file system of the nearest one that does.
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock.") as file:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".lock.") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.link(file.name, f"{file.name}.link")
             Path(f"{file.name}.link").unlink()

@@ -1,5 +1,6 @@
 """The command line `python -m lit_attn.ablate`: dry runs, runs, exit codes and error messages."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,21 @@ def test_an_unwritable_results_folder_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     code, output = run_cli(tmp_path, "--out", "taken")
     assert (code, output) == (2, "--out taken: cannot be written: Not a directory\n")
+
+
+def test_a_file_system_without_locks_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    path = studies.write(tmp_path, make_body("ok"))
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "link", refuse)
+    assert main([str(path)]) == 2
+    assert "--out runs: its file system does not support the flock" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("taken", ["taken", "taken/below", "tables/tiny"])

@@ -313,9 +313,10 @@ def test_a_file_system_without_locks_is_one_line(
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    require_locks(tmp_path, "--out")
+    out = tmp_path / "new" / "runs"
+    require_locks(out, "--out")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(*{"link": (os, "link"), "flock": (fcntl, "flock")}[call], refuse)
-    with pytest.raises(LockError, match=f"--out {tmp_path}: its file system does not support "):
-        require_locks(tmp_path, "--out")
+    with pytest.raises(LockError, match=f"--out {out}: its file system does not support "):
+        require_locks(out, "--out")
     assert list(tmp_path.iterdir()) == []
