@@ -16,6 +16,12 @@ pytest_plugins = ["helpers.small_disk"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runner retry failed cells without a pause."""
+    monkeypatch.setattr("lit_attn.ablate.runner.BACKOFF", 0.01)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_tests = [item for item in items if "gpu" in item.keywords]
     if not gpu_tests:

@@ -35,10 +35,7 @@ from lit_attn.cells import folder
 from lit_attn.cells.failure import DISK_FULL, classify_failure
 from lit_attn.cells.records import FailureClass
 
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 
 def run(cells: list[Job], limits: Limits | None = None, at_once: int = 2) -> tuple[Summary, str]:

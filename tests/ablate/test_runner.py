@@ -19,7 +19,6 @@ from helpers.runs import (
     wait_until,
 )
 
-from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import expand
@@ -29,10 +28,7 @@ from lit_attn.cells import folder, lock
 from lit_attn.cells.lock import hold_lock, read_holder
 from lit_attn.cells.ranks import BUSY
 
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 
 def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:

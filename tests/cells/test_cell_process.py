@@ -18,14 +18,10 @@ from helpers.runs import (
     wait_until,
 )
 
-from lit_attn.ablate import runner
 from lit_attn.cells import folder, lock
 from lit_attn.cells.ranks import OOM_SCORE
 
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 
 def processes_below(path: Path) -> list[int]:

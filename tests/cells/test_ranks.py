@@ -38,9 +38,7 @@ from lit_attn.cells.records import Exit
 SET = "set: {training.devices: 2}\n"
 
 
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "BACKOFF", 0.01)
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 
 def jobs(path: Path, *variants: str) -> list[Job]:

@@ -8,45 +8,19 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from helpers.fake_cells import result
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
-from lit_attn.cells.records import Result, Spread
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 
 
 def run_cell(folder: Path, *, smoke: bool) -> None:
     """Write a result without training."""
-    make_result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
-
-
-def make_result(cell: Cell) -> Result:
-    """Return a result without numbers."""
-    return Result(
-        study=cell.study,
-        variant=cell.variant,
-        seed=cell.seed,
-        identity=cell.fingerprint,
-        metrics={},
-        selected_epoch=0,
-        steps=0,
-        epochs=0,
-        parameters=0,
-        flops=0,
-        ffn_width=None,
-        step_time=Spread(median=0.0, iqr=0.0, count=0),
-        peak_memory=0,
-        wall_time=0.0,
-        device="none",
-        attempts=1,
-        code="",
-        data="",
-        versions={},
-        finished="",
-    )
+    result(Cell.read(folder / "config.yaml")).write(folder / "result.json")
 
 
 def run_importing_cell(folder: Path, *, smoke: bool) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers import empty_cells
+from helpers.fake_cells import result
 from helpers.paths import ROOT
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.config.study import read_studies
@@ -114,7 +114,7 @@ def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool)
         for job in _expand(large_study, folder / "done"):
             # `Result.write` would take minutes, because of an fsync for each file.
             job.folder.mkdir(parents=True)
-            record = empty_cells.make_result(job.cell).model_dump_json(indent=2)
+            record = result(job.cell).model_dump_json(indent=2)
             (job.folder / "result.json").write_text(record)
         resumed = [_run(command) for _ in range(rounds)]
         summaries = [json.loads(output) for _, output in resumed]
