@@ -136,8 +136,9 @@ def init(words: list[str]) -> int:
 def show(words: list[str]) -> int:
     """List studies, presets and the members of families, or one of these with descriptions."""
     from lit_attn.attention.spec import PRESETS
-    from lit_attn.config import experiment  # noqa: F401  It registers all members.
 
+    # The import of this module registers the members of all families.
+    load("lit_attn.config.experiment:MEMBERS")
     families = {cls.__name__.lower(): cls.family for cls in Kind.__subclasses__()}
     topic = words[0] if words else None
     if topic in families:

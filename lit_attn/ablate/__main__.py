@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from lit_attn.ablate import dry_run, papers, status
-from lit_attn.ablate.display import silence, write_line
+from lit_attn.ablate.display import make_display, silence, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     several("--slurm", "KEY=VALUE", "Override a key of the study's `slurm:` section.")
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
-    text = "Measure the step time of each variant alone, interleaved (with --dry-run: only that)."
+    text = "Measure step times first, with no other cell running (with --dry-run: only that)."
     flag("--quiet-timing", text)
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
     flag("--retry", "Also run the cells that diverged before.")
@@ -375,7 +375,6 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
 
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
-    from lit_attn.ablate.display import make_display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
     from lit_attn.ablate.slots import make_slots
@@ -393,7 +392,6 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
 
 def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
-    from lit_attn.ablate.display import make_display
     from lit_attn.ablate.slurm import Follower, merge_resources, submit_missing
     from lit_attn.ablate.slurm_job import SlurmCell
 

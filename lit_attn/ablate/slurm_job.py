@@ -7,7 +7,6 @@ the time limit: the cell writes a checkpoint, and submitit requeues the job as o
 """
 
 import faulthandler
-import importlib
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.lock import HEARTBEAT, hold_lock
 from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
 from lit_attn.config.cell import Cell
+from lit_attn.schema.base import load
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -112,8 +112,7 @@ def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
     """
     os.environ[ACROSS_NODES] = "1"
     limit.install()
-    module, _, function = target.partition(":")
-    train = getattr(importlib.import_module(module), function)
+    train = load(target)
     if os.environ["SLURM_PROCID"] != "0":
         try:
             train(job.folder, smoke=smoke)

@@ -2,8 +2,8 @@
 
 A trial is a variant with one combination of the tuned values. It is trained with the tuning seeds
 and judged on the validation split. The state of the search is the results on disk: the sampler has
-a fixed seed, and its trials are told in the order in which it has asked for them, so a stopped
-search goes on as if it had not been stopped, and the speed of the cells changes nothing.
+a fixed seed and gets the results in the order of its trials, so a stopped search continues as if it
+had not been stopped, and the speed of the cells changes nothing.
 """
 
 import hashlib
@@ -28,9 +28,8 @@ from lit_attn.schema.base import Config
 from lit_attn.schema.errors import find_problem
 
 MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
-MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
 BATCH = 4
-"""Trials that the TPE sampler asks for before it is told the results of the trials before."""
+"""Trials that the TPE sampler proposes at once, before it gets their results."""
 
 Point = tuple[int, ...]
 """Index of the value of every tuned key."""
@@ -39,7 +38,7 @@ Evaluate = Callable[[str, Point], TuningTrial | None]
 
 
 class TuningOptions(Config):
-    """The keys of `tune:` that are no tuned keys."""
+    """Options of a search: the keys of `tune:` that do not name values to try."""
 
     select: str = Field(description="validation metric that chooses the values, as val/loss")
     seeds: Seeds = Field(description="seeds of the trials; the final cells use other seeds")
@@ -76,9 +75,7 @@ class Search:
         """Return a variant with the values at `point`; ConfigError if they are wrong."""
         if point not in self.resolved:
             where = self.source.tree.where["tune"]
-            changes = Mapping(where)
-            for key, value in (self.changes or {}).items():
-                changes.put(key, value, self.changes.where[key])  # type: ignore[union-attr]
+            changes = Mapping(where) if self.changes is None else self.changes.copy()
             for key, value in self.values(point).items():
                 changes.put(key, value, self.source.study.tune.where[key])
             variants = resolve(self.source, changes)

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
-import importlib
 import multiprocessing
 import os
 import shutil
@@ -37,6 +36,7 @@ from lit_attn.cells.folder import (
     read_result,
 )
 from lit_attn.cells.lock import CellLocked, LockError, ProcessIdentity, hold_lock
+from lit_attn.schema.base import load
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
@@ -279,8 +279,7 @@ def run_cell_process(
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
     def train() -> None:
-        module, _, function = target.partition(":")
-        getattr(importlib.import_module(module), function)(folder, smoke=smoke)
+        load(target)(folder, smoke=smoke)
 
     try:
         with leave_no_process():
