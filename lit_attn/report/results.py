@@ -10,11 +10,12 @@ from lit_attn.report.columns import (
     NOTHING,
     PRINTERS,
     Record,
+    format_spread,
     make_cells,
     make_scale,
 )
 from lit_attn.report.comparison import Comparisons
-from lit_attn.report.formats import Table, read_asset
+from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.read import BUSY, StudyRecord
 
 SENTENCES: dict[str, str] = read_asset("sentences.yaml")
@@ -63,6 +64,29 @@ def make_results_table(
         notes=[*notes, *_provenance(study)],
         kind="results",
     )
+
+
+def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
+    """Return the means of the split's other metrics, for the same weights as the study's metric.
+
+    `seeds` is the frame of all cells. The IoU of each class has a table of its own.
+    """
+    metric = study.plan.metric
+    prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}"
+    names = [
+        name
+        for name in map(str, seeds)
+        if name.startswith(prefix) and name != f"metric {metric.name}"
+        if not name.removeprefix(prefix).startswith(("ema-", "IoU:"))
+    ]
+    groups = seeds[seeds["status"] == "done"].groupby("variant", sort=False)[names]
+    rows = []
+    for variant, values in groups if names else ():
+        means, spreads = values.mean(), values.std()
+        cells = (Cell(format_spread(means[name], spreads[name], 4)) for name in names)
+        rows.append([Cell(str(variant)), *cells])
+    headings = [name.removeprefix("metric ") for name in names]
+    return named_table("metrics", rows, headings)
 
 
 def _template_values(

@@ -25,7 +25,7 @@ from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
 from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, templates, to_csv
 from lit_attn.report.read import LOG, StudyRecord, read_studies
-from lit_attn.report.results import LATEX_COLUMNS, make_results_table
+from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
 
 if TYPE_CHECKING:
@@ -123,9 +123,10 @@ def make_tables(
         "ranks.csv": diagnostics.make_ranks_table(recorded),
     }
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
+    seeds = make_seed_frame(study)
     files = {
         "table.csv": to_csv(summary),
-        "per_seed.csv": to_csv(make_seed_frame(study)),
+        "per_seed.csv": to_csv(seeds),
         "table.md": formats.to_markdown(table),
         "table.tex": formats.to_latex(latex_table, study.plan.study),
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
@@ -137,6 +138,7 @@ def make_tables(
     mixture = diagnostics.make_mixture_table(recorded)
     digits = make_scale(summary).digits
     further = [
+        make_metrics_table(study, seeds),
         fairness.make_criteria_table(study, summary, digits),
         fairness.make_tuning_table(study),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
@@ -163,7 +165,8 @@ def make_tables(
 def render_page(title: str, sections: list[Section], **values: Any) -> str:
     """Return an HTML page of the sections that have any content.
 
-    `values` are the other variables of the template: `name`, `links` and `warnings`.
+    `values` are further variables of the template: `name`, `links`, `warnings`, and for figures
+    other than FIGURES `captions` and `figures`.
     """
     limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS}
     captions = {name: entry["caption"].format(**limits) for name, entry in FIGURES.items()}
