@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import ValidationError
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.bench import HALF_HEADS, WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, explain, suggest
 from lit_attn.schema.plugins import load_parts
@@ -28,8 +29,6 @@ Tables: TypeAlias = Iterator[tuple[str, str, list[Any]]]
 
 MODES = ["eager", "compiled"]
 
-# Suffixes of a preset's name: half as many heads of the same width, and windows in some layers.
-HALF_HEADS, WINDOWS = "/half-heads", "/windows"
 SUFFIXES = {"attention": ["", HALF_HEADS], "memory": [""], "decoding": ["", WINDOWS]}
 
 MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
@@ -71,7 +70,8 @@ def _measure(options: argparse.Namespace) -> int:
     conditions = measure.read_conditions(setup.device, setup.clock)
     for name, title, rows in tables[options.command](options, setup):
         conditions["load"] += f" to {measure.read_load()}"
-        text = measure.format_document(title, conditions, benchmark.format_table(rows))
+        cells = map(benchmark.format_row, rows)
+        text = measure.format_document(title, conditions, benchmark.HEADER, cells)
         print(text)
         if options.out is not None:
             records = measure.make_records(rows, benchmark.SPREADS)

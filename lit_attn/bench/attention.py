@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench import measure
+from lit_attn.bench import HALF_HEADS, measure
 from lit_attn.bench.materialised import Materialised, covers
 from lit_attn.bench.measure import (
     Setup,
@@ -32,8 +32,7 @@ from lit_attn.bench.measure import (
 from lit_attn.models.factory import count
 
 BASELINE = "timm attention"
-HALF_HEADS, MATERIALISED = "/half-heads", "/materialised"
-
+MATERIALISED = "/materialised"
 
 HEADER = (
     "| block | mode | parameters | FFN | ms (median ± IQR) | x baseline (± IQR) "
@@ -203,19 +202,15 @@ def _make_row(row: Row, seconds: dict[str, list[float]], peak: dict[str, int]) -
     )
 
 
-def format_table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [HEADER]
-    for row in rows:
-        cells = [row.name, row.mode, f"{row.parameters:,}", str(row.ffn_width)]
-        if row.seconds is None:
-            cells += ["disagrees with the reference: no number", *[""] * 5]
-        else:
-            cells += [
-                format_spread(row.seconds, 1e3),
-                *(format_spread(spread) for spread in row[5:7]),
-                format_mebibytes(row.peak),
-                *("" if ratio is None else f"{ratio:.2f}" for ratio in row[8:10]),
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def format_row(row: Row) -> list[str]:
+    """Return the cells of a row under HEADER."""
+    cells = [row.name, row.mode, f"{row.parameters:,}", str(row.ffn_width)]
+    if row.seconds is None:
+        return [*cells, "disagrees with the reference: no number", *[""] * 5]
+    return [
+        *cells,
+        format_spread(row.seconds, 1e3),
+        *(format_spread(spread) for spread in (row.ratio, row.beside)),
+        format_mebibytes(row.peak),
+        *("" if ratio is None else f"{ratio:.2f}" for ratio in (row.peak_ratio, row.peak_beside)),
+    ]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
+from lit_attn.bench import WINDOWS
 from lit_attn.bench.measure import (
     Setup,
     Spread,
@@ -32,7 +33,6 @@ from lit_attn.config.models.language import GPTConfig
 from lit_attn.models.factory import count
 from lit_attn.models.language import GPT
 
-WINDOWS = "/windows"
 BASELINE = "standard"
 
 HEADER = (
@@ -225,22 +225,18 @@ def format_title(shape: Shape, dtype: str, rounds: int) -> str:
     )
 
 
-def format_table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [HEADER]
-    for row in rows:
-        cells = [row.name, f"{row.parameters:,}", str(row.tokens)]
-        if row.rate is None or row.cache is None:
-            cells += ["differs from the whole sequence: no number", *[""] * 6]
-        else:
-            cells += [
-                format_spread(row.prefill, 1e3),
-                format_spread(row.token, 1e3),
-                f"{row.rate:.1f}",
-                format_spread(row.ratio),
-                format_spread(row.beside),
-                format_spread(row.recomputed, 1e3),
-                format_mebibytes(row.cache),
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def format_row(row: Row) -> list[str]:
+    """Return the cells of a row under HEADER."""
+    cells = [row.name, f"{row.parameters:,}", str(row.tokens)]
+    if row.rate is None or row.cache is None:
+        return [*cells, "differs from the whole sequence: no number", *[""] * 6]
+    return [
+        *cells,
+        format_spread(row.prefill, 1e3),
+        format_spread(row.token, 1e3),
+        f"{row.rate:.1f}",
+        format_spread(row.ratio),
+        format_spread(row.beside),
+        format_spread(row.recomputed, 1e3),
+        format_mebibytes(row.cache),
+    ]

@@ -159,13 +159,16 @@ def read_conditions(device: str, clock: str) -> dict[str, str]:
     }
 
 
-def format_document(title: str, conditions: dict[str, str], table: str) -> str:
-    """Return the title, the conditions and the table in Markdown."""
+def format_document(
+    title: str, conditions: dict[str, str], header: str, rows: Iterable[list[str]]
+) -> str:
+    """Return the title, the conditions and a table with the cells of each row, in Markdown."""
     line = (
         f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
         f"torch {conditions['torch']}, load average {conditions['load']}."
     )
-    return f"{title}\n{line}\n\n{table}\n"
+    lines = [title, line, "", header, *(f"| {' | '.join(cells)} |" for cells in rows)]
+    return "\n".join(lines) + "\n"
 
 
 def make_records(rows: Iterable[Any], spreads: Collection[str]) -> list[dict[str, object]]:

@@ -87,14 +87,10 @@ def measure(name: str, shape: Shape, setup: Setup) -> Row:
     return Row(name, shape.causal, shape.tokens, seconds, used.held, used.peak, logits)
 
 
-def format_table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [HEADER]
-    for row in rows:
-        cells = [row.name, "yes" if row.causal else "no", str(row.tokens)]
-        cells.append(f"{row.seconds.median:.3g} ± {row.seconds.iqr:.2g}")
-        cells += [format_mebibytes(count) for count in (row.held, row.peak, row.logits)]
-        powers = (row.peak_power, row.time_power)
-        cells += ["" if power is None else f"n^{power:.2f}" for power in powers]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def format_row(row: Row) -> list[str]:
+    """Return the cells of a row under HEADER."""
+    cells = [row.name, "yes" if row.causal else "no", str(row.tokens)]
+    cells.append(f"{row.seconds.median:.3g} ± {row.seconds.iqr:.2g}")
+    cells += [format_mebibytes(count) for count in (row.held, row.peak, row.logits)]
+    powers = (row.peak_power, row.time_power)
+    return cells + ["" if power is None else f"n^{power:.2f}" for power in powers]

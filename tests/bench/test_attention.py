@@ -16,20 +16,8 @@ from lit_attn.bench.measure import Setup
 from lit_attn.models.factory import count
 
 SHAPE = attention.Shape(batch=2, tokens=9, dim=24, heads=4)
-SMALL = [
-    "--batch",
-    "2",
-    "--tokens",
-    "9",
-    "--dim",
-    "24",
-    "--heads",
-    "4",
-    "--modes",
-    "eager",
-    "--rounds",
-    "2",
-]
+SMALL = ["--batch", "2", "--tokens", "9", "--dim", "24", "--heads", "4"]
+SMALL += ["--modes", "eager", "--rounds", "2"]
 NAMES = [*PRESETS, "mgk/half-heads", "smgk/half-heads"]
 MATERIALISED = [name for name in attention.add_materialised(NAMES) if name.endswith("materialised")]
 
@@ -51,14 +39,8 @@ def test_half_the_heads_keep_their_width() -> None:
 
 def test_every_unusual_formula_is_compared_with_its_materialised_form() -> None:
     bases = {name.removesuffix("/materialised") for name in MATERIALISED}
-    assert set(NAMES) - bases == {
-        "standard",
-        "belief",
-        "belief-star",
-        "xsa",
-        "attentionx",
-        "belief2",
-    }
+    usual = {"standard", "belief", "belief-star", "xsa", "attentionx", "belief2"}
+    assert set(NAMES) - bases == usual
 
 
 @pytest.mark.parametrize("causal", [False, True])
