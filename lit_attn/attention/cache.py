@@ -59,11 +59,8 @@ class Buffer:
             self.tensor = new
         elif new.requires_grad or self.tensor.requires_grad:
             # Autograd does not allow that a tensor changes after its use.
-            self.tensor, self.start, self.stop = (
-                torch.cat([self.tokens, new], self.axis),
-                0,
-                self.stop - self.start,
-            )
+            self.tensor = torch.cat([self.tokens, new], self.axis)
+            self.start, self.stop = 0, self.stop - self.start
         else:
             is_frozen = self.tensor.is_inference() and not torch.is_inference_mode_enabled()
             if is_frozen or self.stop + n > self.tensor.shape[self.axis]:

@@ -96,9 +96,8 @@ class AttentionSpec(Config):
     @field_validator("zz", mode="before")
     @classmethod
     def _with_or_without(cls, value: Any) -> Any:
-        return (
-            {"with": True, "without": False}.get(value, value) if isinstance(value, str) else value
-        )
+        words = {"with": True, "without": False}
+        return words.get(value, value) if isinstance(value, str) else value
 
 
 def _dcmha(**choices: Any) -> AttentionSpec:

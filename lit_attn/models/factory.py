@@ -38,16 +38,11 @@ def build(model: Model, data: Data, device: str | torch.device | None = None) ->
     default = contextlib.nullcontext() if device is None else torch.device(device)
     with model_errors(), default:
         network = model.build(data.signature(), device)
+    result = f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which"
     if not isinstance(network, nn.Module):
-        raise ConfigError(
-            f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which is not "
-            "a torch.nn.Module"
-        )
+        raise ConfigError(f"{result} is not a torch.nn.Module")
     if type(network).forward is nn.Module.forward:
-        raise ConfigError(
-            f"model: `build` of kind '{model.kind}' returns {type(network).__name__}, which has no "
-            "method `forward`"
-        )
+        raise ConfigError(f"{result} has no method `forward`")
     return network
 
 
