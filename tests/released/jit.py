@@ -1,4 +1,4 @@
-"""JiT (LTH14/JiT), and experiments/imagenet_jit.yaml.
+"""JiT (LTH14/JiT, in its copy nkthiebaut/JiT), and experiments/imagenet_jit.yaml.
 
 The blocks, the patch embedding, the positions, the groups of the optimizer, the schedule, the loop
 over batches and the average of the weights are the released ones, in float64 on a CPU, for a
