@@ -98,7 +98,7 @@ def find_studies(words: list[str]) -> list[str]:
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
     path = STUDIES
-    if "--paper" in options:
+    if any(word.partition("=")[0] == "--paper" for word in options):
         return words
     if names and (Path(names[0]).suffix in (".yaml", ".yml") or Path(names[0]).is_file()):
         path = Path(names.pop(0))

@@ -64,6 +64,7 @@ def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shipped = str(ROOT / "ablations.yaml")
+    assert find_studies(["--paper=mgk", "--cost", "H100"]) == ["--paper=mgk", "--cost", "H100"]
     assert find_studies(["digits", "--jobs", "2"]) == [shipped, "--jobs", "2", "--study", "digits"]
     with pytest.raises(ConfigError, match=r"no such file; write one with `lit-attn init`"):
         find_studies(["--dry-run"])

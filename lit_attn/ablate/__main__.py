@@ -126,6 +126,7 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         choice = words.pop(0) if command == "rerun" else None
         options, unknown = make_parser().parse_known_args(words)
         _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
+        _complete_options(options)
         matrices = _expand_studies(options)
         if command == "seal":
             for matrix in matrices:
@@ -185,8 +186,8 @@ def _require_none(unknown: list[str], options: list[str]) -> None:
         )
 
 
-def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
-    """Return the cells of the chosen studies. Raises ConfigError for wrong options or studies."""
+def _complete_options(options: argparse.Namespace) -> None:
+    """Set default folders and read the paper. Raises ConfigError for options that do not fit."""
     for name in ("jobs", "limit"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ConfigError(f"--{name}: the smallest number is 1")
@@ -202,14 +203,11 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
     default = options.out / "reports" if options.smoke else Path("reports")
     options.reports = options.reports or default
-    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
     if options.paper:
         if options.study or options.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
-        if isinstance(options.paper, str):
-            options.paper = read_paper(options.paper, options.small)
-        arguments = (options.table, options.out, changes, seeds, options.smoke)
-        return papers.expand_paper(options.paper, *arguments)
+        options.paper = read_paper(options.paper, options.small)
+        return
     for name in ("table", "small", "cost"):
         if getattr(options, name):
             raise ConfigError(f"--{name}: needs --paper")
@@ -219,6 +217,14 @@ def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
         files = map(str, sorted(options.file.parent.glob("*.y*ml")))
         hint = suggest(str(options.file), [*COMMANDS, "rerun", "seal", *files])
         raise ConfigError(f"{options.file}: no such file or command{hint}")
+
+
+def _expand_studies(options: argparse.Namespace) -> list[Matrix]:
+    """Return the cells of the chosen studies. Raises ConfigError for a mistake in a study."""
+    changes, seeds = parse_settings("--set", options.set), _parse_seeds(options.seeds)
+    if options.paper:
+        arguments = (options.table, options.out, changes, seeds, options.smoke)
+        return papers.expand_paper(options.paper, *arguments)
     studies = choose(read_studies(options.file), options.study, options.file)
     return [expand(study, options.out, changes, seeds, options.smoke) for study in studies]
 

@@ -134,9 +134,8 @@ class Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        goals = {"max": optuna.study.StudyDirection.MAXIMIZE, "min": None}
         sampler = optuna.samplers.TPESampler(seed=0)
-        study = optuna.create_study(direction=goals[self.metric.goal], sampler=sampler)
+        study = optuna.create_study(direction=f"{self.metric.goal}imize", sampler=sampler)
         for start in range(0, self.trials, BATCH):
             batch = [study.ask() for _ in range(min(BATCH, self.trials - start))]
             points = [
