@@ -82,6 +82,16 @@ class Matrix60:
         locks = self.folder.glob("runs/*/*/*/lock")
         return sorted(lock.parent for lock in locks if read_holder(lock.parent) is not None)
 
+    def leader(self) -> list[int]:
+        """Return the pid of the first process of a random running cell, if there is one."""
+        cells = self.running_cells()
+        holder = read_holder(self.chance.choice(cells)) if cells else None
+        return [] if holder is None else [holder.pid]
+
+    def ranks(self) -> list[int]:
+        """Return the pids of the ranks of a random running cell, if there is one."""
+        return [rank for pid in self.leader() for rank in children(pid)]
+
     def idle_cells(self) -> list[Path]:
         """Return the started cells without a result that nobody holds."""
         started = {path.parent for path in self.folder.glob("runs/*/*/*/attempts")}
@@ -93,40 +103,29 @@ class Matrix60:
 
     # Each fault returns False if nothing can be disturbed now.
 
-    def kill_cell(self, number: signal.Signals = signal.SIGKILL) -> bool:
-        cells = self.running_cells()
-        holder = read_holder(self.chance.choice(cells)) if cells else None
-        if holder is None:
-            return False
-        return send(holder.pid, number)
+    def kill_cell(self) -> bool:
+        leaders = self.leader()
+        return bool(leaders) and send(leaders[0], signal.SIGKILL)
 
     def kill_rank(self, number: signal.Signals = signal.SIGKILL) -> bool:
-        cells = self.running_cells()
-        holder = read_holder(self.chance.choice(cells)) if cells else None
-        ranks = children(holder.pid) if holder is not None else []
+        ranks = self.ranks()
         return bool(ranks) and send(self.chance.choice(ranks), number)
 
     def terminate_cell(self) -> bool:
         return self.kill_rank(signal.SIGTERM)
 
     def freeze_cell(self) -> bool:
-        cells = self.running_cells()
-        holder = read_holder(self.chance.choice(cells)) if cells else None
-        ranks = children(holder.pid) if holder is not None else []
+        ranks = self.ranks()
         return bool(ranks) and freeze(ranks[0], self.chance.uniform(0.2, 2))
 
     def exhaust_memory(self) -> bool:
         """Forbid a rank to allocate more memory."""
-        cells = self.running_cells()
-        holder = read_holder(self.chance.choice(cells)) if cells else None
-        ranks = children(holder.pid) if holder is not None else []
+        ranks = self.ranks()
         return bool(ranks) and limit(ranks[0], resource.RLIMIT_AS, 2**20)
 
     def forbid_writing(self) -> bool:
         """Let every write of a rank fail, as on a full disk."""
-        cells = self.running_cells()
-        holder = read_holder(self.chance.choice(cells)) if cells else None
-        ranks = children(holder.pid) if holder is not None else []
+        ranks = self.ranks()
         return bool(ranks) and limit(ranks[0], resource.RLIMIT_FSIZE, 0)
 
     def signal_runner(self, number: signal.Signals = signal.SIGKILL) -> bool:
@@ -193,8 +192,7 @@ class Matrix60:
         return bool(cells)
 
     def tear_plan(self) -> bool:
-        for name in ("plan.json",):
-            (self.matrix.folder / name).write_text("{")
+        (self.matrix.folder / "plan.json").write_text("{")
         return True
 
     def leave_lock(self) -> bool:

@@ -29,7 +29,7 @@ MISTAKES = [
     ("optimizer.betas: [-0.1, 0.9]", "optimizer.betas.0: input should be greater than or equal to"),
     ("data.batch_size: 1201", "data: batch_size: 1201 is more than the 1200 samples of an epoch;"
      " 1200 at most"),
-    ("data.validation: 9", "data.validation: '9' is not a choice; did you mean '0'?"),
+    ("data.validation: 9", "data.validation: '9' is not a choice"),
     ("{attention: linear, model.local_self_attention: true}",
      "model: local_self_attention: linear keys never form the logits"),
 ]  # fmt: skip
@@ -43,7 +43,6 @@ def test_a_variant_that_does_not_fit_is_refused(tmp_path: Path, change: str, mes
         resolve(studies.study(tmp_path, body))
     line = 10 if change.startswith("{") else 11
     place = f"{tmp_path / 'ablations.yaml'}:{line}: tiny: variant 'b': "
-    message = message.replace("'9' is not a choice; did you mean '0'?", "'9' is not a choice")
     assert str(caught.value).startswith(place + message)
 
 
