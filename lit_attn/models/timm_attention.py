@@ -71,7 +71,7 @@ class TimmAdapter(Adapter):
 class Rotated(TimmAdapter):
     """ViTs with rotary embeddings: EVA02, DINOv3, PE; fused or separate projections."""
 
-    moved = (*Adapter.moved, *("q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "norm"))
+    moved = (*Adapter.moved, "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "norm")
 
     def read(self, original: Any) -> Projections:
         key_heads = getattr(original, "num_kv_heads", original.num_heads)
@@ -110,12 +110,10 @@ def halve(source: Projections, heads: int) -> None:
     width = len(rows) // (source.heads + 2 * (source.key_heads or source.heads))
     turned = rows[: heads * width].view(heads, -1, 2).transpose(1, 2).flatten()
     rows = torch.cat([turned, rows[heads * width :]])
-    modules = [source.qkv, source.q_norm, source.k_norm]
-    for name, parameter in (
-        (n, p) for m in modules if m is not None for n, p in m.named_parameters()
-    ):
-        if name != "v_bias":
-            parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
+    for module in (source.qkv, source.q_norm, source.k_norm):
+        for name, parameter in () if module is None else module.named_parameters():
+            if name != "v_bias":
+                parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
 
 
 class Beit(TimmAdapter):
@@ -221,8 +219,7 @@ class ClassToken(TimmAdapter):
         return read(original, qkv=join(original.q, original.k, original.v))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out[:, :1]
+        return super().forward(x)[:, :1]
 
 
 class TalkingHeads(TimmAdapter):
