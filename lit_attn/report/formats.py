@@ -29,8 +29,9 @@ NUMBER = re.compile(
 """A cell that starts with a number."""
 
 
+@cache
 def read_asset(name: str) -> Any:
-    """Return the content of a YAML file in ASSETS."""
+    """Return the content of a YAML file in ASSETS, which no caller may change."""
     return yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
 
 
@@ -217,16 +218,10 @@ def latex(text: str) -> str:
     return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
 
 
-@cache
-def _latex_commands() -> dict[str, str]:
-    """Return the commands of special characters."""
-    commands: dict[str, str] = read_asset("latex.yaml")
-    return commands
-
-
 def _latex_character(c: str) -> str:
-    if c in _latex_commands():
-        return _latex_commands()[c]
+    command: str | None = read_asset("latex.yaml").get(c)
+    if command is not None:
+        return command
     if c.isascii():
         return c if c.isprintable() else " "
     decomposed = unicodedata.normalize("NFD", c)
