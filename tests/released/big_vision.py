@@ -21,7 +21,7 @@ from helpers import digit_folders
 from released import vision
 from released.record import Clone
 from released.recording import Arrays, Tensors, generator, initial_values, rename, sample
-from released.replaying import Replay, shipped_cell
+from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
@@ -142,16 +142,13 @@ def record(clone: Clone, run: str) -> Arrays:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed = int(run)
-    digit_folders.write(folder / "images", train=STEPS * BATCH // CLASSES, val=1)
-    cell = shipped_cell(
+    cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
-        {
-            "data.path": str(folder / "images"),
-            "data.classes": CLASSES,
-            "data.size": SIDE,
-            "data.batch_size": BATCH,
-            "data.eval_batch_size": BATCH,
-            "data.workers": 0,
+        folder,
+        images=STEPS * BATCH,
+        batch=BATCH,
+        side=SIDE,
+        changes={
             "model.dim": WIDTH,
             "model.depth": DEPTH,
             "model.heads": HEADS,
@@ -161,10 +158,8 @@ def replay(run: str, folder: Path) -> Replay:
             "schedule.warmup": WARMUP / STEPS,
             "schedule.end": 0.0,
             "training.epochs": 1,
-            "training.precision": "fp32",
         },
-        seed,
-        "test/loss",
+        seed=seed,
     )
 
     def outputs(network: torch.nn.Module) -> Arrays:

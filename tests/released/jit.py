@@ -33,7 +33,7 @@ from released.recording import (
     rename,
     shared_draws,
 )
-from released.replaying import Replay, shipped_cell
+from released.replaying import Replay
 
 REPOSITORY, COMMIT = "nkthiebaut/JiT", "869190a"
 EXPERIMENT = "experiments/imagenet_jit.yaml"
@@ -223,16 +223,13 @@ def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     case, _, number = run.rpartition("-")
     seed, (attention, width) = int(number), CASES[case]
-    digit_folders.write(folder / "images", train=-(-EPOCH_STEPS * BATCH // CLASSES), val=1)
-    cell = shipped_cell(
+    cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
-        {
-            "data.path": str(folder / "images"),
-            "data.classes": CLASSES,
-            "data.size": SIDE,
-            "data.batch_size": BATCH,
-            "data.eval_batch_size": BATCH,
-            "data.workers": 0,
+        folder,
+        images=EPOCH_STEPS * BATCH,
+        batch=BATCH,
+        side=SIDE,
+        changes={
             "model.dim": WIDTH,
             "model.depth": DEPTH,
             "model.heads": HEADS,
@@ -242,10 +239,8 @@ def replay(run: str, folder: Path) -> Replay:
             "model.attention": attention,
             "schedule.warmup": WARMUP,
             "training.epochs": EPOCHS,
-            "training.precision": "fp32",
         },
-        seed,
-        "test/loss",
+        seed=seed,
     )
 
     def scaled(step: int) -> Tensor:

@@ -29,7 +29,7 @@ from released.recording import (
     rename,
     shared_draws,
 )
-from released.replaying import Replay, shipped_cell
+from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
@@ -124,17 +124,14 @@ def used(theirs: Tensors) -> Tensors:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed = int(run)
-    digit_folders.write(folder / "images", train=EPOCH_STEPS * BATCH // CLASSES, val=1)
-    cell = shipped_cell(
+    cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
-        {
-            "data.path": str(folder / "images"),
-            "data.classes": CLASSES,
-            "data.size": SIDE,
+        folder,
+        images=EPOCH_STEPS * BATCH,
+        batch=BATCH,
+        side=SIDE,
+        changes={
             "data.sizes": [],
-            "data.batch_size": BATCH,
-            "data.eval_batch_size": BATCH,
-            "data.workers": 0,
             "model.dim": WIDTH,
             "model.depth": DEPTH,
             "model.heads": HEADS,
@@ -142,10 +139,8 @@ def replay(run: str, folder: Path) -> Replay:
             # The released rate is that of 512 images.
             "optimizer.lr": 1e-3 * BATCH / 512,
             "training.epochs": EPOCHS,
-            "training.precision": "fp32",
         },
-        seed,
-        "test/loss",
+        seed=seed,
     )
     augment = cell.experiment.data.augment
     mix = Mixup(

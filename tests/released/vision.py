@@ -1,11 +1,15 @@
-"""Code that recordings of image classification share: batches and names of transformer blocks."""
+"""Code that recordings of image classification share: batches, small cells, names of blocks."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from helpers import digit_folders
 
+from lit_attn.config.cell import Cell
 from released.recording import Tensors, generator, rename
+from released.replaying import shipped_cell
 
 
 def images(seed: int, number: int, count: int, side: int) -> torch.Tensor:
@@ -27,6 +31,29 @@ def write_images(folder: Path, count: int, side: int, classes: int) -> Path:
     marks = (np.arange(count) % classes).astype(np.uint8)
     np.savez(path, x_train=drawn, y_train=marks, x_test=drawn, y_test=marks)
     return path
+
+
+def folder_cell(
+    experiment: str,
+    folder: Path,
+    *,
+    images: int,
+    batch: int,
+    side: int,
+    changes: dict[str, Any],
+    seed: int,
+) -> Cell:
+    """Return a cell of an experiment on class folders, written to `folder`, that a replay uses none of.
+
+    An epoch has `images` images, and `changes` are other changes of the experiment.
+    """
+    classes = digit_folders.CLASSES
+    path = digit_folders.write(folder / "images", train=-(-images // classes), val=1)
+    data = {"path": str(path), "classes": classes, "size": side, "workers": 0}
+    data |= {"batch_size": batch, "eval_batch_size": batch}
+    small = {f"data.{key}": value for key, value in data.items()}
+    small["training.precision"] = "fp32"
+    return shipped_cell(experiment, small | changes, seed, "test/loss")
 
 
 def small_vit_names(ours: Tensors, pairs: list[tuple[str, str]]) -> Tensors:
