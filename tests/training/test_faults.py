@@ -27,7 +27,7 @@ EXPERIMENT = studies.EXPERIMENT.replace(
 )
 MEASURED = ["step_time", "step_time_iqr", "evaluation_time", "peak_memory", "wall_time", "attempts"]
 MEASURED += ["metric evaluation/seconds", "step_time_ratio", "evaluation_time_ratio"]
-MEASURED += ["finished"]
+MEASURED += ["finished", "target_seconds"]
 
 # The command line; a cell is tried again at once.
 COMMAND = (
