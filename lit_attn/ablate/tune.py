@@ -135,7 +135,9 @@ class Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=0)
-        study = optuna.create_study(direction=f"{self.metric.goal}imize", sampler=sampler)
+        study = optuna.create_study(
+            direction="maximize" if self.metric.goal == "max" else "minimize", sampler=sampler
+        )
         for start in range(0, self.trials, BATCH):
             batch = [study.ask() for _ in range(min(BATCH, self.trials - start))]
             points = [

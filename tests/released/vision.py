@@ -43,9 +43,10 @@ def folder_cell(
     changes: dict[str, Any],
     seed: int,
 ) -> Cell:
-    """Return a cell of an experiment on class folders, written to `folder`, that a replay uses none of.
+    """Return a shrunk cell of an experiment on class folders, which are written to `folder`.
 
-    An epoch has `images` images, and `changes` are other changes of the experiment.
+    A replay feeds batches of its own, so the images do not matter: an epoch has `images` of them.
+    `changes` are further changes of the experiment.
     """
     classes = digit_folders.CLASSES
     path = digit_folders.write(folder / "images", train=-(-images // classes), val=1)
