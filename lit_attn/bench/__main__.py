@@ -8,10 +8,8 @@ decoding    a causal model with its key-value cache, token by token
 import argparse
 import os
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -21,27 +19,23 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, explain, suggest
 from lit_attn.schema.plugins import load_parts
 
-if TYPE_CHECKING:
-    from lit_attn.bench.measure import Setup
-
-# Name of the files, title and rows of each table of a benchmark.
-Tables: TypeAlias = Iterator[tuple[str, str, list[Any]]]
-
 MODES = ["eager", "compiled"]
 
 SUFFIXES = {"attention": ["", HALF_HEADS], "memory": [""], "decoding": ["", WINDOWS]}
 
 MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
 COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
-MEMORY_PRESETS = ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"]
 WINDOWED = ["dcmha/windows", "dcmha-query/windows"]
-DECODING_PRESETS = ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED, *WINDOWED]
+DEFAULTS = {
+    "attention": [*PRESETS, "mgk" + HALF_HEADS],
+    "memory": ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"],
+    "decoding": ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED, *WINDOWED],
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0, 1 if a preset does not compute what it should, or 2 for bad arguments."""
-    parser = _make_parser()
-    options = parser.parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
@@ -56,88 +50,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    """Print every table, write it to `--out`, and return 1 if a row has no numbers."""
-    from lit_attn.bench import measure
-
-    setup = _make_setup(options)
-    benchmark = import_module(f"lit_attn.bench.{options.command}")
-    tables = {
-        "attention": _attention_tables,
-        "memory": _memory_tables,
-        "decoding": _decoding_tables,
-    }
-    lacks_numbers = False
-    conditions = measure.read_conditions(setup.device, setup.clock)
-    for name, title, rows in tables[options.command](options, setup):
-        conditions["load"] += f" to {measure.read_load()}"
-        cells = map(benchmark.format_row, rows)
-        text = measure.format_document(title, conditions, benchmark.HEADER, cells)
-        print(text)
-        if options.out is not None:
-            records = measure.make_records(rows, benchmark.SPREADS)
-            measure.write_files(options.out, name, text, records, conditions)
-        lacks_numbers |= any(getattr(row, benchmark.SPREADS[0]) is None for row in rows)
-        conditions = measure.read_conditions(setup.device, setup.clock)
-    return int(lacks_numbers)
-
-
-def _attention_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
-    """Yield the name, the title and the rows of each table, one for each number of tokens."""
-    from lit_attn.bench import attention
-
-    for tokens in options.tokens:
-        shape = attention.Shape(
-            options.batch, tokens, options.dim, options.heads, options.ffn_ratio, options.causal
-        )
-        rows = attention.run(options.presets, shape, options.modes, setup)
-        title = (
-            f"Transformer block, forward + backward, {_name(setup)}: "
-            f"batch {shape.batch}, {tokens} tokens{', causal' if shape.causal else ''}, "
-            f"width {shape.dim}, {shape.heads} heads, {setup.rounds} interleaved rounds; "
-            "parameters matched through the FFN."
-        )
-        yield f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}", title, rows
-
-
-def _memory_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
-    from lit_attn.bench import memory
-
-    sizes = options.presets, options.tokens, options.dim, options.heads
-    rows = memory.run(*sizes, setup)
-    title = (
-        f"Attention layer, forward + backward, uncompiled, {_name(setup)}: one sample, width "
-        f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. Held: memory kept from "
-        "forward to backward. Peak: greatest memory in either. Without parameters and input."
-    )
-    yield f"memory-{setup.device}", title, rows
-
-
-def _decoding_tables(options: argparse.Namespace, setup: "Setup") -> Tables:
-    from lit_attn.bench import decoding
-
-    sizes = options.dim, options.depth, options.heads, options.vocabulary, tuple(options.windows)
-    shape = decoding.Shape(options.batch, options.generate, *sizes)
-    rows = decoding.run(options.presets, options.tokens, shape, setup)
-    yield f"decoding-{setup.device}", decoding.format_title(shape, _name(setup), setup.rounds), rows
-
-
-def _make_setup(options: argparse.Namespace) -> "Setup":
-    """Return the setup of a benchmark, and set the number of threads."""
+    """Print every table and write it to `--out`; return 1 if a preset disagrees."""
     import torch
 
-    from lit_attn.bench.measure import Setup
+    from lit_attn.bench import measure
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU")
-    dtype = getattr(torch, options.dtype or ("bfloat16" if device == "cuda" else "float32"))
-    return Setup(device, dtype, options.rounds, options.clock)
-
-
-def _name(setup: "Setup") -> str:
-    return str(setup.dtype).removeprefix("torch.")
+    options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
+    setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
+    benchmark = import_module(f"lit_attn.bench.{options.command}")
+    conditions = measure.read_conditions(device, setup.clock)
+    try:
+        for table in benchmark.make_tables(options, setup):
+            conditions["load"] += f" to {measure.read_load()}"
+            measure.write_table(table, conditions, options.out)
+            conditions = measure.read_conditions(device, setup.clock)
+    except measure.DisagreementError as error:
+        print(f"python -m lit_attn.bench: {error}: nothing is measured", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -154,9 +89,6 @@ def _check(options: argparse.Namespace) -> None:
                 AttentionSpec.model_validate({**choices, "window": 1})
             except ValidationError as error:
                 raise explain(error, f"--presets: '{name}'") from error
-    for mode in getattr(options, "modes", []):
-        if mode not in MODES:
-            raise ConfigError(f"--modes: '{mode}' is not a mode{suggest(mode, MODES)}")
     if options.rounds < 2:
         raise ConfigError("--rounds: an interquartile range needs at least 2")
     width, rest = divmod(options.dim, options.heads)
@@ -173,40 +105,22 @@ def _make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
-    _add_attention(commands.add_parser("attention"))
-    _add_memory(commands.add_parser("memory"))
-    _add_decoding(commands.add_parser("decoding"))
-    return parser
 
-
-def _add_attention(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    names = [*PRESETS, "mgk" + HALF_HEADS]
-    add("--presets", nargs="+", default=names, metavar=f"NAME[{HALF_HEADS}]", help="default: all")
+    add = _add_common(commands, "attention", dim=192, heads=12, rounds=15).add_argument
     add("--batch", type=_count, default=128, help="samples")
     add("--tokens", type=_count, nargs="+", default=[65], help="lengths; a table for each")
-    add("--ffn-ratio", type=_count, default=3, help="FFN width over DIM, of the baseline")
     add("--causal", action="store_true", help="causal attention")
-    add("--modes", nargs="+", default=MODES, metavar="MODE", help="eager, compiled; default: both")
-    _add_common(parser, dim=192, heads=12, rounds=15)
+    add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
 
-
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--presets", nargs="+", default=MEMORY_PRESETS, metavar="NAME", help="default: one a kind")
+    add = _add_common(commands, "memory", dim=384, heads=6, rounds=3).add_argument
     add("--tokens", type=_count, nargs="+", help="lengths; default: 1k to 8k, linear keys to 64k")
-    _add_common(parser, dim=384, heads=6, rounds=3)
 
-
-def _add_decoding(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    metavar = f"NAME[{WINDOWS}]"
-    add("--presets", nargs="+", default=DECODING_PRESETS, metavar=metavar, help="one a kind")
+    add = _add_common(commands, "decoding", dim=384, heads=6, rounds=5).add_argument
     add(
         "--windows",
         type=_window,
         nargs="+",
-        default=[256, None],
+        default=(256, None),
         metavar="KEYS",
         help=f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none",
     )
@@ -215,11 +129,21 @@ def _add_decoding(parser: argparse.ArgumentParser) -> None:
     add("--generate", type=_count, default=128, help="tokens after the prompt")
     add("--depth", type=_count, default=6, help="blocks")
     add("--vocabulary", type=_count, default=50_304, help="token ids")
-    _add_common(parser, dim=384, heads=6, rounds=5)
+    return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, dim: int, heads: int, rounds: int) -> None:
+def _add_common(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    dim: int,
+    heads: int,
+    rounds: int,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name)
     add = parser.add_argument
+    metavar = f"NAME[{SUFFIXES[name][-1]}]" if SUFFIXES[name][-1] else "NAME"
+    help_text = "default: all" if name == "attention" else "default: one a kind"
+    add("--presets", nargs="+", default=DEFAULTS[name], metavar=metavar, help=help_text)
     add("--dim", type=_count, default=dim, help="width of the block, layer or model")
     add("--heads", type=_count, default=heads, help="attention heads")
     add("--rounds", type=int, default=rounds, help="measurements of each row")
@@ -229,6 +153,7 @@ def _add_common(parser: argparse.ArgumentParser, dim: int, heads: int, rounds: i
     add("--threads", type=_count, help="CPU threads; default: torch's choice")
     add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
     add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+    return parser
 
 
 def _count(text: str) -> int:
@@ -239,9 +164,7 @@ def _count(text: str) -> int:
 
 def _window(text: str) -> int | None:
     """Return the keys that a token sees, itself included, or None for all keys."""
-    if text != "none" and (not text.isdecimal() or int(text) < 1):
-        raise argparse.ArgumentTypeError(f"'{text}' is neither a number of keys nor none")
-    return None if text == "none" else int(text)
+    return None if text == "none" else _count(text)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Time and memory of a transformer block with each preset, forward + backward.
 
 The baseline is timm's block with timm's attention on torch's scaled-dot-product call. The FFN width
-of every other block is solved so that its parameter count is nearest to the baseline's. A block
-whose values or gradients differ from the reference gets no number.
+of every other block is solved so that its parameter count is nearest to the baseline's. Nothing is
+measured if a layer's values or gradients differ from the reference.
 
 The name of a block is a preset, with a suffix for a difference: `mgk/half-heads` has half as many
 heads of the same width (as MGK counts), `mgk/materialised` computes mgk with all n x n logits.
 """
 
-from collections.abc import Iterable, Sequence
+import argparse
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import timm.layers
@@ -17,15 +19,17 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention import reference
+from lit_attn.attention.cache import Cache
+from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.spec import PRESETS
+from lit_attn.attention.rotary import Rotary
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import HALF_HEADS, measure
-from lit_attn.bench.materialised import Materialised, covers
 from lit_attn.bench.measure import (
+    DisagreementError,
     Setup,
     Spread,
-    format_mebibytes,
-    format_spread,
+    Table,
     summarize,
     summarize_ratios,
 )
@@ -34,34 +38,85 @@ from lit_attn.models.factory import count
 BASELINE = "timm attention"
 MATERIALISED = "/materialised"
 
-HEADER = (
-    "| block | mode | parameters | FFN | ms (median ± IQR) | x baseline (± IQR) "
-    "| x materialised (± IQR) | peak MiB | x baseline | x materialised |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-)
-
-SPREADS = ("seconds", "ratio", "beside")
+# Width of the baseline's FFN over the width of the block.
+FFN_RATIO = 3
 
 
 class Shape(NamedTuple):
-    """Shape of the input, and the width of the baseline's FFN as `ratio` x `dim`."""
+    """Shape of the input, and the number of heads."""
 
     batch: int = 128
     tokens: int = 65
     dim: int = 192
     heads: int = 12
-    ratio: int = 3
     causal: bool = False
+
+
+class Materialised(Attention):
+    """Layer with the same parameters and output that keeps all n x n logits of all heads.
+
+    It covers dot products, Gaussians and mixtures with and without a composition of this package.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rotary: Rotary | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Return the layer's output (B, n, d); raise ValueError for a mask or a cache."""
+        if attn_mask is not None or cache is not None:
+            raise ValueError("the materialised form supports no mask and no cache")
+        inputs = self.inputs(x, None, is_causal, rotary)
+        scale, future = self.head_dim**-0.5, torch.zeros((), dtype=torch.bool, device=x.device)
+        if is_causal:
+            future = torch.ones(*x.shape[1:2] * 2, dtype=torch.bool, device=x.device).triu(1)
+        q, k = self.similarity.features(inputs.q, inputs.keys)
+        self.similarity.observe(q, k, scale, inputs.masks)
+        products = q.unsqueeze(2) @ k.mT * scale
+        a = products.amax(2) if self.similarity.hard else products.logsumexp(2)
+        if inputs.z is not None:
+            a = a + inputs.z @ inputs.z.mT * scale
+        a = self._compose("pre", x, a).masked_fill(future, -math.inf)
+        weights = self._compose("post", x, a.softmax(-1)).masked_fill(future, 0)
+        heads = (weights @ inputs.v.transpose(1, 2)).transpose(1, 2)
+        return self.proj_drop(self.residual(x, heads, inputs.v, self.proj))
+
+    def _compose(self, place: str, x: Tensor, a: Tensor) -> Tensor:
+        """Return a (B, H, n, n) with its heads mixed at each pair of tokens by products with a."""
+        if place not in self.composers:
+            return a
+        form = self.composers[place]
+        assert isinstance(form, HeadMaps)
+        out = a if form.has_identity else torch.zeros_like(a)
+        if form.matrix is not None:
+            out = out + torch.einsum("gh,bhij->bgij", form.matrix, a)
+        for side, maps in form.maps(x).items():
+            token = "i" if side == "query" else "j"
+            if maps.down is not None and maps.up is not None:
+                low = torch.einsum(f"bhij,b{token}rh->brij", a, maps.down.squeeze(2))
+                out = out + torch.einsum(f"brij,b{token}rg->bgij", low, maps.up.squeeze(2))
+            if maps.gate is not None:
+                out = out + torch.einsum(f"bhij,b{token}h->bhij", a, maps.gate)
+        return out
+
+
+def has_materialised_form(spec: AttentionSpec) -> bool:
+    """Return True if `Materialised` computes the formula of `spec`, which is an unusual one."""
+    compositions = ("none", "static", "query", "key", "query+key")
+    is_usual = spec.similarity.kind == "dot" and spec.compose.kind == "none"
+    has_form = spec.similarity.has_logits and spec.normaliser.kind == "softmax"
+    return has_form and not is_usual and spec.compose.kind in compositions
 
 
 def add_materialised(names: Iterable[str]) -> list[str]:
     """Return the names, and after each unusual formula the name of its materialised form."""
     all_names = []
     for name in names:
-        spec = PRESETS[name.removesuffix(HALF_HEADS)]
         all_names.append(name)
-        is_standard = spec.similarity.kind == "dot" and not spec.compose.places()
-        if covers(spec) and not is_standard:
+        if has_materialised_form(PRESETS[name.removesuffix(HALF_HEADS)]):
             all_names.append(name + MATERIALISED)
     return all_names
 
@@ -134,83 +189,79 @@ class Step:
 
 
 class Row(NamedTuple):
-    """Measurements of one block in one mode; they are None if it disagrees with the reference.
-
-    `ratio` and `peak_ratio` are relative to the baseline, `beside` and `peak_beside` to the block's
-    materialised form (None without one). Time ratios are within a round; `peak` is in bytes.
-    """
+    """Measurements of one block in one mode; None without a materialised form to compare with."""
 
     name: str
     mode: str
     parameters: int
     ffn_width: int
-    seconds: Spread | None = None
-    ratio: Spread | None = None
-    beside: Spread | None = None
-    peak: int = 0
-    peak_ratio: float | None = None
-    peak_beside: float | None = None
+    seconds: Spread
+    ratio: Spread
+    beside: Spread | None
+    peak: int
+    peak_ratio: float
+    peak_beside: float | None
+
+
+def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
+    """Yield the table of each number of tokens."""
+    for tokens in options.tokens:
+        shape = Shape(options.batch, tokens, options.dim, options.heads, options.causal)
+        causal = ", causal" if shape.causal else ""
+        title = (
+            f"Transformer block, forward + backward, {options.dtype}: batch {shape.batch}, "
+            f"{tokens} tokens{causal}, width {shape.dim}, {shape.heads} heads, {setup.rounds} "
+            "interleaved rounds; parameters matched through ffn_width. seconds: median ± "
+            "interquartile range. ratio, beside: seconds over those of the baseline and of the "
+            "materialised form in the same round. peak: most bytes; peak_ratio, peak_beside: over "
+            "those of the baseline and of the materialised form."
+        )
+        name = f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}"
+        yield Table(name, title, run(options.presets, shape, options.modes, setup))
 
 
 def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
-    """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
+    """Return a row for every block and mode ("eager", "compiled"), the baseline first.
+
+    Raises DisagreementError if a layer disagrees with its reference.
+    """
     torch.manual_seed(0)
-    width = shape.ratio * shape.dim
-    modules = {BASELINE: (build_block(BASELINE, shape, width), width)}
-    target = count(modules[BASELINE][0])
-    agreeing = {BASELINE}
+    width = FFN_RATIO * shape.dim
+    blocks = {BASELINE: (build_block(BASELINE, shape, width), width)}
+    target = count(blocks[BASELINE][0])
     for name in add_materialised(names):
+        if not agrees(name, shape):
+            raise DisagreementError(f"'{name}' disagrees with the reference")
         width = match_width(name, shape, target)
-        modules[name] = build_block(name, shape, width), width
-        if agrees(name, shape):
-            agreeing.add(name)
+        blocks[name] = build_block(name, shape, width), width
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
     rows = []
     for mode in modes:
         torch.compiler.reset()
         # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
-        with torch._dynamo.config.patch(recompile_limit=len(modules) + 1):
+        with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
             steps = {
                 name: Step(module.to(x), x, shape.causal, mode)
-                for name, (module, _) in modules.items()
-                if name in agreeing
+                for name, (module, _) in blocks.items()
             }
             seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
             peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
-        rows += [
-            _make_row(Row(name, mode, count(module), width), seconds, peak)
-            for name, (module, width) in modules.items()
-        ]
+        for name, (module, width) in blocks.items():
+            plain = name + MATERIALISED
+            rows.append(
+                Row(
+                    name,
+                    mode,
+                    count(module),
+                    width,
+                    seconds=summarize(seconds[name]),
+                    ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
+                    beside=summarize_ratios(seconds[name], seconds[plain])
+                    if plain in blocks
+                    else None,
+                    peak=peak[name],
+                    peak_ratio=peak[name] / peak[BASELINE],
+                    peak_beside=peak[name] / peak[plain] if plain in blocks else None,
+                )
+            )
     return rows
-
-
-def _make_row(row: Row, seconds: dict[str, list[float]], peak: dict[str, int]) -> Row:
-    """Return `row` with the measurements of its block, if there are any."""
-    if row.name not in seconds:
-        return row
-    row = row._replace(
-        seconds=summarize(seconds[row.name]),
-        ratio=summarize_ratios(seconds[row.name], seconds[BASELINE]),
-        peak=peak[row.name],
-        peak_ratio=peak[row.name] / peak[BASELINE],
-    )
-    if (materialised := row.name + MATERIALISED) not in seconds:
-        return row
-    return row._replace(
-        beside=summarize_ratios(seconds[row.name], seconds[materialised]),
-        peak_beside=peak[row.name] / peak[materialised],
-    )
-
-
-def format_row(row: Row) -> list[str]:
-    """Return the cells of a row under HEADER."""
-    cells = [row.name, row.mode, f"{row.parameters:,}", str(row.ffn_width)]
-    if row.seconds is None:
-        return [*cells, "disagrees with the reference: no number", *[""] * 5]
-    return [
-        *cells,
-        format_spread(row.seconds, 1e3),
-        *(format_spread(spread) for spread in (row.ratio, row.beside)),
-        format_mebibytes(row.peak),
-        *("" if ratio is None else f"{ratio:.2f}" for ratio in (row.peak_ratio, row.peak_beside)),
-    ]

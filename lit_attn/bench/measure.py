@@ -9,9 +9,11 @@ itself, for example the packed matrices of a BLAS.
 
 import datetime
 import os
+import platform
+import re
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +25,10 @@ from lit_attn.files import write_atomic
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
+
+
+class DisagreementError(Exception):
+    """A mechanism does not compute what it should, so it is not measured."""
 
 
 class Setup(NamedTuple):
@@ -39,6 +45,14 @@ class Spread(NamedTuple):
 
     median: float
     iqr: float
+
+
+class Table(NamedTuple):
+    """Name of the files, title and rows, which are NamedTuples, of a table."""
+
+    name: str
+    title: str
+    rows: Sequence[Any]
 
 
 def measure_seconds(
@@ -148,7 +162,10 @@ def read_conditions(device: str, clock: str) -> dict[str, str]:
     if device == "cuda":
         device_name, clock_name = torch.cuda.get_device_name(), "GPU events"
     else:
-        device_name = f"CPU, {_read_processor()}, {torch.get_num_threads()} thread(s)"
+        path = Path("/proc/cpuinfo")
+        model = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
+        processor = platform.machine() if model is None else model[1]
+        device_name = f"CPU, {processor}, {torch.get_num_threads()} thread(s)"
         clock_name = {"wall": "wall clock", "cpu": "CPU time of the process"}[clock]
     return {
         "date": datetime.date.today().isoformat(),
@@ -159,63 +176,50 @@ def read_conditions(device: str, clock: str) -> dict[str, str]:
     }
 
 
-def format_document(
-    title: str, conditions: dict[str, str], header: str, rows: Iterable[list[str]]
-) -> str:
-    """Return the title, the conditions and a table with the cells of each row, in Markdown."""
-    line = (
-        f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
-        f"torch {conditions['torch']}, load average {conditions['load']}."
-    )
-    lines = [title, line, "", header, *(f"| {' | '.join(cells)} |" for cells in rows)]
-    return "\n".join(lines) + "\n"
-
-
-def make_records(rows: Iterable[Any], spreads: Collection[str]) -> list[dict[str, object]]:
-    """Return the rows with one number for each key; a key of `spreads` becomes two."""
-    all_records = []
-    for row in rows:
-        record: dict[str, object] = {}
-        for name, value in row._asdict().items():
-            if name in spreads:
-                record[name] = None if value is None else value.median
-                record[name + "_iqr"] = None if value is None else value.iqr
-            else:
-                record[name] = value
-        all_records.append(record)
-    return all_records
-
-
-def write_files(
-    folder: Path, name: str, text: str, records: list[dict[str, object]], conditions: dict[str, str]
-) -> None:
-    """Write NAME.md and NAME.csv to `folder`; the conditions are columns of the CSV."""
-    frame = pd.DataFrame([{**record, **conditions} for record in records])
-    write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
-    write_atomic(folder / f"{name}.md", text)
-
-
-def format_spread(spread: Spread | None, unit: float = 1) -> str:
-    """Return the median and the interquartile range, times `unit`, or "" without a measurement."""
-    return "" if spread is None else f"{unit * spread.median:.2f} ± {unit * spread.iqr:.2f}"
-
-
-def format_mebibytes(count: float) -> str:
-    """Return a number of bytes in MiB, with at least three significant digits."""
-    size = count / 2**20
-    return f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
-
-
 def read_load() -> str:
     """Return the load average of the last minute: runnable processes, this one included."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
-def _read_processor() -> str:
-    """Return the processor's name from /proc/cpuinfo, or its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return os.uname().machine
+def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -> None:
+    """Print a table in Markdown, and write NAME.md and NAME.csv to `folder` if there is one.
+
+    The columns are the fields of the rows. In the CSV a `Spread` is two numbers, and the conditions
+    are columns too.
+    """
+    line = (
+        f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
+        f"torch {conditions['torch']}, load average {conditions['load']}."
+    )
+    names = table.rows[0]._fields
+    cells = [names, ["---:"] * len(names), *(map(format_cell, row) for row in table.rows)]
+    lines = [table.title, line, "", *(f"| {' | '.join(row)} |" for row in cells)]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if folder is None:
+        return
+    records = []
+    for row in table.rows:
+        record: dict[str, object] = {}
+        for name, value in row._asdict().items():
+            record[name] = value.median if isinstance(value, Spread) else value
+            if isinstance(value, Spread):
+                record[name + "_iqr"] = value.iqr
+        records.append(record | conditions)
+    write_atomic(folder / f"{table.name}.csv", pd.DataFrame(records).to_csv(index=False))
+    write_atomic(folder / f"{table.name}.md", text)
+
+
+def format_cell(value: object) -> str:
+    """Return a value of a row in Markdown; "" for None."""
+    match value:
+        case None:
+            return ""
+        case Spread():
+            return f"{value.median:.3g} ± {value.iqr:.2g}"
+        case bool() | str():
+            return str(value)
+        case int():
+            return f"{value:,}"
+        case _:
+            return f"{value:.2f}"

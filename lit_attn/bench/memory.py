@@ -5,41 +5,23 @@ that tensor and grows with n^2. In chunks of queries it grows with n; linear key
 time too.
 """
 
+import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench.attention import Shape, Step, build_layer
-from lit_attn.bench.measure import (
-    Setup,
-    Spread,
-    format_mebibytes,
-    measure_memory,
-    summarize,
-    time_call,
-)
+from lit_attn.bench.measure import Setup, Spread, Table, measure_memory, summarize, time_call
 
 LENGTHS = [2**power for power in range(10, 14)]
 LINEAR_LENGTHS = [2**power for power in range(10, 17)]
 
-HEADER = (
-    "| preset | causal | tokens | s (median ± IQR) | held MiB | peak MiB | n x n x H MiB "
-    "| peak grows as | time grows as |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|"
-)
-
-SPREADS = ("seconds",)
-
 
 class Row(NamedTuple):
-    """Measurements of one layer at one length, in seconds and bytes.
-
-    `logits` is the size of one tensor of n x n x H logits. The peak grew with n^`peak_power` since
-    the previous row and the time with n^`time_power`; both are None in the first row of a layer.
-    """
+    """Measurements of one layer at one length; the powers are None in the first row of a layer."""
 
     name: str
     causal: bool
@@ -52,19 +34,16 @@ class Row(NamedTuple):
     time_power: float | None = None
 
 
-def run(
-    names: Sequence[str], lengths: Sequence[int] | None, dim: int, heads: int, setup: Setup
-) -> list[Row]:
-    """Return rows of every layer, bidirectional and causal, at `lengths` or default lengths."""
+def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
+    """Yield the table of every layer, bidirectional and causal, at each length."""
     torch.manual_seed(0)
     rows = []
-    for name in names:
-        is_linear = not PRESETS[name].similarity.has_logits
+    for name in options.presets:
+        default = LENGTHS if PRESETS[name].similarity.has_logits else LINEAR_LENGTHS
         for causal in (False, True):
             previous = None
-            for n in lengths or (LINEAR_LENGTHS if is_linear else LENGTHS):
-                shape = Shape(1, n, dim, heads, causal=causal)
-                row = measure(name, shape, setup)
+            for n in options.tokens or default:
+                row = measure(name, Shape(1, n, options.dim, options.heads, causal), setup)
                 if previous is not None:
                     growth = math.log(row.tokens / previous.tokens)
                     row = row._replace(
@@ -73,7 +52,14 @@ def run(
                     )
                 previous = row
                 rows.append(row)
-    return rows
+    title = (
+        f"Attention layer, forward + backward, uncompiled, {options.dtype}: one sample, width "
+        f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. seconds: median ± "
+        "interquartile range. held: bytes kept from forward to backward. peak: most bytes in "
+        "either, without parameters and input. logits: bytes of one n x n x H tensor. peak_power, "
+        "time_power: p where the peak or the time grew as n^p since the row before."
+    )
+    yield Table(f"memory-{setup.device}", title, rows)
 
 
 def measure(name: str, shape: Shape, setup: Setup) -> Row:
@@ -85,12 +71,3 @@ def measure(name: str, shape: Shape, setup: Setup) -> Row:
     seconds = summarize(time_call(step, setup.device, setup.clock) for _ in range(setup.rounds))
     logits = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
     return Row(name, shape.causal, shape.tokens, seconds, used.held, used.peak, logits)
-
-
-def format_row(row: Row) -> list[str]:
-    """Return the cells of a row under HEADER."""
-    cells = [row.name, "yes" if row.causal else "no", str(row.tokens)]
-    cells.append(f"{row.seconds.median:.3g} ± {row.seconds.iqr:.2g}")
-    cells += [format_mebibytes(count) for count in (row.held, row.peak, row.logits)]
-    powers = (row.peak_power, row.time_power)
-    return cells + ["" if power is None else f"n^{power:.2f}" for power in powers]

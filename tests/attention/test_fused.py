@@ -209,7 +209,7 @@ def test_the_peak_memory_of_belief2_is_near_the_standard_blocks(mode: str) -> No
     torch.compiler.reset()
     shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim)
-    standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
+    standard = attention.build_block(attention.BASELINE, shape, attention.FFN_RATIO * shape.dim)
     width = attention.match_width("belief2", shape, count(standard))
     belief2 = attention.build_block("belief2", shape, width)
     peaks = []
@@ -259,7 +259,7 @@ def test_memory_on_a_gpu_is_near_the_standard_blocks() -> None:
     """Memory that is kept and peak memory are compared with timm's block, as on a CPU."""
     shape = attention.Shape(batch=64)
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device="cuda")
-    standard = attention.build_block(attention.BASELINE, shape, shape.ratio * shape.dim)
+    standard = attention.build_block(attention.BASELINE, shape, attention.FFN_RATIO * shape.dim)
     width = attention.match_width("belief2", shape, count(standard))
     held_bytes = []
     for block in (standard, attention.build_block("belief2", shape, width)):

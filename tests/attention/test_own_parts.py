@@ -104,7 +104,7 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
         arguments = ["--parts", f"{name}.py", "--presets", "reflected", "cosine", *SMALL]
         done = run(tmp_path, "lit_attn.bench", "attention", *arguments)
         assert done.returncode == code, done.stdout + done.stderr
-        assert done.stdout.count("disagrees with the reference") == code
+        assert done.stderr.count("'reflected' disagrees with the reference") == code
     missing = run(tmp_path, "lit_attn.bench", "attention", "--parts", "other.py")
     assert missing.returncode == 2
     assert missing.stderr.endswith(f"error: {tmp_path}/other.py: no such file\n")
