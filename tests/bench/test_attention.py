@@ -25,7 +25,9 @@ MATERIALISED = [name for name in attention.add_materialised(NAMES) if name.endsw
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_have_matched_parameters(name: str) -> None:
     shape = attention.Shape()
-    target = count(attention.build_block(attention.BASELINE, shape, attention.FFN_RATIO * shape.dim))
+    target = count(
+        attention.build_block(attention.BASELINE, shape, attention.FFN_RATIO * shape.dim)
+    )
     width = attention.match_width(name, shape, target)
     matched = count(attention.build_block(name, shape, width))
     assert abs(matched - target) <= (2 * shape.dim + 1) / 2

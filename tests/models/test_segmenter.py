@@ -14,19 +14,18 @@ from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.segmenter import SegmenterConfig
 from lit_attn.extras import require_mmseg
-from lit_attn.models import segmenter
-from lit_attn.models.factory import count, describe
+from lit_attn.models.factory import build, count, describe
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
 
-from mmengine.config import ConfigDict  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.registry import MODELS  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
 
-from lit_attn.models.mmseg_parts import AttentionMaskHead, AttentionViT  # noqa: E402
+from lit_attn.models import segmenter  # noqa: E402
+from lit_attn.models.segmenter import AttentionMaskHead, AttentionViT  # noqa: E402
 
 PRETRAINED = "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
 
@@ -94,11 +93,12 @@ def test_new_layers_start_as_published() -> None:
 
 def test_the_head_with_standard_attention_equals_that_of_mmsegmentation() -> None:
     torch.manual_seed(0)
-    ours = AttentionMaskHead(5, in_channels=24, embed_dims=32, num_heads=2, ffn=128).eval()
+    model = SegmenterConfig(dim=32, heads=2, ffn=FFN(width=128))
+    ours = AttentionMaskHead(model, 5).eval()
     theirs = MODELS.build(
         {
             "type": "SegmenterMaskTransformerHead",
-            "in_channels": 24,
+            "in_channels": 32,
             "channels": 32,
             "num_classes": 5,
             "num_layers": 2,
@@ -123,40 +123,17 @@ def test_the_head_with_standard_attention_equals_that_of_mmsegmentation() -> Non
         state[name] = value
     theirs.load_state_dict(state)
     ours, theirs = ours.double(), theirs.double()
-    x = (torch.randn(2, 24, 3, 4, dtype=torch.double),)
+    x = (torch.randn(2, 32, 3, 4, dtype=torch.double),)
     torch.testing.assert_close(ours(x), theirs(x))
 
 
 def test_the_backbone_gives_normed_patches_without_the_class_token() -> None:
     torch.manual_seed(0)
-    backbone = AttentionViT("belief2", 32, 8, 32, 2, 2, 48).eval()
+    model = SegmenterConfig.model_validate({**SMALL, "attention": preset("belief2")})
+    backbone = AttentionViT(model, 32).eval()
     x = torch.randn(2, 3, 32, 32)
     (expected,) = backbone.vit.forward_intermediates(x, 1, norm=True, intermediates_only=True)
     torch.testing.assert_close(backbone(x)[0], expected)
-
-
-@pytest.mark.parametrize(
-    "attention",
-    ["belief2", {"zz": True, "residual": {"kind": "split", "activation": "gelu"}}],
-)
-def test_a_plain_mmsegmentation_configuration_can_use_the_parts(attention: object) -> None:
-    sizes = {"embed_dims": 32, "num_layers": 2, "num_heads": 2, "ffn": 48, "attention": attention}
-    network = MODELS.build(
-        ConfigDict(
-            type="EncoderDecoder",
-            backbone={"type": "AttentionViT", "img_size": 32, "patch_size": 8, **sizes},
-            decode_head={
-                "type": "AttentionMaskHead",
-                "num_classes": 5,
-                "in_channels": 32,
-                **sizes,
-            },
-            test_cfg={"mode": "whole"},
-        )
-    )
-    assert network(torch.randn(1, 3, 32, 32)).shape == (1, 5, 4, 4)
-    assert network.backbone.vit.blocks[1].attn.spec == preset("belief2")
-    assert network.decode_head.layers[1].attn.spec == preset("belief2")
 
 
 def test_the_decoder_can_keep_standard_attention() -> None:
@@ -310,4 +287,4 @@ def test_a_missing_mmsegmentation_is_reported_in_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mmseg.models", None)
     with pytest.raises(ConfigError, match=r"model\.kind: needs mmseg.*lit_attn\[segmentation\]"):
-        small()
+        build(SegmenterConfig(), Scenes(crop=32))

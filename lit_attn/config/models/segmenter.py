@@ -1,15 +1,20 @@
 """The Segmenter (Strudel et al. 2021)."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.models.base import FFN, ffn_field, require_tiling
 from lit_attn.config.models.vision import Transformer
 from lit_attn.config.signatures import ImageMasks
+from lit_attn.extras import require_mmseg
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class SegmenterConfig(Transformer):
@@ -59,6 +64,10 @@ class SegmenterConfig(Transformer):
                 f"stride: {self.stride} leaves gaps between windows of {crop} (data.crop); {crop} "
                 "at most"
             )
+
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        require_mmseg("model.kind")
+        return super().build(signature, device)
 
     def check_files(self) -> None:
         if self.checkpoint is not None and not self.checkpoint.is_file():
