@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from lit_attn.attention import cache
-from lit_attn.attention.cache import Cache, KeyValues, RunningSums
+from lit_attn.attention.cache import KeyValues, RunningSums
 from lit_attn.attention.compose import Maps
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import decoding
