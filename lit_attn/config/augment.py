@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lit_attn.schema.base import Kind, load
+from lit_attn.config.data.base import method
+from lit_attn.schema.base import Kind
 
 if TYPE_CHECKING:
     from lit_attn.config.data.segmentation import Scenery
@@ -68,9 +69,7 @@ class FlipConfig(Augmentation):
     kind: Literal["flip"] = "flip"
     stage = "any"
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.steps:Flip")(self)
+    build: ClassVar = method("lit_attn.data.augment.steps:Flip")
 
 
 class CropConfig(Augmentation):
@@ -79,9 +78,7 @@ class CropConfig(Augmentation):
     kind: Literal["crop"] = "crop"
     stage = "any"
     padding: PositiveInt = Field(4, description="zero pixels added to every side")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.steps:Crop")(self)
+    build: ClassVar = method("lit_attn.data.augment.steps:Crop")
 
 
 class AutoAugmentConfig(Augmentation):
@@ -94,9 +91,7 @@ class AutoAugmentConfig(Augmentation):
     kind: Literal["autoaugment"] = "autoaugment"
     stage = "bytes"
     fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.policies:AutoAugment")(self, images.shape[2])
+    build: ClassVar = method("lit_attn.data.augment.policies:AutoAugment")
 
 
 class RandAugmentConfig(Augmentation):
@@ -114,11 +109,7 @@ class RandAugmentConfig(Augmentation):
     flavour: Literal["blanking", "torchvision"] = Field(
         "torchvision", description="source of the operations and their ranges"
     )
-
-    def build(self, images: ImageFormat) -> Any:
-        if self.flavour == "blanking":
-            return load("lit_attn.data.augment.policies:BlankingRandAugment")(self)
-        return load("lit_attn.data.augment.policies:TorchvisionRandAugment")(self, images.shape[2])
+    build: ClassVar = method("lit_attn.data.augment.policies:RandAugment")
 
 
 class NormalizeConfig(Augmentation):
@@ -131,9 +122,7 @@ class NormalizeConfig(Augmentation):
     stage = "normalize"
     mean: Statistics = Field(None, description="mean of each channel, 0 to 1; null: measured")
     std: Statistics = Field(None, description="deviation of each channel, 0 to 1; null: measured")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.steps:Normalize")(images.mean, images.std)
+    build: ClassVar = method("lit_attn.data.augment.steps:Normalize")
 
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
         """Return `images` with the mean and the deviation of this configuration."""
@@ -149,9 +138,7 @@ class ErasingConfig(Augmentation):
     p: float = Field(0.25, ge=0, le=1, description="probability for each image")
     area: tuple[float, float] = Field((0.02, 0.4), description="range of the erased share")
     aspect: tuple[float, float] = Field((0.3, 3.33), description="range of height over width")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.steps:Erasing")(self, images.mean, images.shape[1:])
+    build: ClassVar = method("lit_attn.data.augment.steps:Erasing")
 
 
 class MixConfig(Augmentation):
@@ -163,9 +150,7 @@ class MixConfig(Augmentation):
     cutmix: float = Field(1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
     p: float = Field(0.5, ge=0, le=1, description="probability for each batch")
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
-
-    def build(self, images: ImageFormat) -> Any:
-        return load("lit_attn.data.augment.steps:Mix")(self, images.classes)
+    build: ClassVar = method("lit_attn.data.augment.steps:Mix")
 
 
 class SceneAugmentation(Kind):

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lit_attn.config.augment import MixConfig
+from lit_attn.config.augment import ImageFormat, MixConfig
 from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
 from released.record import Clone
@@ -152,7 +152,7 @@ def replay(run: str, folder: Path) -> Replay:
         seed,
         "test/loss",
     )
-    mix = Mix(MixConfig(), CLASSES)
+    mix = Mix(MixConfig(), ImageFormat((3, 32, 32), CLASSES, [0.0] * 3, [1.0] * 3))
 
     def step(number: int) -> tuple[torch.Tensor, ...]:
         images = vision.images(seed, number, BATCH, 32)

@@ -2,8 +2,7 @@
 
 Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
 for each image. `apply` changes the images on their device. A batch is therefore the same on every
-device, however many batches are augmented together, and the tests compare `apply` with Pillow,
-torchvision and timm on the same draws.
+device, however many batches are augmented together.
 
 Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
 indices, mixed targets (N, classes).
@@ -18,9 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config.augment import CropConfig, ErasingConfig, FlipConfig, ImageFormat, MixConfig
+from lit_attn.config.augment import (
+    CropConfig,
+    ErasingConfig,
+    FlipConfig,
+    ImageFormat,
+    MixConfig,
+    NormalizeConfig,
+)
 from lit_attn.config.data.images import Images
-from lit_attn.data.augment import operations
 
 Batch = tuple[Tensor, Tensor]
 Parameters = tuple[Tensor, ...]
@@ -93,20 +98,21 @@ class Pipeline:
 class Flip:
     """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
-    def __init__(self, config: FlipConfig) -> None:
+    def __init__(self, config: FlipConfig, _: ImageFormat) -> None:
         self.p = config.p
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
         return (torch.rand(n, generator=generator) < self.p,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return operations.flip(images, *_to_device_of(images, drawn))
+        (is_flipped,) = _to_device_of(images, drawn)
+        return torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 class Crop:
     """Crop of the zero-padded image; parameters: the top row and the left column (N,) each."""
 
-    def __init__(self, config: CropConfig) -> None:
+    def __init__(self, config: CropConfig, _: ImageFormat) -> None:
         self.padding = config.padding
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
@@ -114,15 +120,19 @@ class Crop:
         return tuple(corners.unbind())
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return operations.crop(images, self.padding, *_to_device_of(images, drawn))
+        top, left = _to_device_of(images, drawn)
+        n, _, height, width = images.shape
+        padded = F.pad(images, (self.padding,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        return windows[torch.arange(n, device=images.device), :, top, left]
 
 
 class Normalize:
-    """Conversion to float, minus `mean`, over `std` (per channel, of values from 0 to 1)."""
+    """Conversion to float, minus the mean, over the deviation of each channel."""
 
-    def __init__(self, mean: list[float], std: list[float]) -> None:
-        self.mean = torch.tensor(mean).view(-1, 1, 1)
-        self.std = torch.tensor(std).view(-1, 1, 1)
+    def __init__(self, _: NormalizeConfig, images: ImageFormat) -> None:
+        self.mean = torch.tensor(images.mean).view(-1, 1, 1)
+        self.std = torch.tensor(images.std).view(-1, 1, 1)
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
         return ()
@@ -142,10 +152,10 @@ class Erasing:
 
     tries = 100
 
-    def __init__(self, config: ErasingConfig, mean: list[float], size: tuple[int, int]) -> None:
+    def __init__(self, config: ErasingConfig, images: ImageFormat) -> None:
         self.config = config
-        self.mean = torch.tensor(mean)
-        self.size = size
+        self.mean = torch.tensor(images.mean).view(-1, 1, 1)
+        self.size = images.shape[1:]
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
         (height, width), config = self.size, self.config
@@ -163,7 +173,12 @@ class Erasing:
         return (torch.cat([top, left, tall, wide], dim=1).long() * used,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        return operations.erase(images, *_to_device_of(images, (*drawn, self.mean)))
+        boxes, mean = _to_device_of(images, (*drawn, self.mean))
+        top, left, tall, wide = boxes.view(-1, 4, 1, 1).unbind(1)
+        rows = torch.arange(images.shape[-2], device=images.device).view(1, -1, 1)
+        columns = torch.arange(images.shape[-1], device=images.device).view(1, 1, -1)
+        erased = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
+        return torch.where(erased.unsqueeze(1), mean.to(images.dtype), images)
 
 
 class MixDraw(NamedTuple):
@@ -182,9 +197,9 @@ class MixDraw(NamedTuple):
 class Mix:
     """MixUp (Zhang et al. 2018) or CutMix (Yun et al. 2019) with a shuffled copy of the batch."""
 
-    def __init__(self, config: MixConfig, num_classes: int) -> None:
+    def __init__(self, config: MixConfig, images: ImageFormat) -> None:
         self.config = config
-        self.num_classes = num_classes
+        self.num_classes = images.classes
 
     def draw(self, n: int, generator: torch.Generator) -> MixDraw:
         config = self.config
