@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
+from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.data.module import TextMeasure
 from lit_attn.tasks.base import TaskModule
@@ -58,14 +59,14 @@ class LanguageModelling(TaskModule):
         return probabilities[:, : self.data.signature.vocabulary], targets[predicted]
 
     def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p(target) in nats, (B, n) in float32, and 0 where a target is IGNORED.
+        """Return -log p(target) in nats, (B, n), at least float32, and 0 where a target is IGNORED.
 
         A network that has a method `nll` computes it itself.
         """
         if (method := getattr(self.network, "nll", None)) is not None:
             nll: Tensor = method(inputs, targets)
             return nll
-        logits = self.network(inputs).float().transpose(1, 2)
+        logits = wide(self.network(inputs)).transpose(1, 2)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
 

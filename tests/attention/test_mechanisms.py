@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from timm.models.cait import TalkingHeadAttn
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -42,6 +43,38 @@ def test_composition_has_the_published_parameters(dim: int, heads: int, extra: i
 
 def test_talking_heads_add_two_matrices() -> None:
     assert parameters(make("talking-heads")) - parameters(make("standard")) == 2 * HEADS**2
+
+
+def test_talking_heads_train_as_timms_layer() -> None:
+    """timm's layer has biases of the head maps, which the paper lacks; they stay at zero."""
+    torch.manual_seed(1)
+    theirs = TalkingHeadAttn(DIM, HEADS, qkv_bias=True).double()
+    ours = attn_layer("talking-heads")(DIM, HEADS, qkv_bias=True).double()
+    pairs = {
+        "qkv.weight": theirs.qkv.weight,
+        "qkv.bias": theirs.qkv.bias,
+        "proj.weight": theirs.proj.weight,
+        "proj.bias": theirs.proj.bias,
+        "composers.pre.matrix": theirs.proj_l.weight,
+        "composers.post.matrix": theirs.proj_w.weight,
+    }
+    parameters_of_ours = dict(ours.named_parameters())
+    assert parameters_of_ours.keys() == pairs.keys()
+    with torch.no_grad():
+        for name, parameter in parameters_of_ours.items():
+            parameter.copy_(pairs[name])
+        theirs.proj_l.bias.zero_()
+        theirs.proj_w.bias.zero_()
+    optimizers = [torch.optim.AdamW(list(p), lr=0.01) for p in (pairs.values(), ours.parameters())]
+    for _ in range(20):
+        x, target = torch.randn(2, 3, 7, DIM, dtype=torch.float64)
+        for layer, optimizer in zip((theirs, ours), optimizers, strict=True):
+            optimizer.zero_grad()
+            (layer(x) - target).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
+    for name, parameter in parameters_of_ours.items():
+        torch.testing.assert_close(parameter, pairs[name], rtol=1e-9, atol=1e-9)
 
 
 def test_mixtures_add_the_expected_parameters() -> None:

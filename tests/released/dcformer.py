@@ -12,6 +12,7 @@ needs jax, flax, optax and einops.
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -279,7 +280,13 @@ def record(clone: Clone, run: str) -> Arrays:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     case, _, number = run.rpartition("-")
-    seed = int(number)
+    return small_replay(int(number), folder, CASES[case][2], released_names)
+
+
+def small_replay(
+    seed: int, folder: Path, changes: dict[str, Any], view: Callable[[Tensors], Tensors]
+) -> Replay:
+    """Return the shipped experiment in the recorded size, with `changes`."""
     for split in ("train", "val", "test"):
         np.arange(1, 65, dtype=np.uint16).tofile(folder / f"{split}.bin")
     cell = shipped_cell(
@@ -300,7 +307,7 @@ def replay(run: str, folder: Path) -> Replay:
             "training.epochs": 1,
             "training.evaluate_every": 1,
             "training.precision": "fp32",
-            **CASES[case][2],
+            **changes,
         },
         seed,
     )
@@ -312,7 +319,7 @@ def replay(run: str, folder: Path) -> Replay:
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return {"output": np.array([loss.item()])}
 
-    return Replay(cell, lambda step: batch(seed, step), released_names, outputs=outputs)
+    return Replay(cell, lambda step: batch(seed, step), view, outputs=outputs)
 
 
 def released_names(ours: Tensors) -> Tensors:

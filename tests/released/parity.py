@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "parity.md"
 NAMES = (
     "big_vision",
     "dcformer",
+    "dcformer_pytorch",
     "jit",
     "local_vit",
     "lra",
@@ -55,6 +56,9 @@ set-up, so a change that moves a set-up away from its released code is noticed. 
 remain are listed with their reasons in
 [section 15 of the set-ups](setups.md#15-known-differences-from-the-released-code). A second row of
 a set-up has the runs to which such a difference applies.
+
+Talking heads have no released training code. `tests/attention/test_mechanisms.py` trains this
+project's layer beside the one that timm has for CaiT, without the biases that only timm's has.
 
 The comparison does not cover half precision, several devices, `torch.compile`, or the reading and
 augmentation of real images. It says nothing about published accuracies: none has been reproduced
