@@ -46,32 +46,26 @@ COMMANDS = {
     "list": Command("[FAMILY]", "list studies, presets and members", "lit_attn.__main__:show"),
     "completion": Command("SHELL", "print a completion script", "lit_attn.__main__:complete"),
 }
-# Commands with the name of a study, and the parser of their options.
-PARSERS = dict.fromkeys(("run", "rerun"), "lit_attn.ablate.__main__:make_parser")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; 2 for a wrong command line or configuration."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(make_overview(), end="")
-        return 0
-    if words[0] == "--version":
-        print(f"lit_attn {lit_attn.__version__}")
-        return 0
-    name, *rest = words
+    name, *rest = words or ["--help"]
     try:
+        if name == "rerun" and {"-h", "--help"} & set(rest):
+            # The options are those of `run`.
+            name = "run"
         if name not in COMMANDS:
-            raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
-        command = COMMANDS[name]
-        if {"-h", "--help"} & set(rest) and name in ("list", "rerun"):
-            print(f"usage: lit-attn {name} {command.words}\n\n{command.help.capitalize()}.")
-            return 0
-        if name in PARSERS and not {"-h", "--help"} & set(rest):
-            count = min(1, len(rest)) if name == "rerun" else 0
-            rest = [*rest[:count], *find_studies(rest[count:])]
-        run: Callable[[list[str]], int] = load(command.main)
-        return run([*command.first, *rest])
+            if not name.startswith("-"):
+                raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
+            make_parser().parse_args([name])
+        if name == "run":
+            rest = find_studies(rest)
+        elif name == "rerun":
+            rest = [*rest[:1], *find_studies(rest[1:])]
+        run: Callable[[list[str]], int] = load(COMMANDS[name].main)
+        return run([*COMMANDS[name].first, *rest])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -81,12 +75,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def make_overview() -> str:
-    """Return the list of all commands."""
-    words = {f"{name} {command.words}": command.help for name, command in COMMANDS.items()}
-    lines = [f"  lit-attn {text:{max(map(len, words))}}  {words[text]}" for text in words]
-    head = "lit_attn trains the variants of an ablation study and writes their tables.\n"
-    return "\n".join([head, *lines, "", "Every command explains its options with --help.", ""])
+def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of the commands, with the options of `run` if it `has_options`."""
+    parser = argparse.ArgumentParser(
+        prog="lit-attn",
+        usage="lit-attn COMMAND ...",
+        description="Train the variants of an ablation study and write their tables.",
+        epilog="Every command explains its options with --help.",
+    )
+    version = f"lit_attn {lit_attn.__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        is_run = has_options and name in ("run", "rerun")
+        options = [load("lit_attn.ablate.__main__:make_parser")()] if is_run else []
+        text = f"{command.words}: {command.help}"
+        commands.add_parser(name, help=text, parents=options, add_help=False)
+    return parser
 
 
 def find_studies(words: list[str]) -> list[str]:
@@ -98,7 +103,7 @@ def find_studies(words: list[str]) -> list[str]:
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
     path = STUDIES
-    if any(word.partition("=")[0] == "--paper" for word in options):
+    if any(word.partition("=")[0] in ("-h", "--help", "--paper") for word in options):
         return words
     if names and (Path(names[0]).suffix in (".yaml", ".yml") or Path(names[0]).is_file()):
         path = Path(names.pop(0))
@@ -134,47 +139,37 @@ def init(words: list[str]) -> int:
 
 
 def show(words: list[str]) -> int:
-    """List studies, presets and the members of families, or one of these with descriptions."""
+    """List studies, presets and the members of all families, or one of these."""
     from lit_attn.attention.spec import PRESETS
 
+    parser = argparse.ArgumentParser(prog="lit-attn list", description=show.__doc__)
+    parser.add_argument("family", nargs="?", metavar="FAMILY")
+    family = parser.parse_args(words).family
     # The import of this module registers the members of all families.
     load("lit_attn.config.experiment:MEMBERS")
-    families = {cls.__name__.lower(): cls.family for cls in Kind.__subclasses__()}
-    topic = words[0] if words else None
-    if topic in families:
-        _print_table({k: inspect.getdoc(m) or "" for k, m in families[topic].items()})
-    elif topic not in (None, "studies", "presets"):
-        hint = suggest(str(topic), ["studies", "presets", *families])
-        raise ConfigError(f"lit-attn list: no family '{topic}'{hint}")
-    if topic in (None, "studies"):
-        for file in filter(Path.exists, (STUDIES, _shipped())):
-            print(f"studies in {file}")
-            _print_table(_read_titles(file))
-    if topic in (None, "presets"):
-        print("presets of attention")
-        _print_table(dict.fromkeys(PRESETS, ""))
-    if topic is None:
-        print("members of families (`lit-attn list FAMILY` describes them)")
-        _print_table({name: ", ".join(members) for name, members in families.items()})
+    files = filter(Path.exists, (STUDIES, _shipped()))
+    lists = {f"studies in {file}": _read_titles(file) for file in files}
+    lists["presets"] = dict.fromkeys(PRESETS, "")
+    for cls in Kind.__subclasses__():
+        lists[cls.__name__.lower()] = {k: inspect.getdoc(m) or "" for k, m in cls.family.items()}
+    names = [name.split()[0] for name in lists]
+    if family not in (None, *names):
+        raise ConfigError(f"lit-attn list: no family '{family}'{suggest(family, names)}")
+    for name, rows in lists.items():
+        if family in (None, name.split()[0]):
+            print(name)
+            for word, text in rows.items():
+                first_line = text.partition("\n")[0]
+                print(f"  {word:{max(map(len, rows))}}  {first_line}".rstrip())
     return 0
 
 
 def complete(words: list[str]) -> int:
     """Print the completion script of a shell; ~/.bashrc: eval "$(lit-attn completion bash)"."""
     shtab: Any = require("shtab", "completion", "completion")
-    own = argparse.ArgumentParser(prog="lit-attn completion", description=complete.__doc__)
-    own.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
-    shell = own.parse_args(words).shell
-    parser = argparse.ArgumentParser(prog="lit-attn")
-    commands = parser.add_subparsers(dest="command")
-    for name, command in COMMANDS.items():
-        parents = [load(PARSERS[name])()] if name in PARSERS else []
-        added: Any = commands.add_parser(
-            name, help=command.help, parents=parents, conflict_handler="resolve"
-        )
-        if not parents:
-            added.add_argument("words", nargs="*").complete = shtab.FILE
-    print(shtab.complete(parser, shell))
+    parser = argparse.ArgumentParser(prog="lit-attn completion", description=complete.__doc__)
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    print(shtab.complete(make_parser(has_options=True), parser.parse_args(words).shell))
     return 0
 
 
@@ -193,13 +188,6 @@ def _read_titles(path: Path) -> dict[str, str]:
     studies = load_yaml(path).get("studies")
     items = studies.items() if isinstance(studies, dict) else ()
     return {name: str(study.get("title", "")) for name, study in items if isinstance(study, dict)}
-
-
-def _print_table(rows: dict[str, str]) -> None:
-    """Print names and the first lines of their descriptions."""
-    width = max(map(len, rows), default=0)
-    for name, text in rows.items():
-        print(f"  {name:{width}}  {text.partition(chr(10))[0]}".rstrip())
 
 
 if __name__ == "__main__":

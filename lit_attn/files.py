@@ -38,7 +38,9 @@ def write_atomic(path: Path, content: str | bytes, *, fsync: bool = True) -> Non
             if fsync:
                 os.fsync(stream.fileno())
         # mkstemp makes files private. A record is readable by everybody who can read the folder.
-        Path(temporary).chmod(0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -103,10 +105,3 @@ def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _umask() -> int:
-    """Return the process's umask. POSIX can only read it by setting it."""
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -170,19 +170,18 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
 
-    def add(name: str, kind: type, metavar: str, text: str, default: object = None) -> None:
-        parser.add_argument(name, type=kind, metavar=metavar, help=text, default=default)
-
-    add("run", Path, "RUN", "folder of a finished cell")
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="beginning of the text")
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a finished cell")
+    add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
     text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
-    add("--tokens", int, "N", text)
+    add("--tokens", type=int, metavar="N", help=text)
     text = "temperature (default 1); 0 always takes the most likely token"
-    add("--temperature", float, "T", text, 1.0)
-    add("--top-k", int, "K", "draw among the K most likely tokens (default: all)")
-    add("--seed", int, "S", "random seed (default 0)", 0)
+    add("--temperature", type=float, metavar="T", default=1.0, help=text)
+    text = "draw among the K most likely tokens (default: all)"
+    add("--top-k", type=int, metavar="K", help=text)
+    add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
     text = "execute the Python files that the run names under `parts` without asking"
-    parser.add_argument("--trust-code", action="store_true", help=text)
+    add("--trust-code", action="store_true", help=text)
     return parser
 
 

@@ -5,11 +5,9 @@ It is the same study that the command line runs: both read and write the same fi
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,10 +94,8 @@ class Study:
         words += ["--reports", str(self.reports), *(["--retry"] if retry else [])]
         for option, number in (("--jobs", jobs), ("--limit", limit)):
             words += [] if number is None else [option, str(number)]
-        search_path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         with subprocess.Popen(
             [sys.executable, "-m", "lit_attn.ablate", *words],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, search_path))},
             # On a terminal the runner draws its live table itself.
             stdout=None if sys.stdout.isatty() else subprocess.PIPE,
             stderr=None if sys.stdout.isatty() else subprocess.STDOUT,
@@ -137,11 +133,11 @@ class Study:
         for job in self._expand().jobs:
             if (result := read_result(job.folder, job.identity)) is None:
                 continue
-            costs: dict[str, Any] = {name: getattr(result, name) for name in COSTS}
-            for name in ("step_time", "evaluation_time"):
-                costs[name] = None if costs[name] is None else costs[name].median
-            row = {"variant": job.cell.variant, "seed": job.cell.seed}
-            row |= dict(_flatten(job.cell.experiment.model_dump(mode="json"), ""))
+            recorded = ((name, getattr(result, name)) for name in COSTS)
+            costs = {name: getattr(value, "median", value) for name, value in recorded}
+            keys = pd.json_normalize(job.cell.experiment.model_dump(mode="json")).iloc[0]
+            keys = keys.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+            row = {"variant": job.cell.variant, "seed": job.cell.seed, **keys}
             rows.append(row | result.metrics | costs)
         return pd.DataFrame(rows)
 
@@ -181,12 +177,3 @@ def _write_yaml(path: Path, value: dict[str, Any]) -> None:
         if path.read_text(encoding="utf-8") == text:
             return
     write_atomic(path, text)
-
-
-def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested mappings; lists as JSON."""
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _flatten(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, json.dumps(value) if isinstance(value, dict | list) else value

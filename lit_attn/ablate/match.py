@@ -202,7 +202,7 @@ def _count_flops(variant: Variant) -> int:
     model = factory.resolve(variant.experiment.model, variant.match_to, data)
     network = factory.build(model, data, "meta").train()
     with FlopCounterMode(display=False) as counter, factory.model_errors():
-        network(*model.sample(data.signature())).sum().backward()
+        network(*data.signature().sample()).sum().backward()
     return int(counter.get_total_flops()) * data.batch_size
 
 

@@ -85,7 +85,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     last = spell_out(Mapping(Where("")) if changes is None else changes, source.name)
     # Variants share the overrides of an axis: each override is spelled out once.
     spelled: dict[Override, Change] = {}
-    base = merge(normalize(source.experiment, str(source.experiment_path)), common.experiment)
+    base = merge(normalize(source.experiment), common.experiment)
     sections = _Sections()
     trees, experiments, matches = {}, {}, {}
     for variant in written:

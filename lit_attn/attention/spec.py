@@ -32,7 +32,7 @@ from lit_attn.attention.parts import (
     StaticConfig,
 )
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import ConfigError, explain, find_nearest_divisor, suggest
+from lit_attn.schema.errors import explain, find_nearest_divisor, suggest, unknown_key
 
 
 class AttentionSpec(Config):
@@ -93,6 +93,25 @@ class AttentionSpec(Config):
             part.check(self)
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, value: Any) -> Any:
+        """Replace a preset's name by its parts; a mapping without another kind refines a part."""
+        choices = {"preset": value} if isinstance(value, str) else value
+        for key in choices if isinstance(choices, dict) else ():
+            if key != "preset" and key not in cls.model_fields:
+                raise unknown_key(key, ["preset", *cls.model_fields])
+        if not isinstance(choices, dict) or "preset" not in choices:
+            return choices
+        parts: dict[str, Any] = dict(preset(str(choices["preset"])))
+        for key, change in choices.items():
+            if key != "preset":
+                part = parts[key]
+                is_refined = isinstance(part, Kind) and isinstance(change, dict)
+                is_refined = is_refined and change.get("kind", part.kind) == part.kind
+                parts[key] = part.model_dump() | change if is_refined else change
+        return parts
+
     @field_validator("zz", mode="before")
     @classmethod
     def _with_or_without(cls, value: Any) -> Any:
@@ -148,40 +167,12 @@ def preset(name: str) -> AttentionSpec:
     return PRESETS[name]
 
 
-# Keys of the mapping that `attention:` can be.
-CHOICES = ("preset", *AttentionSpec.model_fields)
-
-
 def attention_spec(choice: AttentionSpec | str | dict[str, Any], caller: str) -> AttentionSpec:
     """Return the specification that `attention:` with the value `choice` describes in YAML.
 
     Raises ConfigError, which begins with `caller`, for a value that YAML could not contain either.
     """
-    context = f"{caller}: attention"
-    match choice:
-        case AttentionSpec():
-            return choice
-        case str():
-            choice = {"preset": choice}
-        case dict():
-            pass
-        case _:
-            raise ConfigError(f"{context}: needs a preset's name or a mapping, not {choice!r}")
-    for key in choice:
-        if key not in CHOICES:
-            raise ConfigError(f"{context}: unknown key '{key}'{suggest(str(key), CHOICES)}")
     try:
-        parts: dict[str, Any] = dict(preset(str(choice.get("preset", "standard"))))
-    except ValueError as error:
-        raise ConfigError(f"{context}: {error}") from error
-    for key, change in choice.items():
-        if key != "preset":
-            part = parts[key]
-            # A change with another kind replaces the part.
-            is_refined = isinstance(part, Kind) and isinstance(change, dict)
-            is_refined = is_refined and change.get("kind", part.kind) == part.kind
-            parts[key] = part.model_dump() | change if is_refined else change
-    try:
-        return AttentionSpec.model_validate(parts)
+        return AttentionSpec.model_validate(choice)
     except ValidationError as error:
-        raise explain(error, context) from error
+        raise explain(error, f"{caller}: attention") from error

@@ -32,9 +32,7 @@ class Cell(Config):
     study: str = Field(description="name of the study")
     variant: str = Field(description="name of the variant")
     seed: int = Field(ge=0, le=LARGEST_SEED, description="random seed")
-    experiment: Experiment = Field(
-        description="everything that is trained, except variant name and seed"
-    )
+    experiment: Experiment = Field(description="everything but the variant name and the seed")
     match_to: Model | None = Field(
         None,
         description="model whose parameter count the FFN width is solved for; null: the "

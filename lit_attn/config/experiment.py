@@ -72,15 +72,10 @@ class Experiment(Config):
         if task is None or isinstance(data.signature(), task.takes):
             return data
         kinds = [kind for kind, member in Data.family.items() if fits(member, type(task))]
-        tasks = [
-            f"`task: {kind}`"
-            for kind, member in Task.family.items()
-            if fits(type(data), member) and not member.runs_foreign_code
-        ]
-        hint = f", or set {' or '.join(tasks)}" if tasks else ""
+        tasks = [f"`task: {k}`" for k, member in Task.family.items() if fits(type(data), member)]
         raise ValueError(
             f"'{data.kind}' does not go with `task: {task.kind}`; choose from "
-            f"{', '.join(sorted(kinds))}{hint}"
+            f"{', '.join(sorted(kinds))}, or set {' or '.join(tasks)}"
         )
 
     @field_validator("model")

@@ -77,9 +77,7 @@ class WandbLogger(MetricLogger):
     kind: Literal["wandb"] = "wandb"
     project: str = Field(description="name of the project")
     entity: str | None = Field(None, description="user or team; null: your default")
-    offline: bool = Field(
-        False, description="write to the cell's folder only; upload with `wandb sync` later"
-    )
+    offline: bool = Field(False, description="write to the cell's folder only, for `wandb sync`")
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
         """Return a logger for the run whose id contains this identity."""

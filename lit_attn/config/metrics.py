@@ -184,7 +184,6 @@ def _find_class(name: str) -> Any:
 TRAINING = (
     MetricInfo("train/loss", "training loss"),
     MetricInfo("train/lr", "learning rate", goal="max"),
-    percent("train/mfu", "MFU"),
 )
 TOKENS = MetricInfo("train/tokens_per_second", "tokens per second", goal="max")
 EVALUATION = MetricInfo("evaluation/seconds", "time of an evaluation (s)")
@@ -205,7 +204,7 @@ class MetricChoice(Config):
     )
     label: str | None = Field(None, description="heading of the column; null: the metric's own")
     goal: Literal["max", "min"] | None = Field(
-        None, description="direction of improvement; null: the metric's own"
+        None, description="better direction; null: the metric's"
     )
     scale: FiniteFloat | None = Field(
         None, description="factor from the logged to the printed value; null: the metric's own"

@@ -1,11 +1,11 @@
 """Optimisers: the configuration of each, and how it is built over the parameters of a module."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from lit_attn.schema.base import Kind, load
+from lit_attn.schema.base import Kind, Share, load
 
 if TYPE_CHECKING:
     import torch
@@ -55,13 +55,10 @@ class SGD(Optimizer):
         return torch.optim.SGD(self.parameters(module), *choices, fused=fused)
 
 
-Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
 class Adaptive(Optimizer):
     """Base of the optimisers that divide by a running mean of squared gradients."""
 
-    betas: tuple[Decay, Decay] = Field(
+    betas: tuple[Share, Share] = Field(
         (0.9, 0.999), description="decays of the means of gradients and of their squares"
     )
 
@@ -117,7 +114,7 @@ class SetAdam(Adaptive):
 
     kind: Literal["set-adam"] = "set-adam"
     eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
-    tau: Decay = Field(0.5, description="share of a tensor's smallest divisor to subtract")
+    tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)

@@ -23,9 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from lit_attn.attention.spec import CHOICES, AttentionSpec, preset
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.source import Mapping, Where
+from lit_attn.config.source import Mapping
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError, suggest
 
@@ -76,31 +76,28 @@ def spell_out(override: Mapping, context: str) -> Change:
         key_of[path] = key
         nested = value
         for name in reversed(path):
-            outer = Mapping(where)
-            outer.put(name, nested, where)
-            nested = outer
-        changes = merge(changes, _expand_model(nested, context))
+            nested = Mapping(where, {name: nested})
+        changes = merge(changes, _expand_model(nested))
     return Change(_make_paths_absolute(changes), match)
 
 
-def normalize(experiment: Mapping, context: str) -> Mapping:
-    """Return an experiment with its preset spelled out and with absolute paths."""
-    return _make_paths_absolute(_expand_model(experiment, context))
+def normalize(experiment: Mapping) -> Mapping:
+    """Return an experiment with absolute paths, and with the name of a preset as a mapping."""
+    return _make_paths_absolute(_expand_model(experiment))
 
 
 def merge(base: Any, change: Any) -> Any:
     """Return `base` with `change` applied: mappings key by key, and any other value replaced.
 
-    A mapping with another `kind` replaces the mapping in `base`. A mapping without a kind changes
-    the part in `base`, even if that is given by its name alone. The arguments stay as they are.
+    A mapping with another `kind` or with a `preset` replaces the mapping in `base`. A mapping
+    without a kind changes the part in `base`, even if that is given by its name alone. The
+    arguments stay as they are.
     """
-    if not isinstance(change, Mapping):
+    if not isinstance(change, Mapping) or "preset" in change:
         return change
     if isinstance(base, str) and "kind" not in change:
-        named = Mapping(change.at)
-        named.put("kind", base, change.at)
-        base = named
-    if not isinstance(base, Mapping) or ("kind" in change and change["kind"] != base.get("kind")):
+        base = Mapping(change.at, {"kind": base})
+    if not isinstance(base, Mapping) or change.get("kind", base.get("kind")) != base.get("kind"):
         return change
     merged = base.copy()
     for key, value in change.items():
@@ -108,89 +105,38 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
-def _expand_model(changes: Mapping, context: str) -> Mapping:
-    """Return `changes` with the preset and the words for the FFN in `model` replaced by values."""
+def _expand_model(changes: Mapping) -> Mapping:
+    """Return `changes` with the name of a preset and the words for the FFN as values.
+
+    An empty mapping keeps an FFN as it is, and is an error without one: it has no width.
+    """
     model = changes.get("model")
-    if not isinstance(model, Mapping) or not {"attention", "ffn"} & model.keys():
+    if not isinstance(model, Mapping):
         return changes
     changes, model = changes.copy(), model.copy()
     changes["model"] = model
-    if "attention" in model:
-        where = model.where["attention"]
-        model["attention"] = _expand_attention(model["attention"], where, f"{context}: attention")
-    match model.get("ffn", {}):
-        case "with":
-            # An empty mapping keeps an FFN as it is, and is an error without one: it has no width.
-            model["ffn"] = Mapping(model.where["ffn"])
-        case "without" | "none":
-            model["ffn"] = None
-        case str(word):
-            hint = suggest(word, ["with", "without", "none"])
-            raise ConfigError(f"{model.where['ffn']}: {context}: ffn: unknown '{word}'{hint}")
+    if isinstance(name := model.get("attention"), str):
+        model["attention"] = Mapping(model.where["attention"], {"preset": name})
+    if (word := model.get("ffn")) in ("with", "without", "none"):
+        model["ffn"] = Mapping(model.where["ffn"]) if word == "with" else None
     return changes
 
 
-def _expand_attention(value: Any, where: Where, context: str) -> Any:
-    """Return the choices that a preset's name or a mapping with `preset` stands for."""
-    if isinstance(value, str):
-        return _expand_preset(value, where, context)
-    if not isinstance(value, Mapping):
-        return value
-    for key in value:
-        if key not in CHOICES:
-            hint = suggest(key, CHOICES)
-            raise ConfigError(f"{value.where[key]}: {context}: unknown key '{key}'{hint}")
-    if "preset" not in value:
-        return value
-    choices = value.copy()
-    name = choices.pop("preset")
-    return merge(_expand_preset(name, value.where["preset"], context), choices)
-
-
-def _expand_preset(name: Any, where: Where, context: str) -> Any:
-    try:
-        choices = preset(str(name)).model_dump()
-    except ValueError as error:
-        raise ConfigError(f"{where}: {context}: {error}") from error
-    return _with_line(choices, where)
-
-
-def _with_line(value: Any, where: Where) -> Any:
-    """Return a copy of `value` in which every key has the line `where`."""
-    if not isinstance(value, dict):
-        return value
-    mapping = Mapping(where)
-    for key, item in value.items():
-        mapping.put(str(key), _with_line(item, where), where)
-    return mapping
-
-
-def _make_paths_absolute(tree: Mapping) -> Mapping:
-    for keys in _path_keys():
-        tree = _make_path_absolute(tree, keys)
-    return tree
-
-
-def _make_path_absolute(tree: Mapping, keys: tuple[str, ...]) -> Mapping:
-    """Return `tree` with an absolute path at `keys`, if there is a path."""
-    first, *rest = keys
-    value = tree.get(first)
-    if rest and isinstance(value, Mapping):
-        value = _make_path_absolute(value, tuple(rest))
-    elif not rest and isinstance(value, str):
-        where = tree.where[first]
-        value = str((where.folder / value).resolve())
-    if value is tree.get(first):
-        return tree
-    copied = tree.copy()
-    copied.put(first, value, tree.where[first])
-    return copied
+def _make_paths_absolute(tree: Mapping, prefix: tuple[str, ...] = ()) -> Mapping:
+    resolved = tree.copy()
+    for key, value in tree.items():
+        keys = (*prefix, key)
+        if isinstance(value, Mapping):
+            resolved[key] = _make_paths_absolute(value, keys)
+        elif isinstance(value, str) and keys in _path_keys():
+            resolved[key] = str((tree.where[key].folder / value).resolve())
+    return resolved
 
 
 @cache
-def _path_keys() -> list[tuple[str, ...]]:
+def _path_keys() -> set[tuple[str, ...]]:
     """Return the keys of all paths in an experiment of any kind."""
-    return sorted(set(_find_paths(Experiment)))
+    return set(_find_paths(Experiment))
 
 
 def _find_paths(config: type[Config]) -> Iterator[tuple[str, ...]]:

@@ -1,20 +1,4 @@
-"""Papers: the keys of the files in `experiments/papers`, which lay out every table and figure.
-
-    tables:
-      "1":
-        caption: Test accuracy on the Long Range Arena
-        columns:
-          ListOps: {study: mgk-listops}        # the study's metric
-          Text: {study: mgk-text}
-          Average: {mean: [ListOps, Text]}
-        rows:
-          Softmax 12 heads: {variant: softmax-12, published: 36.64 | 65.62 | 51.13}
-        readings: [released-*]                 # further variants of the same rows
-    figures:
-      "1":
-        caption: Training loss
-        lines: {Softmax 12 heads: mgk-listops/softmax-12}         # study/variant
-        panels: [{x: step, y: train/loss, log: [x]}]
+"""Papers: the keys of the files in `experiments/papers` (docs/papers.md), one file a paper.
 
 A published cell is a text, exactly as the paper prints it; a bar separates the cells of a row.
 """

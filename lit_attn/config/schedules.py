@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from lit_attn.schema.base import Kind
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.base import Kind, Share
 
 Rate = Callable[[int], float]
 """Learning rate of optimiser step 0, 1, ...; a pure function, so a resumed cell needs no state."""
@@ -16,7 +15,6 @@ Rate = Callable[[int], float]
 Warmup = Annotated[float, Field(ge=0, description="length of the warm-up in epochs")]
 Start = Annotated[float, Field(ge=0, description="learning rate at step 0, if there is a warm-up")]
 End = Annotated[float, Field(ge=0, description="learning rate after the last step")]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Schedule(Kind):
@@ -26,7 +24,7 @@ class Schedule(Kind):
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
         """Return the rate for a training of `epochs` epochs, where `peak` is the optimiser's `lr`.
 
-        Raises ConfigError if the schedule is longer than the training.
+        An experiment refuses a training that is shorter than the `ramps`.
         """
 
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
@@ -66,7 +64,7 @@ class Cosine(Schedule):
     end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
+        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
 
         def rate(step: int) -> float:
             if step < warmup:
@@ -90,7 +88,7 @@ class TransformerXL(Schedule):
     end: End = 0.0
 
     def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
+        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
 
         def rate(step: int) -> float:
             if step == 0:
@@ -114,7 +112,7 @@ class OneCycle(Schedule):
     warmup: Warmup
     start: Start = 0.0
     end: End = 0.0
-    cycle: tuple[Momentum, Momentum] | None = Field(
+    cycle: tuple[Share, Share] | None = Field(
         (0.95, 0.85),
         description="momentum (Adam's beta1) at both ends and at the peak; null: the optimiser's",
     )
@@ -123,7 +121,6 @@ class OneCycle(Schedule):
         return self._triangle((self.start, peak, self.end), steps_per_epoch, epochs)
 
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
-        """Return the cycled momentum; raise as `rate`."""
         if self.cycle is None:
             return None
         ends, peak = self.cycle
@@ -133,7 +130,7 @@ class OneCycle(Schedule):
         self, values: tuple[float, float, float], steps_per_epoch: int, epochs: int
     ) -> Rate:
         first, peak, last = values
-        warmup, total = _steps(self.warmup, steps_per_epoch, epochs)
+        warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
         top = warmup - 1
 
         def value(step: int) -> float:
@@ -200,11 +197,6 @@ class Trapezoid(Schedule):
         total = epochs * steps_per_epoch
         up = round(self.warmup * steps_per_epoch)
         down = round(self.warmdown * steps_per_epoch)
-        if up + down > total:
-            raise ConfigError(
-                f"schedule: {self.warmup} epochs of warm-up and {self.warmdown} of warm-down "
-                f"exceed the {epochs} epochs of training"
-            )
 
         def rate(step: int) -> float:
             if step < up:
@@ -222,15 +214,6 @@ def stretch(rate: Rate, factor: float) -> Rate:
     Step s has the rate of step floor(s / factor) of the original training.
     """
     return rate if factor == 1 else lambda step: rate(int(step / factor))
-
-
-def _steps(warmup: float, steps_per_epoch: int, epochs: int) -> tuple[int, int]:
-    """Return the steps of the warm-up and of the training; ConfigError if the former are more."""
-    if round(warmup * steps_per_epoch) > epochs * steps_per_epoch:
-        raise ConfigError(
-            f"schedule.warmup: {warmup} epochs exceed the {epochs} epochs of training"
-        )
-    return round(warmup * steps_per_epoch), epochs * steps_per_epoch
 
 
 def _half_cosine(progress: float) -> float:

@@ -49,10 +49,11 @@ class Where(NamedTuple):
 class Mapping(dict[str, Any]):
     """Dictionary with the line of every key in `where`, and its own line in `at`."""
 
-    def __init__(self, at: Where) -> None:
-        super().__init__()
+    def __init__(self, at: Where, items: "dict[str, Any] | None" = None) -> None:
+        """`items` are all in the line `at`."""
+        super().__init__(items or {})
         self.at = at
-        self.where: dict[str, Where] = {}
+        self.where = dict.fromkeys(self, at)
 
     def put(self, key: str, value: Any, where: Where) -> None:
         self[key] = value
@@ -60,8 +61,7 @@ class Mapping(dict[str, Any]):
 
     def copy(self) -> "Mapping":
         """Return a shallow copy with the same lines."""
-        copied = Mapping(self.at)
-        copied.update(self)
+        copied = Mapping(self.at, self)
         copied.where = dict(self.where)
         return copied
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.metrics import MetricChoice
@@ -32,7 +32,19 @@ def _are_mappings(values: Iterable[Any]) -> bool:
     return all(isinstance(value, Mapping) for value in values)
 
 
+def _are_criteria(match: tuple[str, ...]) -> bool:
+    return len(set(match)) == len(match) > 0 and not {"parameters", "none"} <= set(match)
+
+
 Criterion = Literal["parameters", "flops", "time", "none"]
+Criteria = Annotated[
+    tuple[Criterion, ...],
+    BeforeValidator(lambda value: value if isinstance(value, list) else (value,)),
+    _require(
+        _are_criteria,
+        "list of parameters, flops and time, each once; or none in place of parameters",
+    ),
+]
 # These values stay mappings with lines until ablate.axes expands them.
 Overrides = Annotated[
     Any, _require(lambda value: isinstance(value, Mapping), "mapping of keys to values")
@@ -64,19 +76,19 @@ def _expand_count(value: Any) -> Any:
         return tuple(range(value))
     if not isinstance(value, list) or not value:
         raise ValueError("needs a number of seeds, as 5, or a list of seeds, as [0, 50, 100]")
-    return value
-
-
-def _refuse_repetition(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(seeds)) < len(seeds):
+    if len({str(seed) for seed in value}) < len(value):
         raise ValueError("a seed is written twice")
-    return seeds
+    return value
 
 
 Seeds = Annotated[
     tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...],
     BeforeValidator(_expand_count),
-    AfterValidator(_refuse_repetition),
+]
+# A number alone is a mean without a deviation.
+Published = Annotated[
+    tuple[float, float | None],
+    BeforeValidator(lambda value: value if isinstance(value, list) else (value, None)),
 ]
 EMPTY = Mapping(Where(""))
 NO_POINTS = Sequence(Where(""))
@@ -97,9 +109,7 @@ class Study(Config):
     title: str = Field(description="title of the table, one line")
     source: str = Field("", description="paper and tables that the study reproduces")
     experiment: str = Field(description="file with the experiment, relative to the study's file")
-    parts: tuple[str, ...] = Field(
-        (), description="Python files with plug-ins, relative to the study's file"
-    )
+    parts: tuple[str, ...] = Field((), description="plug-in files, relative to the study's file")
     default: bool = Field(False, description="run the study if no `--study` is given")
     seeds: Seeds = Field(description="seeds, or their number: 5 is [0, 1, 2, 3, 4]")
     set: Overrides = Field(EMPTY, description="overrides for every variant")
@@ -111,15 +121,17 @@ class Study(Config):
     exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
     include: Points = Field(NO_POINTS, description="further points, of any keys")
     overrides: Named = Field(
-        EMPTY, description="overrides for the variants whose names contain these terms"
+        EMPTY, description="overrides for variants whose names have these terms"
     )
-    baseline: str = Field(description="name of the variant that the others are compared with")
-    match: tuple[Criterion, ...] = Field(
+    baseline: Annotated[str, BeforeValidator(format_value)] = Field(
+        description="name of the variant that the others are compared with"
+    )
+    match: Criteria = Field(
         ("parameters",),
         description="equal for all variants: `parameters` (the FFN width is solved for), "
         "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
     )
-    published: dict[str, tuple[float, float | None]] = Field(
+    published: dict[str, Published] = Field(
         {}, description="published mean and standard deviation of variants, in printed units"
     )
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
@@ -133,37 +145,6 @@ class Study(Config):
     )
     latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
-
-    @field_validator("match", mode="before")
-    @classmethod
-    def _list_criteria(cls, value: Any) -> Any:
-        return value if isinstance(value, list) else (value,)
-
-    @field_validator("match")
-    @classmethod
-    def _check_criteria(cls, match: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
-        if not match or len(set(match)) < len(match) or {"parameters", "none"} <= set(match):
-            raise ValueError(
-                "needs one or several of parameters, flops, time, each once; or none in place of "
-                "parameters"
-            )
-        return match
-
-    @field_validator("baseline", mode="before")
-    @classmethod
-    def _format_baseline(cls, value: Any) -> Any:
-        return value if isinstance(value, list | dict) else format_value(value)
-
-    @field_validator("published", mode="before")
-    @classmethod
-    def _complete_published(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {
-            name: item if isinstance(item, list) and len(item) != 1 else (*means, None)
-            for name, item in value.items()
-            for means in [item if isinstance(item, list) else [item]]
-        }
 
 
 @dataclass(frozen=True)

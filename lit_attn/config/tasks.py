@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from lit_attn.config.metrics import MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
@@ -19,7 +19,7 @@ from lit_attn.config.signatures import (
     Signature,
     TokenStream,
 )
-from lit_attn.schema.base import Kind, load
+from lit_attn.schema.base import Kind, OwnClass, Share, load
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,9 +47,7 @@ class CrossEntropyLoss(Loss):
     """Cross-entropy."""
 
     kind: Literal["cross-entropy"] = "cross-entropy"
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of the target that is spread over all classes"
-    )
+    label_smoothing: Share = Field(0.0, description="share of the target spread over all classes")
 
     def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
         from torch.nn import functional as F
@@ -106,7 +104,9 @@ class Classification(Task):
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
     ) -> Any:
-        return load(self.module)(network, data, loss.build(), optimizer, rate)
+        task = super().build(network, data, loss, optimizer, rate)
+        task.loss_function = loss.build()
+        return task
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         return (
@@ -196,7 +196,7 @@ class HeadCompositionTaskConfig(Task):
         return Outputs("probabilities", signature.vocabulary)
 
 
-class ModuleTaskConfig(Task):
+class ModuleTaskConfig(OwnClass, Task):
     """A LightningModule of your own (docs/own-tasks.md).
 
     The class gets the network and `arguments`. Its `training_step` returns the loss, and its
@@ -207,16 +207,7 @@ class ModuleTaskConfig(Task):
     takes = (Signature,)
     runs_foreign_code = True
 
-    target: str = Field(description="the class, as mine:MyTask; this key is also called `import`")
     measures: tuple[str, ...] = Field(("loss",), description="names that `validation_step` logs")
-    arguments: dict[str, Any] = Field({}, description="arguments of the class")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_import(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "import" in value and "target" not in value:
-            return {"target" if key == "import" else key: item for key, item in value.items()}
-        return value
 
     @field_validator("measures")
     @classmethod
@@ -232,7 +223,7 @@ class ModuleTaskConfig(Task):
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
     ) -> Any:
-        return load("lit_attn.tasks.adapter:build")(self, network, data, optimizer, rate)
+        return load("lit_attn.tasks.adapter:Adapter")(self, network, data, optimizer, rate)
 
     def try_out(self, signature: Any) -> None:
         load("lit_attn.tasks.adapter:load_class")(self.target)

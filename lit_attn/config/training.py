@@ -1,19 +1,17 @@
 """Length, precision and devices of a cell's training, and the diagnostics recorded meanwhile."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lit_attn.config.loggers import MetricLogger
 from lit_attn.schema.base import Config, outside_identity
-from lit_attn.schema.errors import suggest
 
 Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
 
 # Diagnostics that need samples; the others read weights only.
 OF_SAMPLES = {"residual", "rank", "maps"}
-SAMPLES = 32
 
 
 class Diagnostics(Config):
@@ -22,15 +20,12 @@ class Diagnostics(Config):
     *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: ranks of the
     attention matrices (MGK Fig. 2, 7); *maps*: the attention matrices of one sample (MGK Fig. 6);
     *heads*: diversity of the QK and OV circuits (DCMHA Fig. 5); *mixture*: the learned pi (MGK
-    Table 8). In YAML a list of kinds can replace the mapping. A layer without such a quantity, for
-    example linear keys without an attention matrix, records nothing, because a study compares
-    mechanisms.
+    Table 8). A layer without such a quantity, for example linear keys without an attention matrix,
+    records nothing, because a study compares mechanisms.
     """
 
     kinds: tuple[Kind, ...] = Field(min_length=1, description="quantities to record")
-    samples: PositiveInt = Field(
-        SAMPLES, description="samples of the first evaluation batch to read"
-    )
+    samples: PositiveInt = Field(32, description="samples of the first evaluation batch to read")
     every: PositiveInt = Field(
         1, description="evaluations between records; the last evaluation is always recorded"
     )
@@ -38,34 +33,12 @@ class Diagnostics(Config):
         None, description="steps between further records in the first epoch; null: none"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _wrap_kinds(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = [value]
-        mapping = {"kinds": value} if isinstance(value, list | tuple) else value
-        kinds = mapping.get("kinds") if isinstance(mapping, dict) else None
-        for kind in kinds if isinstance(kinds, list | tuple) else ():
-            if kind not in get_args(Kind):
-                raise ValueError(
-                    f"'{kind}' is not a diagnostic{suggest(str(kind), get_args(Kind))}"
-                )
-        return mapping
-
-    @model_validator(mode="after")
-    def _refuse_unused_keys(self) -> "Diagnostics":
-        if len(set(self.kinds)) < len(self.kinds):
-            raise ValueError("kinds: a kind is written twice")
-        if not OF_SAMPLES & set(self.kinds) and self.samples != SAMPLES:
-            raise ValueError(f"samples: {' and '.join(self.kinds)} use weights only, not samples")
-        return self
-
 
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
     epochs: PositiveInt = Field(
-        description="passes over the training data, or multiples of `data.epoch_steps`"
+        description="passes over the data, or multiples of `data.epoch_steps`"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="arithmetic of the forward and backward pass"
@@ -73,9 +46,7 @@ class Training(Config):
     evaluation: Literal["fp32", "as-training"] = Field(
         "fp32", description="arithmetic of evaluations; as-training: the same as `precision`"
     )
-    clip: PositiveFloat | None = Field(
-        None, description="greatest norm of the gradient; null: no clipping"
-    )
+    clip: PositiveFloat | None = Field(None, description="largest gradient norm; null: no clipping")
     max_steps: PositiveInt | None = Field(
         None, description="training steps after which the cell stops; null: all epochs"
     )
@@ -96,7 +67,7 @@ class Training(Config):
     devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
     diagnostics: Diagnostics | None = outside_identity(
-        None, "records of the attention layers; null: none"
+        None, "records of attention layers; null: none"
     )
     loggers: tuple[MetricLogger, ...] = outside_identity(
         (), "experiment trackers that receive the metrics beside metrics.csv and TensorBoard"

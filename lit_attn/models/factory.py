@@ -68,7 +68,7 @@ def describe(model: Model, data: Data) -> Budget:
     network.requires_grad_(False)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, model_errors():
-        network(*model.sample(data.signature()))
+        network(*data.signature().sample())
     width = None if model.ffn is None else model.ffn.width
     return Budget(parameters, counter.get_total_flops(), width)
 

@@ -4,12 +4,15 @@ import re
 from abc import ABC
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from lit_attn.schema.errors import ConfigError, boolean_number, suggest, unknown_key
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""Number from 0 to below 1."""
 
 
 class Config(BaseModel):
@@ -57,6 +60,20 @@ class Config(BaseModel):
 def outside_identity(default: Any, description: str) -> Any:
     """Return a field that says where or how fast a cell runs, and not what it computes."""
     return Field(default, description=description, json_schema_extra={"identity": False})
+
+
+class OwnClass(Config):
+    """Configuration of a class of a user, from a file in `parts` or an installed package."""
+
+    target: str = Field(description="the class, as mine:Net; this key is also called `import`")
+    arguments: dict[str, Any] = Field({}, description="arguments of the class")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_import(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "import" in value and "target" not in value:
+            return {"target" if key == "import" else key: item for key, item in value.items()}
+        return value
 
 
 class Kind(Config):

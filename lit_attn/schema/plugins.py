@@ -54,23 +54,14 @@ def get_file_hash(path: Path) -> bytes:
 
 def hash_source(source: bytes) -> bytes:
     """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
-    return hashlib.sha256(_describe(ast.parse(source)).encode()).digest()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            body[:] = [item for item in body if not _is_docstring(item)]
+    return hashlib.sha256(ast.unparse(tree).encode()).digest()
 
 
-def _describe(node: object) -> str:
-    """Return a text for a syntax tree that leaves out docstrings and empty fields.
-
-    `ast.dump` is not used because its text differs between versions of Python.
-    """
-    if isinstance(node, ast.AST):
-        fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
-        return f"{type(node).__name__}({', '.join(f'{n}={_describe(v)}' for n, v in fields)})"
-    if isinstance(node, list):
-        return f"[{', '.join(_describe(item) for item in node if not _is_docstring(item))}]"
-    return repr(node)
-
-
-def _is_docstring(node: object) -> bool:
+def _is_docstring(node: ast.AST) -> bool:
     """Return True for a statement that is only a string; it has no effect."""
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
         return False

@@ -4,12 +4,13 @@ The module computes the loss and logs numbers. The adapter averages these number
 over all ranks, and does everything else as any other task.
 """
 
+import math
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, MetricCollection
 
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
@@ -28,29 +29,12 @@ def load_class(target: str) -> type[L.LightningModule]:
     for name in ("training_step", "validation_step"):
         if getattr(module_class, name) is getattr(L.LightningModule, name):
             raise ConfigError(f"{target} does not define {name}")
-    is_changed = module_class.configure_optimizers is not L.LightningModule.configure_optimizers
-    if is_changed and not issubclass(module_class, TaskModule):
+    if module_class.configure_optimizers is not L.LightningModule.configure_optimizers:
         raise ConfigError(
             f"{target} defines configure_optimizers, but `optimizer` and `schedule` of the "
             "experiment train it; remove the method"
         )
     return module_class
-
-
-def build(
-    config: ModuleTaskConfig, network: nn.Module, data: DataModule, optimizer: Optimizer, rate: Rate
-) -> TaskModule:
-    """Return the task for the class that `config` names.
-
-    A subclass of TaskModule is called with (network, data, optimizer, rate) and the arguments, any
-    other LightningModule with the network and the arguments.
-    """
-    module_class: Any = load_class(config.target)
-    if issubclass(module_class, TaskModule):
-        task: TaskModule = module_class(network, data, optimizer, rate, **config.arguments)
-        return task
-    module = module_class(network, **config.arguments)
-    return Adapter(module, data, optimizer, rate, config.measures)
 
 
 class Adapter(TaskModule):
@@ -64,32 +48,26 @@ class Adapter(TaskModule):
 
     def __init__(
         self,
-        module: L.LightningModule,
+        config: ModuleTaskConfig,
+        network: nn.Module,
         data: DataModule,
         optimizer: Optimizer,
         rate: Rate,
-        measures: tuple[str, ...],
     ) -> None:
-        self.measures = measures
+        module = load_class(config.target)(network, **config.arguments)
+        self.measures = config.measures
         super().__init__(module, data, optimizer, rate)
         logged: dict[str, Any] = {}
-
         # Functions and not methods: the average of the weights is a deep copy of the module, which
         # has to log to the same dictionary.
-        def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-            logged[name] = value
-
-        def log_dict(values: Any, *_: Any, **__: Any) -> None:
-            logged.update(values)
-
-        vars(module).update(log=log, log_dict=log_dict)
+        vars(module).update(
+            log=lambda name, value, *_, **__: logged.update({name: value}),
+            log_dict=lambda values, *_, **__: logged.update(values),
+        )
         self.logged = logged
 
-    def build_metrics(self, split: str) -> "LoggedNumbers":
-        return LoggedNumbers(self.measures)
-
-    def metric_names(self, split: str) -> list[str]:
-        return list(self.measures)
+    def build_metrics(self, split: str) -> MetricCollection:
+        return MetricCollection({name: LoggedMean(name) for name in self.measures})
 
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of `training_step`, which may return a dictionary with it."""
@@ -101,17 +79,11 @@ class Adapter(TaskModule):
         """Return the logged numbers, the size of the batch, and what `validation_step` returns."""
         self.logged.clear()
         returned = self.network.validation_step(batch, 0)
-        for name in self.measures:
-            if name not in self.logged:
-                raise ConfigError(f"task: validation_step does not log '{name}' of `measures`")
-            if isinstance(self.logged[name], Metric):
-                raise ConfigError(
-                    f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
-                )
-        numbers = [float(self.logged[name]) for name in self.measures]
+        if missing := sorted(set(self.measures) - self.logged.keys()):
+            raise ConfigError(f"task: validation_step does not log '{missing[0]}' of `measures`")
         values = batch.values() if isinstance(batch, dict) else batch
         samples = next(len(value) for value in values if isinstance(value, Tensor))
-        return numbers, samples, returned
+        return dict(self.logged), samples, returned
 
     def predictions(self, batch: Any, evaluated: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Return the predictions and targets that `validation_step` has returned."""
@@ -121,23 +93,15 @@ class Adapter(TaskModule):
         return returned
 
 
-class LoggedNumbers(Metric):
-    """Means over samples of the numbers that a module logs, by name."""
+class LoggedMean(MeanMetric):
+    """Mean over samples of the number that a module logs as `name`, in float64."""
 
-    totals: Tensor
-    samples: Tensor
+    def __init__(self, name: str) -> None:
+        # Not "disable", which ignores the weights.
+        super().__init__(nan_strategy=math.nan)
+        self.name = name
+        self.set_dtype(torch.float64)
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.names = names
-        zeros = torch.zeros(len(names), dtype=torch.float64)
-        self.add_state("totals", zeros, dist_reduce_fx="sum")
-        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, numbers: list[float], samples: int, _: Any) -> None:
-        """Add the means of a batch of `samples`."""
-        self.totals += samples * self.totals.new_tensor(numbers)
-        self.samples += samples
-
-    def compute(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.totals / self.samples, strict=True))
+    def update(self, value: Any, weight: Any = None, _: Any = None) -> None:
+        """Add the logged numbers `value` of a batch of `weight` samples."""
+        super().update(float(value[self.name]), weight)

@@ -8,15 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.optimizers import Optimizer
-from lit_attn.config.schedules import Rate
-from lit_attn.data.module import DataModule
 from lit_attn.tasks.base import TaskModule
 
 
@@ -26,25 +23,16 @@ class Classification(TaskModule):
     Batches are images and targets. All metrics but the loss are fractions.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        data: DataModule,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: Optimizer,
-        rate: Rate,
-    ) -> None:
-        self.num_classes = data.signature.classes
-        self.loss_function = loss
-        super().__init__(network, data, optimizer, rate)
+    loss_function: Callable[[Tensor, Tensor], Tensor]
+    """Mean loss of logits and targets, which the configuration sets."""
 
     def build_metrics(self, split: str) -> MetricCollection:
-        top5 = min(5, self.num_classes)
+        classes = self.data.signature.classes
         return MetricCollection(
             {
-                "accuracy": MulticlassAccuracy(self.num_classes, average="micro"),
-                "top5": MulticlassAccuracy(self.num_classes, average="micro", top_k=top5),
-                "calibration": Calibration(self.num_classes, n_bins=15),
+                "accuracy": MulticlassAccuracy(classes, average="micro"),
+                "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
+                "calibration": Calibration(classes, n_bins=15),
                 "loss": CrossEntropy(),
             },
             compute_groups=False,
@@ -89,20 +77,14 @@ class Calibration(MulticlassCalibrationError):
         super().update(logits.softmax(1), targets)
 
 
-class CrossEntropy(Metric):
+class CrossEntropy(MeanMetric):
     """Mean cross-entropy over samples, from logits (B, classes) and class indices (B,)."""
-
-    total: Tensor
-    samples: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
+        self.set_dtype(torch.float64)
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        self.total += F.cross_entropy(logits, targets, reduction="sum").double()
-        self.samples += len(targets)
-
-    def compute(self) -> Tensor:
-        return self.total / self.samples
+    def update(self, value: Any, weight: Any = None) -> None:
+        """Add the logits `value` and the class indices `weight`."""
+        self.mean_value += F.cross_entropy(value, weight, reduction="sum")
+        self.weight += len(weight)

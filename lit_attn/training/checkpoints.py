@@ -151,11 +151,6 @@ class Checkpoints(L.Callback):
         print(f"checkpoint {path.name} {problem} ({reason}); trying an earlier one", flush=True)
         set_aside(path)
 
-    @staticmethod
-    def step_of(path: Path) -> int:
-        """Return the number of steps made when a checkpoint was saved."""
-        return int(path.stem.removeprefix("step-"))
-
     def write_weights(self, network: nn.Module, name: str = "weights.pt") -> None:
         """Write the weights of `network` to the checkpoint folder."""
         # Through memory: given a file, torch.save hides that a disk is full.

@@ -3,14 +3,12 @@
 docs/diagnostics.md explains the quantities. Shapes: B batch, n tokens, d width, H heads.
 """
 
-import contextlib
 import copy
 import inspect
 import io
 import math
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,54 +188,38 @@ def record_calls(
     network: nn.Module, layers: list[Attention], inputs: tuple[Any, ...]
 ) -> list[list[LayerCall]]:
     """Run `network` on `inputs` in evaluation mode and return the calls of each layer."""
-    calls: list[list[LayerCall]] = [[] for _ in layers]
-    block_inputs: dict[nn.Module, Tensor] = {}
     names = {module: name for name, module in network.named_modules()}
+    # The input of the block is the residual stream: it is x before the block's norm.
+    blocks: dict[nn.Module, nn.Module] = {
+        layer: network.get_submodule(names[layer].rpartition(".")[0]) for layer in layers
+    }
+    block_inputs: dict[nn.Module, Tensor] = {}
+    calls: dict[nn.Module, list[LayerCall]] = {layer: [] for layer in layers}
 
     def record_block(block: nn.Module, arguments: tuple[Any, ...]) -> None:
         if arguments and isinstance(arguments[0], Tensor):
             block_inputs[block] = arguments[0]
 
-    def record_layer(
-        layer_calls: list[LayerCall],
-        block: nn.Module,
-        layer: nn.Module,
-        positional: tuple[Any, ...],
-        keywords: Any,
-    ) -> None:
+    def record_layer(layer: nn.Module, positional: tuple[Any, ...], keywords: Any) -> None:
         arguments = inspect.signature(layer.forward).bind(*positional, **keywords).arguments
         arguments.pop("cache", None)
         x = arguments["x"]
-        stream = block_inputs.get(block, x)
-        layer_calls.append(LayerCall(arguments, stream if stream.shape == x.shape else x))
+        stream = block_inputs.get(blocks[layer], x)
+        calls[layer].append(LayerCall(arguments, stream if stream.shape == x.shape else x))
 
-    with contextlib.ExitStack() as stack:
-        for layer, layer_calls in zip(layers, calls, strict=True):
-            # The input of the block is the residual stream: it is x before the block's norm.
-            block = network.get_submodule(names[layer].rpartition(".")[0])
-            record = partial(record_layer, layer_calls, block)
-            hooks = [
-                block.register_forward_pre_hook(record_block),
-                layer.register_forward_pre_hook(record, with_kwargs=True),
-            ]
-            for hook in hooks:
-                stack.callback(hook.remove)
-        # Compiled code only calls the hooks that existed when it was compiled.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_evaluation_mode(network))
-        network(*inputs)
-    return calls
-
-
-@contextlib.contextmanager
-def _evaluation_mode(network: nn.Module) -> Iterator[None]:
-    training = [module for module in network.modules() if module.training]
-    network.eval()
+    hooks = [block.register_forward_pre_hook(record_block) for block in blocks.values()]
+    hooks += [layer.register_forward_pre_hook(record_layer, with_kwargs=True) for layer in layers]
+    modes = {module: module.training for module in network.modules()}
     try:
-        yield
+        # Compiled code only calls the hooks that existed when it was compiled.
+        with torch.compiler.set_stance("force_eager"):
+            network.eval()(*inputs)
     finally:
-        for module in training:
-            module.training = True
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return list(calls.values())
 
 
 def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[LayerCall, Tensor]]:

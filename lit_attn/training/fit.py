@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 
-from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
@@ -59,7 +58,7 @@ def fit(
     folder, interval = cell_dir / "checkpoints", training.checkpoint_every
     checkpoints = Checkpoints(folder, cell.seed, interval, group, describe)
     resume_from = None if limits else checkpoints.find_newest()
-    first_step = 0 if resume_from is None else checkpoints.step_of(resume_from)
+    first_step = int(resume_from.stem.removeprefix("step-")) if resume_from else 0
     metrics = MetricsFile(cell_dir / "metrics.csv", lambda: checkpoints.elapsed)
     if group.is_rank_zero:
         metrics.start(first_step)
@@ -125,7 +124,10 @@ def fit(
     result = make_result(cell, cell_dir, parts, group, progress, checkpoints, steps)
     if result is None:
         return None
-    _log_settings(cell, result, tensorboard)
+    names = (cell.metric.name, *SPEED)
+    values = {name: result.metrics[name] for name in names if name in result.metrics}
+    settings = _settings(cell) | {"ffn_width": result.ffn_width}
+    tensorboard.log_hyperparams(settings, values, step=result.steps)
     if pictures := task.pictures(data, device, cell.metric.averaged):
         write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
     tensorboard.finalize("success")
@@ -160,14 +162,6 @@ def make_precision(name: str, device: torch.device) -> Precision:
     if name == "fp32":
         return Precision()
     return MixedPrecision("bf16-mixed" if name == "bf16" else "16-mixed", device.type)
-
-
-def _log_settings(cell: Cell, result: Result, tensorboard: TensorBoardLogger) -> None:
-    """Write the cell's settings, metric and speed to TensorBoard's table of runs."""
-    names = (cell.metric.name, *SPEED)
-    values = {name: result.metrics[name] for name in names if name in result.metrics}
-    settings = _settings(cell) | {"ffn_width": result.ffn_width}
-    tensorboard.log_hyperparams(settings, values, step=result.steps)
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

@@ -119,12 +119,8 @@ class Console(MetricsFile):
 
 
 def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:
-    """Write the pictures and their legend to `folder` (0.png, ..., legend.json) and TensorBoard."""
-    legend = pictures.legend
-    legend.write(folder / "legend.json")
-    rows = [f"| {name} | #{bytes(legend.classes[name]).hex()} |" for name in legend.shown]
-    table = "\n".join([f"{legend.weights} weights", "", "| class | colour |", "|---|---|", *rows])
-    logger.experiment.add_text("pictures/legend", table, step)
+    """Write the pictures to `folder` (0.png, ..., legend.json) and to TensorBoard."""
+    pictures.legend.write(folder / "legend.json")
     for number, picture in enumerate(pictures.drawn):
         content = io.BytesIO()
         Image.fromarray(picture).save(content, format="PNG")

@@ -24,7 +24,7 @@ from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.recording import Progress
 
-SPEED = ("train/tokens_per_second", "train/mfu", "evaluation/seconds")
+SPEED = ("train/tokens_per_second", "evaluation/seconds")
 """Names of the metrics that describe the speed of a run."""
 
 
@@ -71,7 +71,7 @@ def make_result(
         return None
     costs, provenance = parts.costs, checkpoints.provenance
     rows = read_metrics(cell_dir / "metrics.csv")
-    speed = _measure_speed(cell, parts, progress, group)
+    speed = _measure_speed(cell, parts, progress)
     # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
     rows += [MetricRow(steps, rows[-1].epoch, name, value) for name, value in speed.items()]
     selected = select_epoch(rows, cell.metric)
@@ -102,21 +102,13 @@ def make_result(
     )
 
 
-def _measure_speed(
-    cell: Cell, parts: Parts, progress: Progress, group: ProcessGroup
-) -> dict[str, float]:
-    """Return tokens per second, MFU and seconds per evaluation by metric name."""
-    data, training = cell.experiment.data, cell.experiment.training
-    peak = measurement.peak_flops(measurement.device_name(group.device), training.precision)
-    # The FLOPs are counted at the final image size, and the images may have grown.
-    has_peak = peak is not None and data == data.at_final_size()
-    speed = measurement.speed(
-        measurement.step_time(progress.step_times),
-        data.batch_size,
-        parts.data.signature.tokens,
-        parts.costs.flops,
-        (peak or 0) * group.world_size if has_peak else None,
-    )
+def _measure_speed(cell: Cell, parts: Parts, progress: Progress) -> dict[str, float]:
+    """Return tokens per second and seconds per evaluation at their medians, by metric name."""
+    speed = {}
+    step_time = measurement.step_time(progress.step_times).median
+    if (tokens := parts.data.signature.tokens) is not None and step_time:
+        samples = cell.experiment.data.batch_size
+        speed["train/tokens_per_second"] = samples * tokens / step_time
     if (evaluation := measurement.evaluation_time(progress.evaluation_times)) is not None:
         speed["evaluation/seconds"] = evaluation.median
     return speed

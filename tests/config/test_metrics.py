@@ -177,7 +177,6 @@ def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path)
         ("head_composition", {"name": "test/same-key:cop"}, "did you mean 'test/same-key:copy'"),
         ("python_text_gpt", {}, "'test/accuracy' is not measured"),
         ("python_text_gpt", {"name": "test/bits_per_bite"}, "did you mean 'test/bits_per_byte'"),
-        ("imagenet_jit", {"name": "train/mfu"}, None),
     ],
 )
 def test_metrics_are_checked_for_every_task(

@@ -77,8 +77,6 @@ def test_a_cell_of_every_task_runs(name: str, tmp_path: Path) -> None:
         run_cell(folder, smoke=True)
     result = result_of(folder)
     assert result.device == NAME
-    # Not of images that grow, nor in fp32.
-    assert ("train/mfu" in result.metrics) == (name not in ("class folders", "composition"))
 
 
 @pytest.mark.parametrize("optimizer", [{}, SET_ADAM], ids=["adamw", "set-adam"])

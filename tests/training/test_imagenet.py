@@ -31,7 +31,6 @@ from lit_attn.models import vit
 from lit_attn.models.vit import LocalFFN
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
-from lit_attn.training import measurement
 from lit_attn.training.recording import Progress
 
 STUDIES = read_studies(ROOT / "ablations.yaml")
@@ -148,17 +147,6 @@ def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Pat
         trained = weights(folder)["pos_embed"]
         assert torch.equal(trained, start) == (positions == "fixed")
         assert trained.shape == (1, 17, 16)
-
-
-def test_growing_images_have_no_utilisation(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurement, "peak_flops", lambda *_: 1e12)
-    for sizes in ([], [8]):
-        folder = folder_of(cell(folders, data={"sizes": sizes}), tmp_path)
-        run_cell(folder, smoke=True)
-        result = Result.model_validate_json((folder / "result.json").read_text())
-        assert ("train/mfu" in result.metrics) == (not sizes)
 
 
 def test_the_cost_of_growing_images_is_estimated_at_their_final_size(

@@ -114,7 +114,6 @@ def test_speed_is_in_the_result_and_not_in_the_curves(uninterrupted: Path) -> No
     record = result(uninterrupted)
     tokens = 8 * 16 / record.step_time.median
     assert record.metrics["train/tokens_per_second"] == pytest.approx(tokens)
-    assert "train/mfu" not in record.metrics
     assert "tokens_per_second" not in (uninterrupted / "metrics.csv").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Tokens per second, MFU, and gradient clipping before fused optimisers."""
+"""Gradient clipping before fused optimisers."""
 
 from types import SimpleNamespace
 
@@ -7,41 +7,8 @@ import torch
 from helpers.training_cells import text_cell
 from torch import nn
 
-from lit_attn.cells.records import Spread
 from lit_attn.tasks.base import TaskModule
 from lit_attn.training import build
-from lit_attn.training.measurement import peak_flops, speed
-
-
-def test_speed_follows_from_the_median_step_time() -> None:
-    step = Spread(median=0.5, iqr=0.1, count=9)
-    actual = speed(step, samples=8, tokens=1024, flops=10**12, peak=1e15)
-    # Forward and twice that backward, of 8 samples, in half a second.
-    assert actual == {"train/tokens_per_second": 16_384.0, "train/mfu": pytest.approx(0.048)}
-    assert speed(step, 8, None, 10**12, None) == {}
-    assert speed(Spread(median=0, iqr=0, count=0), 8, 1024, 10**12, 1e15) == {}
-
-
-@pytest.mark.parametrize(
-    ("device", "precision", "teraflops"),
-    [
-        ("NVIDIA H200", "bf16", 989),
-        ("NVIDIA H100 80GB HBM3", "fp16", 989),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
-        ("NVIDIA L40S", "bf16", 362),
-        ("NVIDIA L4", "bf16", 121),
-        ("NVIDIA RTX A6000", "bf16", 155),
-        ("NVIDIA A100-SXM4-80GB", "fp32", None),
-        ("NVIDIA T400", "bf16", None),
-        ("CPU", "bf16", None),
-    ],
-)
-def test_peak_flops_follow_from_the_device_name(
-    device: str, precision: str, teraflops: float | None
-) -> None:
-    actual = peak_flops(device, precision)
-    assert actual is None if teraflops is None else actual == pytest.approx(teraflops * 1e12)
 
 
 def task(precision: str, clip: float | None) -> TaskModule:

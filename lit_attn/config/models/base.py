@@ -14,10 +14,16 @@ from lit_attn.schema.errors import find_nearest_divisor, suggest
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 
-class FFN(Config):
+class HiddenWidth(Config):
+    """Feed-forward network as `match: parameters` sees it."""
+
+    width: PositiveInt | None
+
+
+class FFN(HiddenWidth):
     """Feed-forward network of a block: Linear, activation, Linear.
 
     `gelu-tanh` is the tanh approximation of GELU; `swiglu` is down(silu(gate(x)) * up(x)).
@@ -52,7 +58,7 @@ class Model(Kind):
     """Activations that the FFN can have."""
 
     attention: AttentionSpec = Field(AttentionSpec(), description="attention layer of every block")
-    ffn: FFN | None = Field(description=FFN_MEANING)
+    ffn: HiddenWidth | None = Field(description=FFN_MEANING)
 
     @abstractmethod
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
@@ -73,18 +79,13 @@ class Model(Kind):
     def check_files(self) -> None:
         """Raise ConfigError, which begins with `model.` and the key, if a file is missing."""
 
-    def sample(self, signature: Any) -> "tuple[Tensor, ...]":
-        """Return the network's inputs for one sample on the meta device, to count FLOPs."""
-        inputs: tuple[Tensor, ...] = signature.sample()
-        return inputs
-
     def try_out(self, signature: Any) -> None:
         import torch
 
         # Parameters that the code of a model creates without a device are on meta too.
         with torch.device("meta"):
             network = self.build(signature, "meta")
-        network(*self.sample(signature))
+        network(*signature.sample())
 
     def with_width(self, width: int) -> Self:
         """Return the model with an FFN of `width` hidden units; the model must have an FFN."""
@@ -93,16 +94,20 @@ class Model(Kind):
 
     @field_validator("ffn")
     @classmethod
-    def _has_activation(cls, ffn: FFN | None) -> FFN | None:
-        if ffn and ffn.activation not in cls.activations:
+    def _has_activation(cls, ffn: HiddenWidth | None) -> HiddenWidth | None:
+        if isinstance(ffn, FFN) and ffn.activation not in cls.activations:
             hint = suggest(ffn.activation, cls.activations)
             raise ValueError(f"this model has no '{ffn.activation}' activation{hint}")
         return ffn
 
     @field_validator("ffn", mode="before")
     @classmethod
-    def _read_none(cls, value: Any) -> Any:
-        return None if value == "none" else value
+    def _read_word(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in ("without", "none"):
+            raise ValueError(f"unknown '{value}'{suggest(value, ['with', 'without', 'none'])}")
+        return None
 
 
 class PackageModel(Model):
@@ -110,6 +115,8 @@ class PackageModel(Model):
 
     builder: ClassVar[tuple[str, ...]]
     """The function as "module:name", and the fields of the signature that it takes."""
+
+    ffn: FFN | None = Field(description=FFN_MEANING)
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)

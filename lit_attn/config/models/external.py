@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from lit_attn.config.models.base import Model, require_one_size
+from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
 from lit_attn.config.signatures import (
     ImageLabels,
     ImageTargets,
@@ -14,7 +14,7 @@ from lit_attn.config.signatures import (
     Signature,
     TokenStream,
 )
-from lit_attn.schema.base import Config, load, outside_identity
+from lit_attn.schema.base import OwnClass, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class ModelFFN(Config):
+class ModelFFN(HiddenWidth):
     """Feed-forward network of a model from elsewhere."""
 
     width: PositiveInt | None = Field(
@@ -39,8 +39,8 @@ class ExternalModel(Model):
     builder: ClassVar[str]
     """Function in lit_attn.models.external that builds the model."""
 
-    ffn: ModelFFN = Field(  # type: ignore[assignment]
-        ModelFFN(), description="feed-forward network of every block, which the model must keep"
+    ffn: ModelFFN = Field(
+        ModelFFN(), description="feed-forward network of every block, always present"
     )
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
 
@@ -56,18 +56,6 @@ class ExternalModel(Model):
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    @field_validator("ffn")
-    @classmethod
-    def _has_activation(cls, ffn: Any) -> Any:
-        return ffn
-
-    @field_validator("ffn", mode="before")
-    @classmethod
-    def _read_none(cls, value: Any) -> Any:
-        if value in (None, "none"):
-            raise ValueError("a model from elsewhere cannot do without its FFN")
-        return value
-
 
 class TimmConfig(ExternalModel):
     """Any image model of timm with softmax self-attention."""
@@ -79,7 +67,7 @@ class TimmConfig(ExternalModel):
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
     checkpoint: Path | None = outside_identity(
-        None, "file of those weights; downloaded through timm if null"
+        None, "file of these weights; null: download by timm"
     )
 
     def check(self, signature: Any) -> None:
@@ -123,7 +111,7 @@ class TransformersConfig(ExternalModel):
         return self
 
 
-class ModuleConfig(ExternalModel):
+class ModuleConfig(OwnClass, ExternalModel):
     """A module of yours, from a file in `parts` or an installed package.
 
     The class or function is called with `arguments`, and with those of the following that it has
@@ -136,11 +124,3 @@ class ModuleConfig(ExternalModel):
     builder = "build_module"
 
     kind: Literal["module"] = "module"
-    target: str = Field(description="the class, as mine:Net; this key is also called `import`")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_import(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "import" in value and "target" not in value:
-            return {"target" if key == "import" else key: item for key, item in value.items()}
-        return value

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
 from lit_attn.config.signatures import LabelledTokens, Questions, TokenSignature, TokenStream
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import Config, Share
 
 
 class Init(Config):
@@ -25,9 +25,7 @@ class Init(Config):
         0.02, description="standard deviation of the embeddings, or torch"
     )
     norms: float = Field(0.0, ge=0, description="standard deviation of the norm weights around 1")
-    depth_scaled: bool = Field(
-        True, description="divide the projections onto the residual stream by sqrt(2 depth)"
-    )
+    depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
 
 
 class TokenTransformer(PackageModel):
@@ -58,9 +56,7 @@ class TokenTransformer(PackageModel):
         "pre", description="norm before (pre) or after (post) attention and FFN"
     )
     qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
-    bias: Literal["none", "ffn", "all"] = Field(
-        "none", description="Linears of the blocks that have a bias"
-    )
+    bias: Literal["none", "ffn", "all"] = Field("none", description="Linears with a bias in blocks")
     attention_branch: Literal["as-is", "depth-scaled"] = Field(
         "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
     )
@@ -75,12 +71,8 @@ class TokenTransformer(PackageModel):
     weights: Literal["exact", "e5m2"] = Field(
         "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout rate of the embedding, after W, and in the FFN"
-    )
-    attention_dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout rate of the attention weights"
-    )
+    dropout: Share = Field(0.0, description="dropout rate of embedding, after W, and in the FFN")
+    attention_dropout: Share = Field(0.0, description="dropout rate of the attention weights")
     init: Init = Field(Init(), description="initial values of the parameters")
 
     @property
@@ -135,14 +127,10 @@ class GPTConfig(TokenTransformer):
         "(untied), or an adaptive softmax with tied weights",
     )
     cutoffs: tuple[PositiveInt, ...] = Field(
-        (), description="first ids of the rarer classes of `head: adaptive`"
+        (), description="first ids of the rarer classes (adaptive)"
     )
-    head_dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout rate of the hidden vectors before the head"
-    )
-    vocabulary_multiple: PositiveInt = Field(
-        1, description="round the vocabulary up, as nanoGPT does to 50,304"
-    )
+    head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
+    vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
 
     @model_validator(mode="after")
     def _cutoffs_are_for_adaptive(self) -> Self:

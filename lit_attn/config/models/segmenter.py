@@ -9,7 +9,7 @@ from lit_attn.config.models.base import FFN, ffn_field, require_tiling
 from lit_attn.config.models.vision import Transformer
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.extras import require_mmseg
-from lit_attn.schema.base import outside_identity
+from lit_attn.schema.base import Share, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,17 +32,13 @@ class SegmenterConfig(Transformer):
     dim: PositiveInt = Field(192, description="width of the residual stream")
     heads: PositiveInt = Field(3, description="attention heads of a block")
     ffn: FFN | None = ffn_field(768)
-    drop_path: float = Field(
-        0.1, ge=0, lt=1, description="drop-path rate of the encoder's last layer; linear from 0"
-    )
+    drop_path: Share = Field(0.1, description="drop-path rate of the last encoder layer; linear")
     decoder_depth: PositiveInt = Field(2, description="blocks of the mask transformer")
     decoder_attention: Literal["same", "standard"] = Field(
         "same", description="same: the decoder has the attention of the encoder"
     )
-    decoder_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the decoder")
-    stride: PositiveInt | None = Field(
-        None, description="step of the evaluation window in pixels; null: its size"
-    )
+    decoder_dropout: Share = Field(0.1, description="dropout rate of the decoder")
+    stride: PositiveInt | None = Field(None, description="window step in pixels; null: window size")
     pretrained: str | None = Field(
         None, description="timm's name of the encoder's weights; null: random weights"
     )

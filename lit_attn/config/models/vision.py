@@ -6,6 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.config.models.base import (
     FFN,
+    FFN_MEANING,
     PackageModel,
     ffn_field,
     require_division,
@@ -14,11 +15,14 @@ from lit_attn.config.models.base import (
     require_tiling,
 )
 from lit_attn.config.signatures import ImageLabels, ImageTargets, Signature
+from lit_attn.schema.base import Share
 
 
 class Transformer(PackageModel):
     """Base of the models of images; the defaults are those of ViT-S/16."""
 
+    has_one_size: ClassVar[bool] = False
+    """True for a model whose positions are for images of one size."""
     takes: ClassVar[tuple[type[Signature], ...]] = (ImageLabels, ImageTargets)
 
     dim: PositiveInt = Field(384, description="width of the residual stream")
@@ -26,9 +30,7 @@ class Transformer(PackageModel):
     heads: PositiveInt = Field(6, description="attention heads of a block")
     patch: PositiveInt = Field(16, description="side of a patch in pixels")
     ffn: FFN | None = ffn_field(1536)
-    drop_path: float = Field(
-        0.0, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
-    )
+    drop_path: Share = Field(0.0, description="drop-path rate of the last layer; linear from 0")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -38,8 +40,10 @@ class Transformer(PackageModel):
 
     def check(self, signature: Any) -> None:
         """Raise ValueError if the patches do not tile images of every size."""
-        sizes = [signature.shape[1:], *((size, size) for size in signature.training_sizes)]
-        require_tiling(self.patch, sizes)
+        if self.has_one_size:
+            require_one_size(self.kind, signature)
+        sizes = [(n, n) for n in getattr(signature, "training_sizes", ())]
+        require_tiling(self.patch, [signature.shape[1:], *sizes])
 
 
 class ImageViTConfig(Transformer):
@@ -90,9 +94,7 @@ class LocalViTConfig(Transformer):
         "never train",
     )
     ffn: FFN | None = ffn_field(1536, "hard-swish")
-    drop_path: float = Field(
-        0.1, ge=0, lt=1, description="drop-path rate of the last layer; linear from 0"
-    )
+    drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
 
 
 class JiTConfig(Transformer):
@@ -104,6 +106,7 @@ class JiTConfig(Transformer):
     """
 
     activations = ("swiglu",)
+    has_one_size = True
 
     builder = ("jit:JiTClassifier", "shape", "outputs")
 
@@ -112,7 +115,7 @@ class JiTConfig(Transformer):
     heads: PositiveInt = Field(12, description="attention heads of a block")
     ffn: FFN | None = ffn_field(2048, "swiglu")
     bottleneck: PositiveInt = Field(
-        128, description="width between the two maps of the patch embedding"
+        128, description="width between the maps of the patch embedding"
     )
 
     @model_validator(mode="after")
@@ -128,15 +131,11 @@ class JiTConfig(Transformer):
         )
         return self
 
-    def check(self, signature: ImageLabels) -> None:
-        require_one_size(self.kind, signature)
-        require_tiling(self.patch, [signature.shape[1:]])
 
-
-class ViTConfig(PackageModel):
+class ViTConfig(Transformer):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
-    takes = (ImageLabels, ImageTargets)
+    has_one_size = True
 
     builder = ("vit:build", "shape", "outputs")
 
@@ -145,6 +144,7 @@ class ViTConfig(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     patch: PositiveInt = Field(description="side of a patch in pixels")
+    ffn: FFN | None = Field(description=FFN_MEANING)
     qkv_bias: bool = Field(False, description="biases of the projections to q, k and v")
     patchify: Literal["plain", "shifted"] = Field(
         "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
@@ -152,13 +152,10 @@ class ViTConfig(PackageModel):
     local_self_attention: bool = Field(
         False, description="LSA: learned temperature per layer, no token attends to itself"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after W and inside the FFN")
-    embed_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the embeddings")
-    drop_path: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="drop-path rate of the last layer (linear) or of all layers (constant)",
+    dropout: Share = Field(0.0, description="dropout rate after W and inside the FFN")
+    embed_dropout: Share = Field(0.0, description="dropout rate of the embeddings")
+    drop_path: Share = Field(
+        0.0, description="drop-path rate of the last layer (linear) or of all layers (constant)"
     )
     drop_path_schedule: Literal["linear", "constant"] = Field(
         "linear", description="drop-path rate over the layers: linear from 0, or constant"
@@ -168,16 +165,10 @@ class ViTConfig(PackageModel):
     )
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        require_heads(self.attention, self.heads)
+    def _fits_local_self_attention(self) -> Self:
         if self.local_self_attention:
             try:
                 self.attention.similarity.check_local_self_attention()
             except ValueError as error:
                 raise ValueError(f"local_self_attention: {error}") from error
         return self
-
-    def check(self, signature: ImageLabels) -> None:
-        require_one_size(self.kind, signature)
-        require_tiling(self.patch, [signature.shape[1:]])
