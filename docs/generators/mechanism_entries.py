@@ -8,8 +8,7 @@ LINKS = {
     "(https://openreview.net/forum?id=Ard2QzPAUK)",
     "XSA": "[Exclusive Self Attention](https://arxiv.org/abs/2603.09078)",
     "AttentionX": "[AttentionX: Exploiting Consensus Discrepancy In Attention from A Distributed "
-    "Optimization Perspective](https://arxiv.org/search/"
-    "?query=AttentionX+Exploiting+Consensus+Discrepancy&searchtype=title)",
+    "Optimization Perspective](https://arxiv.org/abs/2409.04275)",
     "Belief2": "[Improved Belief-Attention in Vision Tasks](https://arxiv.org/abs/2606.00077)",
     "MGK": "[Improving Transformers with Probabilistic Attention Keys]"
     "(https://arxiv.org/abs/2110.08678)",

@@ -1,11 +1,12 @@
 """Residual parts: what passes the output projection and is added to the residual stream.
 
-- Belief-Attention: "BeliefFormer: Belief Attention in Transformer" (2025; the text has no link).
+- Belief-Attention: "BeliefFormer: Belief Attention in Transformer" (2025),
+  https://openreview.net/forum?id=Ard2QzPAUK.
 - Belief2-Attention: "Improved Belief-Attention in Vision Tasks" (2026),
   https://arxiv.org/abs/2606.00077.
 - XSA: "Exclusive self attention" (Zhai 2026), https://arxiv.org/abs/2603.09078.
 - AttentionX: "AttentionX: Exploiting Consensus Discrepancy In Attention from A Distributed
-  Optimization Perspective" (2024; the text has no link).
+  Optimization Perspective" (2024), https://arxiv.org/abs/2409.04275.
 
 Shapes: B batch, n tokens, d width, H heads, D head width.
     x: (B, n, d), the layer's input; heads, values: (B, n, H, D), H_m and v_m of every head
