@@ -167,8 +167,8 @@ class Matrix:
             entries = [] if before is None else before.entries
             seal = self.seal(plan.seeds)
             if not entries or entries[-1].hash != seal.hash:
-                states = (read_state(self.folder / c.path, c.identity) for c in plan.cells)
-                results = sum(state == "done" for state in states)
+                # Results of variants that the plan no longer has were seen, too.
+                results = len(list(self.folder.glob("*/*/result.json")))
                 Seals(entries=[*entries, seal.model_copy(update={"results": results})]).write(path)
 
     def seal(self, seeds: list[int]) -> Seal:

@@ -23,6 +23,7 @@ import csv
 import datetime
 import io
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -232,11 +233,17 @@ class Seal(Record):
     tune: dict[str, Any]
     exclude: list[dict[str, Any]]
 
+    @property
+    def decisions(self) -> dict[str, Any]:
+        """Decisions by key, except variants and seeds."""
+        metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
+        return metric | self.model_dump(include={"baseline", "match", "tune", "exclude"})
+
 
 class Seals(Record):
-    """The plans of a study in the order of their first run; `entries` is never empty."""
+    """The plans of a study in the order of their first run."""
 
-    entries: list[Seal]
+    entries: list[Seal] = Field(min_length=1)
 
     @property
     def is_before_results(self) -> bool:
@@ -244,18 +251,38 @@ class Seals(Record):
         return self.entries[0].results == 0
 
     @property
+    def _late_changes(self) -> list[tuple[Seal, Seal]]:
+        """Each plan that was sealed after results, behind the plan before it."""
+        return [pair for pair in itertools.pairwise(self.entries) if pair[1].results]
+
+    @property
     def added_seeds(self) -> list[tuple[int, ...]]:
         """Seeds of each extension that came after results; one entry is one further look."""
-        pairs = itertools.pairwise(self.entries)
-        added = [(set(b.seeds) - set(a.seeds), b.results) for a, b in pairs]
-        return [tuple(sorted(seeds)) for seeds, results in added if seeds and results]
+        added = [set(b.seeds) - set(a.seeds) for a, b in self._late_changes]
+        return [tuple(sorted(seeds)) for seeds in added if seeds]
 
     @property
     def added_variants(self) -> list[str]:
         """Variants that were added or changed after results."""
-        pairs = itertools.pairwise(self.entries)
-        added = [(b.variants.items() - a.variants.items(), b.results) for a, b in pairs]
-        return sorted({name for items, results in added if results for name, _ in items})
+        pairs = self._late_changes
+        return sorted({v for a, b in pairs for v, _ in b.variants.items() - a.variants.items()})
+
+    @property
+    def removed_variants(self) -> list[str]:
+        """Variants that were removed after results."""
+        pairs = self._late_changes
+        return sorted({v for a, b in pairs for v in a.variants.keys() - b.variants.keys()})
+
+    @property
+    def changed_decisions(self) -> list[str]:
+        """Other decisions that changed after results, each with its earlier value."""
+        changes = [
+            f"{key} (before: {json.dumps(value)})"
+            for a, b in self._late_changes
+            for key, value in a.decisions.items()
+            if value != b.decisions[key]
+        ]
+        return list(dict.fromkeys(changes))
 
 
 class TuningTrial(Record):

@@ -146,7 +146,7 @@ def _describe_star(comparisons: Comparisons) -> str:
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
-    """Return when the plan was sealed, what was added later, and how step times were measured."""
+    """Return when the plan was sealed, what changed later, and how step times were measured."""
     notes = []
     if times := study.step_times:
         notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
@@ -158,9 +158,9 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
             seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
             looks = 1 + len(seals.added_seeds)
             notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=level))
-        if seals.added_variants:
-            variants = ", ".join(seals.added_variants)
-            notes.append(SENTENCES["added_variants"].format(variants=variants))
+        keys = ("added_variants", "removed_variants", "changed_decisions")
+        changes = [(key, ", ".join(getattr(seals, key))) for key in keys]
+        notes += [SENTENCES[key].format(names=names) for key, names in changes if names]
     return notes
 
 

@@ -55,6 +55,18 @@ def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
     assert seals.is_before_results
 
 
+def test_results_of_removed_variants_were_seen(tmp_path: Path) -> None:
+    studies.write(tmp_path, make_body("brief", "ok"))
+    assert run_cli(tmp_path)[0] == 0
+    body = make_body("orphan").replace("orphan: {optimizer.lr: 1}", "orphan: {optimizer.lr: 3}")
+    studies.write(tmp_path, f"{body}\nmetric: {{name: test/loss}}")
+    run_cli(tmp_path)
+    seals = read_seals(tmp_path)
+    assert [entry.results for entry in seals.entries] == [0, 4]
+    assert (seals.added_variants, seals.removed_variants) == (["orphan"], ["brief", "ok"])
+    assert 'metric.goal (before: "max")' in seals.changed_decisions
+
+
 def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("crash"))
     assert run_cli(tmp_path)[0] == 1

@@ -1,5 +1,6 @@
 """Criteria of equal cost, tuning, sealed plans and the cost of reaching the baseline."""
 
+import html
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,29 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     assert "Seeds 6, 7 were added after results had been seen. For 2 looks a star needs p" in page
     assert "A star marks p ≤ 0.025, better or worse, which needs at least 7 seeds" in page
     assert "Variants added or changed after results had been seen: c." in page
+
+
+def test_the_caption_names_every_decision_that_changed_after_results(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=6)
+    first = seal(0, 6, "abc")
+    early = first.model_copy(update={"baseline": "b"})
+    changed = early.metric.model_copy(
+        update={"name": "test/loss", "goal": "min", "margin": 1.5, "selection": "best-validation"}
+    )
+    decisions = {"match": ["time"], "tune": {"trials": 2}, "exclude": [{"a": 1}]}
+    late = {"results": 4, "variants": {"a": "a", "b": "b"}, "baseline": "a", "metric": changed}
+    Seals(entries=[first, early]).write(study / "seals.json")
+    assert "changed after results" not in read_page(tmp_path)
+    last = early.model_copy(update=late | decisions)
+    Seals(entries=[first, early, last]).write(study / "seals.json")
+    page = html.unescape(read_page(tmp_path))
+    assert "Variants removed after results had been seen: c." in page
+    assert (
+        'Decisions changed after results had been seen: metric.name (before: "test/accuracy"), '
+        'metric.goal (before: "max"), metric.selection (before: "last"), '
+        'metric.margin (before: null), baseline (before: "b"), match (before: ["parameters"]), '
+        "tune (before: {}), exclude (before: [])."
+    ) in page
 
 
 def test_looks_at_the_results_are_paid_for() -> None:
