@@ -1,7 +1,8 @@
 """`--paper NAME`: the cells that the tables and figures of a paper need, and their GPU-hours."""
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from lit_attn.config.experiment import Experiment
 from lit_attn.config.papers import Layout, PaperSource, Reference
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError
 
 UTILISATION = 0.4
 """Share of a GPU's peak that is assumed; small models and fp32 cells reach less."""
@@ -25,7 +26,7 @@ PEAKS = {
 
 def expand_paper(
     source: PaperSource,
-    numbers: Iterable[str],
+    numbers: Sequence[str],
     out: Path,
     changes: Mapping | None = None,
     seeds: tuple[int, ...] | None = None,
@@ -45,16 +46,12 @@ def expand_paper(
         reasons = {item.absent or "no study measures it" for item in items.values()}
         raise ConfigError(f"{source.path}: nothing to run: {'; '.join(sorted(reasons))}")
     studies = read_studies(source.studies_path)
+    source.require("no study", needed, studies)
     matrices = []
     for study, variants in needed.items():
-        if study not in studies:
-            raise source.error(study, f"no study '{study}'{suggest(study, studies)}")
         matrix = expand(studies[study], out, changes, seeds, smoke)
         names = [variant.name for variant in matrix.variants]
-        for name in sorted(variants.difference(names)):
-            raise source.error(
-                name, f"study '{study}' has no variant '{name}'{suggest(name, names)}"
-            )
+        source.require(f"study '{study}' has no variant", sorted(variants), names)
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
     return matrices
@@ -70,17 +67,16 @@ def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dic
 
     hours: dict[Reference, float] = {}
     for matrix in matrices:
-        needed = [job.cell.variant for job in matrix.jobs]
         samples = source.paper.samples.get(matrix.source.name)
+        counts = Counter(job.cell.variant for job in matrix.jobs)
         for variant in matrix.variants:
-            if variant.name in needed:
-                experiment = variant.experiment
+            experiment = variant.experiment
+            if count := counts[variant.name]:
                 model = factory.resolve(experiment.model, variant.match_to, experiment.data)
                 flops = 3 * factory.describe(model, experiment.data).flops
                 flops *= count_steps(experiment, samples) * experiment.data.batch_size
                 rate = UTILISATION * PEAKS[gpu][experiment.training.precision == "fp32"]
-                seconds = flops * needed.count(variant.name) / rate
-                hours[Reference(matrix.source.name, variant.name)] = seconds / 3600
+                hours[Reference(matrix.source.name, variant.name)] = flops * count / rate / 3600
     return hours
 
 

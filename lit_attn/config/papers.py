@@ -6,7 +6,7 @@ A published cell is a text, exactly as the paper prints it; a bar separates the 
 import itertools
 import re
 from collections import ChainMap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -15,7 +15,7 @@ from pydantic import Field, FiniteFloat, PositiveInt, ValidationError, model_val
 
 from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, find_problem, suggest
+from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 
 FOLDER = Path("experiments/papers")
 """Folder of the papers' files, relative to the working directory."""
@@ -70,10 +70,9 @@ class Row(Config):
 
 
 class Claim(Config):
-    """A statement of the paper: `row` (or line) differs from the row `against` in `column`.
+    """A statement of the paper: `row` differs from the row `against` in `column` (the first one).
 
-    Without a column it is the first one, or the study's metric. A line of a figure, which prints no
-    number, is claimed to be better than the other one.
+    A line of a figure, which prints no number, is claimed to have the better metric.
     """
 
     text: str
@@ -83,9 +82,8 @@ class Claim(Config):
 
 
 class Layout(Config):
-    """Keys that tables and figures have in common.
+    """Keys of tables and figures: `absent` is the reason why no study measures them.
 
-    `note` is about the comparison with the paper, `absent` the reason why no study measures this.
     `small` names studies of the small size that differ from the paper's `small`.
     """
 
@@ -94,6 +92,13 @@ class Layout(Config):
     absent: str | None = None
     claims: tuple[Claim, ...] = ()
     small: dict[str, str] = Field({})
+
+    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
+        """Return STUDY/VARIANT by the label of a line, or by the row and column of a cell.
+
+        In `pattern` the star is the variant of a row. `is_small` leaves out what small models lack.
+        """
+        raise NotImplementedError
 
 
 class Table(Layout):
@@ -109,16 +114,30 @@ class Table(Layout):
     readings: tuple[str, ...] = ()
     slips: dict[str, str] = Field({})
 
+    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
+        cells = itertools.product(self.rows.items(), self.columns.items())
+        return {
+            (name, heading): f"{column.study}/{column.variant}".replace(
+                "{}", pattern.replace("*", row.variant)
+            )
+            for (name, row), (heading, column) in cells
+            if row.variant and column.study and not column.absent
+            if not (is_small and column.per > 1)
+        }
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for name, row in self.rows.items():
             if (count := len(row.cells)) != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
-        for column in self.columns.values():
-            _require("column", column.mean, self.columns)
-        for claim in self.claims:
-            _require("row", (claim.row, claim.against), self.rows)
-            _require("column", (claim.column,) if claim.column else (), self.columns)
+        named = [
+            *(column.mean for column in self.columns.values()),
+            *((c.column,) for c in self.claims),
+        ]
+        for name in filter(None, itertools.chain(*named)):
+            require("no column", name, self.columns)
+        for name in (name for claim in self.claims for name in (claim.row, claim.against)):
+            require("no row", name, self.rows)
         return self
 
 
@@ -148,15 +167,13 @@ class Figure(Layout):
     draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
     last_step: PositiveInt | None = None
 
-    @property
-    def all_lines(self) -> dict[str, str]:
-        """Lines of the figure and of its panels."""
+    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
         return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for claim in self.claims:
-            _require("line", (claim.row, claim.against), self.all_lines)
+        for name in (name for claim in self.claims for name in (claim.row, claim.against)):
+            require("no line", name, self.variants())
         return self
 
 
@@ -192,63 +209,47 @@ class PaperSource:
         """File of the studies that the tables need."""
         return (self.path.parent / (SMALL_FILE if self.size else self.paper.studies)).resolve()
 
-    def items(self, numbers: Iterable[str]) -> dict[str, Layout]:
+    def items(self, numbers: Sequence[str]) -> dict[str, Layout]:
         """Return the tables ("1") and figures ("figure-1") with `numbers`, or all of them.
 
         Raises ConfigError for a number that the paper does not have.
         """
         figures = {f"figure-{name}": figure for name, figure in self.paper.figures.items()}
         items: dict[str, Layout] = {**self.paper.tables, **figures}
-        try:
-            _require("table or figure", numbers, items)
-        except ValueError as error:
-            raise ConfigError(f"{self.path}: {error}") from error
-        chosen = list(numbers) or list(items)
-        return {number: items[number] for number in items if number in chosen}
+        for name in numbers:
+            require(f"{self.path}: no table or figure", name, items)
+        return {name: item for name, item in items.items() if not numbers or name in numbers}
 
-    def locate_lines(self, item: Layout, lines: dict[Any, str]) -> dict[Any, Reference]:
-        """Return the variants of those lines (STUDY/VARIANT by label) that this size has."""
+    def locate(
+        self, item: Layout, lines: dict[Any, str] | None = None, pattern: str = "*"
+    ) -> dict[Any, Reference]:
+        """Return the variants of `lines`, or of all lines or cells, that this size measures.
+
+        Keys and `pattern` are those of `Layout.variants`.
+        """
         data = self.paper.small_data if self.size == "real" else {}
         small = self.paper.small | data | item.small
         located = {}
-        for label, line in lines.items():
+        lines = item.variants(pattern, bool(self.size)) if lines is None else lines
+        for key, line in lines.items():
             study, _, variant = line.partition("/")
             if self.size:
                 other = small.get(line, f"{small.get(study, '')}/{variant}")
                 study, _, variant = other.partition("/")
             if study:
-                located[label] = Reference(study, variant)
+                located[key] = Reference(study, variant)
         return located
-
-    def locate_cells(self, table: Table, pattern: str = "*") -> dict[tuple[str, str], Reference]:
-        """Return the variant behind each cell (row, column) that this size measures.
-
-        In `pattern` the star is the variant of the row.
-        """
-        lines = {}
-        for (name, row), (heading, column) in itertools.product(
-            table.rows.items(), table.columns.items()
-        ):
-            is_lost = column.absent or (self.size and column.per > 1)
-            if row.variant and column.study and not is_lost:
-                variant = column.variant.replace("{}", pattern.replace("*", row.variant))
-                lines[name, heading] = f"{column.study}/{variant}"
-        return self.locate_lines(table, lines)
 
     def references(self, item: Layout) -> set[Reference]:
         """Return the variants that a table or figure needs."""
-        if item.absent and not self.size:
-            return set()
-        if isinstance(item, Figure):
-            return set(self.locate_lines(item, item.all_lines).values())
-        assert isinstance(item, Table)
-        return set(self.locate_cells(item).values())
+        return set() if item.absent and not self.size else set(self.locate(item).values())
 
-    def error(self, word: str, message: str) -> ConfigError:
-        """Return an error that begins with the first line of the file that contains `word`."""
+    def require(self, kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
+        """Raise ConfigError at the first line that has the name if one of `names` is no choice."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        number = next((n for n, line in enumerate(lines, start=1) if word in line), 0)
-        return ConfigError(f"{self.path}:{number}: {message}")
+        for name in names:
+            number = next((n for n, line in enumerate(lines, start=1) if name in line), 0)
+            require(f"{self.path}:{number}: {kind}", name, choices)
 
 
 def find_numbers(cell: str) -> list[float]:
@@ -269,13 +270,4 @@ def read_paper(name: str, size: str = "", folder: Path = FOLDER) -> PaperSource:
     try:
         return PaperSource(name, Paper.model_validate(tree), path, size)
     except ValidationError as error:
-        keys, message = find_problem(error)
-        key = ".".join(str(part) for part in keys)
-        raise ConfigError(f"{locate(tree, keys)}: {key}: {message}") from error
-
-
-def _require(kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
-    """Raise ValueError, which suggests the nearest choice, for a name that is no choice."""
-    for name in names:
-        if name not in choices:
-            raise ValueError(f"no {kind} '{name}'{suggest(name, choices)}")
+        raise explain(error, str(locate(tree, find_problem(error)[0]))) from error

@@ -24,52 +24,44 @@ def main(arguments: list[str] | None = None) -> int:
     add("--reports", type=Path, default=Path("reports"), metavar="DIR")
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
     add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
-    add(
-        "--metric",
-        nargs="+",
-        metavar="COLUMN[:min|:max]",
-        help="with --csv: metric columns and their goals (default: all numeric columns)",
-    )
+    text = "with --csv: metric columns and their goals (default: all numeric columns)"
+    add("--metric", nargs="+", metavar="COLUMN[:min|:max]", help=text)
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    add("--table", nargs="+", metavar="NUMBER", help="with --paper: only these (2, figure-2)")
     for flag, size in SIZES.items():
         text = "with --paper: the results of small models"
         add(flag, dest="small", action="store_const", const=size, default="", help=text)
     options = parser.parse_args(arguments)
-    if not options.paper and (options.table or options.small):
-        parser.error("--table and --small need --paper")
+    if not options.paper and options.small:
+        parser.error("--small needs --paper")
     if not options.paper and (options.runs is None) == (options.csv is None):
         parser.error("give either a folder of runs or --csv FILE")
     try:
+        # pandas is imported only when it is needed.
         if options.paper:
             from lit_attn.report.papers_page import write_paper
 
             source = read_paper(options.paper, options.small)
-            runs = options.runs or Path("runs")
-            print(write_paper(source, runs, options.reports, options.table))
+            print(write_paper(source, options.runs or Path("runs"), options.reports))
             return 0
-        if options.csv:
-            # pandas is imported only when it is needed.
-            from lit_attn.report.table_input import read_table
-            from lit_attn.report.write import write_studies
-
-            studies = read_table(options.csv, options.baseline, options.metric)
-            folders, planned = write_studies(studies, options.reports), len(studies)
-        elif options.across:
+        if options.across:
             from lit_attn.report.across import write_across
             from lit_attn.report.read import read_studies
 
             print(write_across(list(read_studies(options.runs, options.across)), options.reports))
             return 0
+        if options.csv:
+            from lit_attn.report.table_input import read_table
+            from lit_attn.report.write import write_studies
+
+            studies = read_table(options.csv, options.baseline, options.metric)
+            folders, planned = write_studies(studies, options.reports), len(studies)
         else:
             folders = write_reports(options.runs, options.reports, options.study)
             planned = len(options.study or list(options.runs.glob("*/plan.json")))
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    for folder in folders:
-        print(folder / "table.html")
-    print(options.reports / "index.html")
+    print(*(folder / "table.html" for folder in folders), options.reports / "index.html", sep="\n")
     return 0 if len(folders) == planned else 1
 
 

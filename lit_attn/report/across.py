@@ -1,9 +1,7 @@
 """Table across studies: one row for each variant, one column for each study, and mean ranks."""
 
-import statistics
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from lit_attn.files import write_atomic
@@ -22,16 +20,23 @@ FEW = 6
 
 def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     """Write `across.html`, `.md`, `.tex` and `.csv`; return the path of the page."""
-    frames = {study.plan.study: _read_study(study) for study in studies}
+    frames = {}
+    for study in studies:
+        frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
+        digits = make_scale(frame).digits
+        spreads = zip(frame["mean"], frame["sd"], strict=True)
+        frames[study.plan.study] = frame.assign(text=[format_spread(*x, digits) for x in spreads])
     table = make_across_table(studies, frames)
     numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
     files = {
         "across.csv": to_csv(numbers.rename_axis("variant").reset_index()),
         "across.md": to_markdown(table),
         "across.tex": to_latex(table, "across"),
+        "across.html": render_page(
+            table.title.rstrip("."), [Section(tables=[table])], warnings=table.warnings
+        ),
     }
-    page = render_page(table.title.rstrip("."), [Section(tables=[table])], warnings=table.warnings)
-    for name, content in {**files, "across.html": page}.items():
+    for name, content in files.items():
         write_atomic(reports / name, content)
     return reports / "across.html"
 
@@ -39,43 +44,27 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
 def make_across_table(studies: list[StudyRecord], frames: dict[str, pd.DataFrame]) -> Table:
     """Return the means of all variants, and ranks of the variants with a result in every study."""
     variants = list(dict.fromkeys(name for frame in frames.values() for name in frame.index))
-    complete = [v for v in variants if all(v in f.index and f.loc[v, "n"] for f in frames.values())]
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
-    means = [
-        sign * frame.loc[complete, "mean"]
-        for sign, frame in zip(signs, frames.values(), strict=True)
-    ]
-    ranks = np.array([series.rank() for series in means]).reshape(len(studies), len(complete))
+    means = [sign * frame["mean"] for sign, frame in zip(signs, frames.values(), strict=True)]
+    # Rows are variants and columns are studies.
+    ranks = pd.concat(means, axis=1).reindex(variants).dropna().astype(float).rank()
     rows = []
     for variant in variants:
         row = [Cell(variant)]
         for frame in frames.values():
-            text, is_best = NOTHING, False
-            if variant in frame.index:
-                text, is_best = frame.loc[variant, "text"], bool(frame.loc[variant, "best"])
-            row.append(Cell(text, is_bold=is_best))
-        rank = NOTHING
-        if variant in complete and len(complete) > 1:
-            rank = f"{statistics.fmean(ranks[:, complete.index(variant)]):.2f}"
+            is_planned = variant in frame.index
+            text, is_best = frame.loc[variant, ["text", "best"]] if is_planned else (NOTHING, False)
+            row.append(Cell(text, is_bold=bool(is_best)))
+        has_rank = variant in ranks.index and len(ranks) > 1
+        rank = f"{ranks.loc[variant].mean():.2f}" if has_rank else NOTHING
         rows.append([*row, Cell(rank)])
-    labels = [f"{study.plan.study}: {study.plan.metric.label}" for study in studies]
+    headings = [f"{study.plan.study}: {study.plan.metric.label}" for study in studies]
     tested = ""
-    if len(studies) > 1 and len(complete) > 2:
-        p, critical = stats.friedman_nemenyi(ranks, ALPHA)
+    if len(studies) > 1 and len(ranks) > 2:
+        p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
         tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
-    headings = [*labels, "mean rank"]
-    table = named_table("across", rows, headings, complete=len(complete), test=tested)
+    headings.append("mean rank")
+    table = named_table("across", rows, headings, complete=len(ranks), test=tested)
     if len(studies) < FEW:
         table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
     return table
-
-
-def _read_study(study: StudyRecord) -> pd.DataFrame:
-    """Return n, mean, printed value and whether the mean is the best one, by variant."""
-    summary = make_variant_frame(study, compare_variants(study)).set_index("variant")
-    digits = make_scale(summary).digits
-    summary["text"] = [
-        format_spread(mean, sd, digits)
-        for mean, sd in zip(summary["mean"], summary["sd"], strict=True)
-    ]
-    return summary[["n", "mean", "best", "text"]]

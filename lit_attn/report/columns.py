@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,28 +17,19 @@ Record = dict[str, Any]
 """One variant's numbers by CSV field."""
 
 
-class Unit(NamedTuple):
-    """SI prefix, its factor, and the format of a number in this unit."""
-
-    prefix: str
-    size: float
-    form: str
+UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}
+"""Factor by SI prefix."""
 
 
-UNITS = (Unit("T", 1e12, ",.2f"), Unit("G", 1e9, ",.2f"), Unit("M", 1e6, ",.0f"))
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Decimals of the metric, and units of FLOPs and memory: the same in every row of a table."""
+class Scale(NamedTuple):
+    """Decimals of the metric, and SI prefixes of FLOPs and memory: the same in every row."""
 
     digits: int
-    flops: Unit
-    memory: Unit
+    flops: str
+    memory: str
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of a study's table.
 
     `heading` and `note` (the sentences that define the column in the caption) are templates of
@@ -47,18 +37,23 @@ class Column:
     """
 
     key: str
+    fields: Mapping[str, str]
     heading: str = ""
     note: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_scale(summary: pd.DataFrame) -> Scale:
-    """Choose the decimals and units of a table: the median spread keeps two significant digits."""
+    """Choose the decimals and units of a table: the median spread keeps two significant digits.
+
+    A unit is the largest one that the largest value reaches.
+    """
     spreads = summary["sd"][summary["sd"] > 0]
     digits = 2
     if len(spreads):
         digits = min(max(2, 1 - math.floor(math.log10(spreads.median()))), 6)
-    return Scale(digits, _choose_unit(summary["flops"]), _choose_unit(summary["peak_memory"]))
+    largest = (max(summary[name].dropna(), default=0) for name in ("flops", "peak_memory"))
+    flops, memory = (next((u for u in UNITS if x >= UNITS[u]), "M") for x in largest)
+    return Scale(digits, flops, memory)
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:
@@ -79,18 +74,6 @@ def to_frame(records: list[Record]) -> pd.DataFrame:
     return pd.DataFrame(records, columns=list(types)).astype(types)
 
 
-def _choose_unit(values: "pd.Series[Any]") -> Unit:
-    """Return the largest unit that the largest value reaches, or the smallest unit."""
-    largest = 0 if values.isna().all() else values.max()
-    return next((unit for unit in UNITS if largest >= unit.size), UNITS[-1])
-
-
-def _count(record: Record, _: Scale) -> str:
-    if not record["missing"]:
-        return str(record["n"])
-    return f"{record['n']}/{record['planned']}, {record['missing']}"
-
-
 def _difference(record: Record, scale: Scale) -> str:
     text = format_difference(record["difference"], record["low"], record["high"], scale.digits)
     if record["pairs"] == record["n"] or pd.isna(record["difference"]):
@@ -100,10 +83,8 @@ def _difference(record: Record, scale: Scale) -> str:
 
 def _test_error(record: Record, scale: Scale) -> str:
     errors = (record["test_error"], record["test_error_difference"])
-    return (
-        " / ".join(format_number(e, f".{scale.digits}f") for e in errors if not pd.isna(e))
-        or NOTHING
-    )
+    texts = (format_number(e, f".{scale.digits}f") for e in errors if not pd.isna(e))
+    return " / ".join(texts) or NOTHING
 
 
 def _needed(record: Record, _: Scale) -> str:
@@ -115,25 +96,22 @@ def _needed(record: Record, _: Scale) -> str:
 
 def _margin(record: Record, scale: Scale) -> str:
     # With a verdict the study has a margin of its own.
-    if not pd.isna(record["verdict"]) or pd.isna(record["margin"]):
-        return NOTHING
-    return f"± {format_number(record['margin'], f'.{scale.digits}f')}"
+    text = format_number(record["margin"], f".{scale.digits}f")
+    return f"± {text}" if pd.isna(record["verdict"]) and text != NOTHING else NOTHING
 
 
 def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
     """Print a time, unless the seeds' times differ so much that they measure the machine's load."""
     ratio = record[f"{name}_ratio"]
-    if not pd.isna(ratio) and ratio > BUSY:
-        return "busy machine"
-    return format_number(record[name], form, unit)
+    is_busy = bool(not pd.isna(ratio) and ratio > BUSY)
+    return "busy machine" if is_busy else format_number(record[name], form, unit)
 
 
 def _published(record: Record, _: Scale) -> str:
     """Print a published value with the decimals of the paper, at least two."""
-    mean, spread = record["published"], record["published_sd"]
-    printed = [repr(float(value)) for value in (mean, spread) if not pd.isna(value)]
-    digits = max((len(text.partition(".")[2]) for text in printed), default=0)
-    return format_spread(mean, spread, max(2, digits))
+    values = (record["published"], record["published_sd"])
+    decimals = [len(repr(float(x)).partition(".")[2]) for x in values if not pd.isna(x)]
+    return format_spread(*values, max(2, *decimals, 0))
 
 
 def format_difference(difference: Any, low: Any, high: Any, digits: int) -> str:
@@ -175,7 +153,7 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
 PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "variant": lambda r, _: str(r["variant"]),
     "value": lambda r, s: format_spread(r["mean"], r["sd"], s.digits),
-    "n": _count,
+    "n": lambda r, _: f"{r['n']}/{r['planned']}, {r['missing']}" if r["missing"] else str(r["n"]),
     "difference": _difference,
     "test_error": _test_error,
     "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
@@ -190,10 +168,12 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "published_difference": lambda r, s: format_number(r["published_difference"], f"+.{s.digits}f"),
     "parameters": lambda r, _: format_number(r["parameters"], ",d"),
     "ffn_width": lambda r, _: format_number(r["ffn_width"], "d"),
-    "flops": lambda r, s: format_number(r["flops"], ",.2f", s.flops.size),
+    "flops": lambda r, s: format_number(r["flops"], ",.2f", UNITS[s.flops]),
     "step_time": lambda r, _: _time(r, "step_time", ",.1f", 1e-3),
     "evaluation_time": lambda r, _: _time(r, "evaluation_time", ",.2f"),
-    "peak_memory": lambda r, s: format_number(r["peak_memory"], s.memory.form, s.memory.size),
+    "peak_memory": lambda r, s: format_number(
+        r["peak_memory"], ",.0f" if s.memory == "M" else ",.2f", UNITS[s.memory]
+    ),
 }
 """Function that prints a variant's cell, by column. Other columns are in the CSV file only."""
 

@@ -4,20 +4,17 @@ Shapes: S samples, H heads, n tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.columns import NOTHING, format_spread
 from lit_attn.report.drawing import COLOURS, GREY, shorten
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import LOG, Arrays, StudyRecord, read_arrays
+from lit_attn.report.read import Arrays, StudyRecord, read_arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +25,7 @@ NAMED_LAYERS = 8
 """Largest number of layers in a legend; with more layers only some of them are named."""
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(NamedTuple):
     """Recorded diagnostics of a study.
 
     `values` has a row for each value of each seed: variant, step, layer, head (missing for a
@@ -40,43 +36,16 @@ class Diagnostics:
     values: pd.DataFrame
     arrays: dict[str, list[Arrays]]
 
-    def select(self, *names: str) -> pd.DataFrame:
-        """Return the values with one of these names."""
-        return self.values[self.values["name"].isin(names)]
-
-    def ranks(self, variant: str, layer: int) -> list[NDArray[Any]]:
-        """Return each seed's ranks (S, H) of a layer's attention matrices."""
-        name = f"rank.{layer}"
-        return [arrays[name] for arrays in self.arrays.get(variant, []) if name in arrays]
-
-    def maps(self, variant: str) -> dict[int, NDArray[Any]]:
-        """Return the first seed's attention matrices (H, n, n) by layer."""
-        arrays = next(iter(self.arrays.get(variant, [])), {})
-        return {
-            int(name.removeprefix("map.")): array
-            for name, array in arrays.items()
-            if name.startswith("map.")
-        }
-
 
 def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
-    """Read the diagnostics of all finished cells in the order of the plan.
-
-    Unreadable files are skipped with one warning.
-    """
+    """Read the diagnostics of all finished cells in the order of the plan."""
     rows: list[tuple[Any, ...]] = []
     arrays: dict[str, list[Arrays]] = {}
-    unreadable: list[Path] = []
     for variant in study.plan.variants:
-        for folder in study.folders(variant.name):
+        for folder in (c.folder for c in study.finished_cells(variant.name) if c.folder):
             rows += [(variant.name, *row) for row in read_diagnostics(folder / "diagnostics.csv")]
-            if content := read_arrays(folder / "attention.npz", unreadable):
+            if content := read_arrays(folder / "attention.npz"):
                 arrays.setdefault(variant.name, []).append(content)
-    if unreadable:
-        count, study_name = len(unreadable), study.plan.study
-        LOG.warning(
-            "%s: %d unreadable files are skipped, first %s", study_name, count, unreadable[0]
-        )
     values = pd.DataFrame(rows, columns=["variant", *DiagnosticRow._fields])
     return Diagnostics(values.astype({"head": "Int64"}), arrays)
 
@@ -91,59 +60,36 @@ def make_values_table(diagnostics: Diagnostics) -> pd.DataFrame:
 def make_ranks_table(diagnostics: Diagnostics) -> pd.DataFrame:
     """Return the number of attention matrices of each rank over all seeds, by variant and layer."""
     rows = []
-    for (variant, layer), _ in diagnostics.values.groupby(["variant", "layer"], sort=False):
-        if ranks := diagnostics.ranks(str(variant), int(str(layer))):
-            flat = np.concatenate([array.ravel() for array in ranks])
-            counts = zip(*np.unique(flat, return_counts=True), strict=True)
+    for variant, seeds in diagnostics.arrays.items():
+        names = dict.fromkeys(name for arrays in seeds for name in arrays if "rank." in name)
+        for name in names:
+            ranks = [arrays[name].ravel() for arrays in seeds if name in arrays]
+            counts = zip(*np.unique(np.concatenate(ranks), return_counts=True), strict=True)
+            layer = int(name.removeprefix("rank."))
             rows += [(variant, layer, int(rank), int(count)) for rank, count in counts]
     return pd.DataFrame(rows, columns=["variant", "layer", "rank", "matrices"])
 
 
-def make_drawers(
-    diagnostics: Diagnostics, baseline: str
-) -> "dict[str, Callable[[], Figure | None]]":
-    """Map each figure of the section to its drawing function.
-
-    A function returns None if nothing was recorded for its figure.
-    """
-    return {
-        "norms": lambda: _draw_over_training(diagnostics, "norm", "‖MH‖, ‖Δ‖"),
-        "angles": lambda: _draw_over_training(diagnostics, "cos", "cosine of the angle to X"),
-        "ranks": lambda: _draw_ranks(diagnostics),
-        "maps": lambda: _draw_maps(diagnostics),
-        "heads": lambda: _draw_heads(diagnostics, baseline),
-    }
-
-
 def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Figure | None":
     """Draw a panel for each variant with a colour for each layer: MH solid, Δ dashed."""
+    from matplotlib import colormaps
+
     dashes = {f"{name}-mh": "-", f"{name}-delta": "--"}
-    values = diagnostics.select(*dashes)
-    variants = list(values["variant"].unique()[: drawing.MOST_PANELS])
-    if not variants:
-        return None
+    values = diagnostics.values[diagnostics.values["name"].isin(dashes)]
     layers = sorted(values["layer"].unique())
-    colours = dict(zip(layers, drawing.sequential_colours(len(layers)), strict=True))
-    figure, panels = drawing.new_panels(len(variants), legend_lines=2)
-    for axes, variant in zip(panels, variants, strict=True):
-        for (layer, quantity), rows in values[values["variant"] == variant].groupby(
-            ["layer", "name"]
-        ):
-            # The bands of several layers overlap, so each one is faint.
-            curve = rows.set_index("step")["value"]
-            drawing.draw_band(axes, curve, colours[layer], dashes[quantity], alpha=0.1)
-        axes.set_title(drawing.panel_title(variant))
-        if name == "cos":
-            axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    if name == "norm":
-        panels[0].set_ylim(bottom=0)
-    drawing.use_integer_ticks(panels[0])
-    figure.supxlabel("step", fontsize=8)
-    figure.supylabel(label, fontsize=8)
-    named = drawing.pick_evenly(layers, NAMED_LAYERS)
-    key = {f"layer {layer}": (colours[layer], "-") for layer in named}
-    drawing.add_legend(figure, key | {"MH": ("black", "-"), "Δ": ("black", "--")})
-    return figure
+    # Colours from dark to light, which the eye reads as an order.
+    shades = colormaps["viridis"](np.linspace(0, 0.85, len(layers)))
+    colours = dict(zip(layers, shades, strict=True))
+    curves = {
+        str(variant): [
+            (rows.set_index("step")["value"], colours[layer], dashes[str(quantity)])
+            for (layer, quantity), rows in part.groupby(["layer", "name"])
+        ]
+        for variant, part in values.groupby("variant", sort=False)
+    }
+    key = {f"layer {i}": (colours[i], "-") for i in drawing.pick_evenly(layers, NAMED_LAYERS)}
+    key |= {"MH": ("black", "-"), "Δ": ("black", "--")}
+    return drawing.draw_panels(curves, "step", label, key)
 
 
 def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
@@ -160,16 +106,21 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     step = max(1, -(-(high - low + 1) // 40))
     edges = np.arange(low, high + step + 1, step) - 0.5
     for axes, layer in zip(panels, layers, strict=True):
-        for row, variant in enumerate(variants):
-            ranks = diagnostics.ranks(variant, layer)
-            if not ranks:
-                continue
-            counts, _ = np.histogram(np.concatenate([array.ravel() for array in ranks]), edges)
-            bottom = row + 0.4
-            heights = 0.8 * counts / counts.max()
-            axes.bar(edges[:-1], -heights, step, bottom, align="edge", color=COLOURS[0], alpha=0.5)
-            means = [array.mean() for array in ranks]
-            axes.vlines(means, row - 0.4, bottom, color="black", linewidth=0.7)
+        for variant, rows in table[table["layer"] == layer].groupby("variant", sort=False):
+            if variant in variants:
+                ranks, counts = rows["rank"], rows["matrices"]
+                heights = np.histogram(ranks, edges, weights=counts)[0]
+                bottom = variants.index(variant) + 0.4
+                axes.stairs(
+                    bottom - 0.8 * heights / heights.max(),
+                    edges,
+                    baseline=bottom,
+                    fill=True,
+                    color=COLOURS[0],
+                    alpha=0.5,
+                )
+                mean = np.average(ranks, weights=counts)
+                axes.vlines(mean, bottom - 0.8, bottom, color="black", linewidth=0.7)
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
         drawing.use_integer_ticks(axes)
@@ -181,7 +132,12 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
 
 def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
     """Draw the attention matrices of some heads of some layers, one row for each variant."""
-    shown = {name: maps for name in diagnostics.arrays if (maps := diagnostics.maps(name))}
+    recorded = {
+        variant: {int(name[4:]): array for name, array in seeds[0].items() if "map." in name}
+        for variant, seeds in diagnostics.arrays.items()
+        if seeds
+    }
+    shown = {variant: maps for variant, maps in recorded.items() if maps}
     shown = dict(list(shown.items())[: drawing.MOST_PANELS])
     if not shown:
         return None
@@ -200,13 +156,11 @@ def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
                 places = slice(across * pitch, across * pitch + len(weights))
                 picture[rows, places] = weights / max(float(weights.max()), 1e-30)
     names = [shorten(name, 36) for name in shown]
-    # The matrices have the width that the names and the colour bar leave.
-    width = drawing.WIDTH - 0.9 - drawing.LETTER_WIDTH * max(map(len, names))
+    # The matrices have the width that the names leave.
+    width = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * max(map(len, names))
     figure = drawing.new_figure(width * len(shown) / len(columns) + 0.3)
     axes = figure.subplots()
-    image = axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
-    bar = figure.colorbar(image, ax=axes, aspect=40, fraction=0.02, pad=0.01)
-    bar.set_label("weight / largest weight of the matrix", fontsize=7)
+    axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
     middle = (side - 1) / 2
     axes.set_yticks([middle + pitch * i for i in range(len(shown))], names)
     titles = [f"L{layer} H{head + 1}" for layer, head in columns]
@@ -220,32 +174,42 @@ def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
 def _draw_heads(diagnostics: Diagnostics, baseline: str) -> "Figure | None":
     """Draw a panel for each variant: captured variance by layer, with the baseline's in grey."""
     circuits = {"captured-qk": (COLOURS[0], "-"), "captured-ov": (COLOURS[1], "--")}
-    values = _final_values(diagnostics.select(*circuits))
-    variants = [name for name in values["variant"].unique() if name != baseline]
-    variants = (variants or list(values["variant"].unique()))[: drawing.MOST_PANELS]
-    if not variants:
-        return None
-    figure, panels = drawing.new_panels(len(variants), legend_lines=1)
-    for axes, variant in zip(panels, variants, strict=True):
-        for name, (colour, dash) in circuits.items():
-            curves = values[values["name"] == name].set_index(["variant", "layer"])["value"]
-            if baseline in curves.index and variant != baseline:
-                drawing.draw_band(axes, curves.loc[baseline], GREY, dash, alpha=0.1)
-            if variant in curves.index:
-                drawing.draw_band(axes, curves.loc[variant], colour, dash, alpha=0.1)
-        axes.set_title(drawing.panel_title(variant))
-    drawing.use_integer_ticks(panels[0])
-    figure.supxlabel("layer", fontsize=8)
-    figure.supylabel("captured variance", fontsize=8)
-    key = {"QK": circuits["captured-qk"], "OV": circuits["captured-ov"]}
-    drawing.add_legend(figure, key | ({baseline: (GREY, "-")} if baseline not in variants else {}))
-    return figure
+    values = diagnostics.values[diagnostics.values["name"].isin(circuits)]
+    groups = _final_values(values).groupby(["variant", "name"], sort=False)
+    curves = {key: rows.set_index("layer")["value"] for key, rows in groups}
+    names = list(values["variant"].unique())
+    panels = {
+        variant: [
+            (curves[line, name], colour if line == variant else GREY, dash)
+            for name, (colour, dash) in circuits.items()
+            for line in dict.fromkeys((baseline, variant))
+            if (line, name) in curves
+        ]
+        for variant in names
+        if variant != baseline or len(names) == 1
+    }
+    key: drawing.Key = {"QK": circuits["captured-qk"], "OV": circuits["captured-ov"]}
+    key |= {baseline: (GREY, "-")} if baseline not in panels else {}
+    return drawing.draw_panels(panels, "layer", "captured variance", key)
 
 
 def _final_values(values: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the last recorded step of each quantity."""
     groups = values.groupby(["variant", "layer", "head", "name"], dropna=False)
     return values[values["step"] == groups["step"].transform("max")]
+
+
+DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
+    "norms": lambda recorded, _: _draw_over_training(recorded, "norm", "‖MH‖, ‖Δ‖"),
+    "angles": lambda recorded, _: _draw_over_training(recorded, "cos", "cosine of the angle to X"),
+    "ranks": lambda recorded, _: _draw_ranks(recorded),
+    "maps": lambda recorded, _: _draw_maps(recorded),
+    "heads": lambda recorded, baseline: _draw_heads(recorded, baseline),
+}
+"""Drawing function of each figure, for the records of a study and the name of its baseline.
+
+A function returns None if nothing was recorded for its figure.
+"""
 
 
 def make_mixture_table(diagnostics: Diagnostics) -> Table:

@@ -4,12 +4,12 @@ Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
 """
 
 import io
-import statistics
 import textwrap
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lit_attn.report.formats import ASSETS
 
@@ -39,11 +39,9 @@ def appearance() -> Iterator[None]:
     """Apply report.mplstyle in place of the user's matplotlibrc, which would change the bytes."""
     import matplotlib as mpl
 
-    with mpl.rc_context(), warnings.catch_warnings():
+    with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rc_file(ASSETS / "report.mplstyle", use_default_template=False)
-        # Matplotlib draws boxes for a script that the font lacks.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
@@ -69,38 +67,41 @@ def new_figure(height: float) -> "Figure":
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def new_panels(count: int, legend_lines: int = 0) -> "tuple[Figure, list[Axes]]":
-    """Return a figure with `count` panels that share axes, and room for lines of a legend."""
-    columns = min(4, count)
-    lines = -(-count // columns)
-    figure = new_figure(1.35 * lines + 0.55 + LINE_HEIGHT * legend_lines)
+def draw_panels(
+    curves: "dict[str, list[tuple[pd.Series[float], Any, str]]]", x: str, y: str, key: Key
+) -> "Figure | None":
+    """Draw a panel for each of at most MOST_PANELS variants: values by x, colour, line style."""
+    shown = dict(list(curves.items())[:MOST_PANELS])
+    if not shown:
+        return None
+    columns = min(4, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = new_figure(1.35 * lines + 0.55 + 2 * LINE_HEIGHT)
     panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for place, axes in enumerate(panels[count:], start=count):
+    for axes, (variant, bands) in zip(panels, shown.items(), strict=False):
+        for band in bands:
+            draw_band(axes, *band)
+        axes.set_title(panel_title(variant))
+    for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
         panels[place - columns].tick_params(labelbottom=True)
-    return figure, panels[:count]
+    use_integer_ticks(panels[0])
+    figure.supxlabel(x, fontsize=8)
+    figure.supylabel(y, fontsize=8)
+    add_legend(figure, key)
+    return figure
 
 
-def sd(values: list[float]) -> float:
-    """Return the sample standard deviation (ddof 1), or 0 for one value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def draw_band(
-    axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, alpha: float = 0.2
-) -> None:
-    """Draw the mean of a curve in a band of one standard deviation with opacity `alpha`.
-
-    `curve` has the values of all seeds, indexed by time. A curve with a single time is drawn as a
-    point, because a line of one point is invisible.
-    """
+def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str) -> None:
+    """Draw the mean of a curve, which has the values of all seeds by time, in a band of one sd."""
     groups = curve.groupby(level=0)
     means, spreads = groups.mean(), groups.std().fillna(0)
     if len(means) == 1:
+        # A line of one point is invisible.
         axes.errorbar(means.index, means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
     elif len(means):
         ends = (means - spreads, means + spreads)
-        axes.fill_between(means.index, *ends, color=colour, alpha=alpha, linewidth=0)
+        axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
         axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
 
 
@@ -147,13 +148,5 @@ def add_legend(figure: "Figure", key: Key) -> None:
 
 def pick_evenly(values: list[int], most: int) -> list[int]:
     """Return at most `most` values, evenly spaced from the first to the last."""
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def sequential_colours(count: int) -> list[Any]:
-    """Return `count` colours from dark to light that the eye reads as an order."""
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
+    places = np.linspace(0, len(values) - 1, min(most, len(values)))
+    return [values[round(place)] for place in places]

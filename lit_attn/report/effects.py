@@ -1,22 +1,28 @@
-"""Effects beyond single variants: factors of a factorial study, and changes between two studies.
+"""Comparisons beyond single variants: factorial effects, two studies, equal cost, equal tuning.
 
 A factorial study has variants with names like `residual=full,zz=with`. The reference level of each
 axis is that of the baseline.
 """
 
 import itertools
-import operator
 import statistics
 from collections.abc import Iterable
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lit_attn.cells.records import Tuning
 from lit_attn.report import stats
-from lit_attn.report.columns import STAR, format_difference, format_number, format_p
+from lit_attn.report.columns import (
+    NOTHING,
+    STAR,
+    format_difference,
+    format_number,
+    format_p,
+    format_spread,
+)
 from lit_attn.report.comparison import ALPHA
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
@@ -49,14 +55,15 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     """
     reference = _levels(study.plan.baseline)
     values = {
-        tuple(levels.values()): study.values(variant.name)
+        ("", *levels.values()): study.values(variant.name)
         for variant in study.plan.variants
         if (levels := _levels(variant.name)).keys() == reference.keys()
         and study.values(variant.name)
     }
     if len(reference) < 2 or not values:
         return []
-    index = pd.MultiIndex.from_tuples(list(values), names=list(reference))
+    # The constant first level remains when a contrast has removed all axes.
+    index = pd.MultiIndex.from_tuples(list(values), names=["", *reference])
     frame = pd.DataFrame(list(values.values()), index=index, dtype=float).dropna(axis=1)
     changes = [
         {axis: str(level)}
@@ -66,44 +73,36 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     ]
     pairs = (first | second for first, second in itertools.combinations(changes, 2))
     chosen = [*changes, *(pair for pair in pairs if len(pair) == 2)]
-    rows = [_contrast(frame, changed, reference) for changed in chosen]
-    estimated = [(changed, row) for changed, row in zip(chosen, rows, strict=True) if row.size]
+    contrasts = [(changed, _contrast(frame, changed, reference)) for changed in chosen]
+    estimated = [(changed, rows) for changed, rows in contrasts if rows.size]
     if len({axis for change in changes for axis in change}) < 2 or not estimated:
         return []
-    p_values = stats.joint_sign_flip(np.array([row.mean(axis=0) for _, row in estimated]))
+    means = np.array([rows.mean(axis=0) for _, rows in estimated])
     return [
         Effect(
             " and ".join(f"{axis}={level}" for axis, level in changed.items()),
             "main effect" if len(changed) == 1 else "interaction",
-            len(row),
-            *_describe(row.mean(axis=0)),
+            len(rows),
+            *_describe(mean.tolist()),
             p,
-            row.mean(axis=0).tolist(),
+            mean.tolist(),
         )
-        for (changed, row), p in zip(estimated, p_values, strict=True)
+        for (changed, rows), mean, p in zip(
+            estimated, means, stats.joint_sign_flip(means), strict=True
+        )
     ]
 
 
 def _contrast(
     frame: pd.DataFrame, changed: dict[str, str], reference: dict[str, str]
 ) -> NDArray[np.float64]:
-    """Return the effect of the `changed` levels for each combination of the other axes and seed.
-
-    It sums the values with every subset of the changes, with the sign of the number of levels left
-    at their reference.
-    """
-    others = [axis for axis in reference if axis not in changed]
-    signed = []
-    for levels in itertools.product(*((level, reference[axis]) for axis, level in changed.items())):
-        is_chosen = pd.Series(True, index=frame.index)
-        for axis, level in zip(changed, levels, strict=True):
-            is_chosen &= frame.index.get_level_values(axis) == level
-        part = frame[is_chosen]
-        part = part.droplevel(list(changed)) if others else part.reset_index(drop=True)
-        left = sum(level == reference[axis] for axis, level in zip(changed, levels, strict=True))
-        signed.append((-1) ** left * part)
-    # Combinations that lack a level become missing values.
-    return reduce(operator.add, signed).dropna().to_numpy()
+    """Return the effect of the `changed` levels for each combination of the other axes and seed."""
+    for axis, level in changed.items():
+        levels = frame.index.get_level_values(axis)
+        left, right = (frame[levels == name].droplevel(axis) for name in (level, reference[axis]))
+        # Combinations that lack a level become missing values.
+        frame = left - right
+    return frame.dropna().to_numpy()
 
 
 def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -> Table:
@@ -118,10 +117,8 @@ def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -
         ]
         for effect in effects
     ]
-    plan, count = study.plan, len(effects)
-    return named_table(
-        "effects", rows, label=plan.metric.label, baseline=plan.baseline, count=count
-    )
+    names = {"label": study.plan.metric.label, "baseline": study.plan.baseline}
+    return named_table("effects", rows, count=len(effects), **names)
 
 
 def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
@@ -135,13 +132,10 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
         lead, other_lead = (_lead(record, variant.name) for record in (study, other))
         if variant.name == study.plan.baseline or lead.empty or other_lead.empty:
             continue
+        change = lead.mean() - other_lead.mean()
+        low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
         if set(lead.index) == set(other_lead.index):
             change, low, high = _describe(lead - other_lead)
-        else:
-            change, (low, high) = (
-                lead.mean() - other_lead.mean(),
-                stats.welch_interval(lead.tolist(), other_lead.tolist()),
-            )
         leads = [
             f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (other_lead, lead)
         ]
@@ -150,12 +144,76 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
     return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
 
 
+def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Table:
+    """Return value and difference of every variant under each criterion of `match`, side by side.
+
+    The table has no rows for a study with one criterion.
+    """
+    plan, rows = study.plan, summary.set_index("variant")
+    criteria = plan.criteria if len(plan.criteria) > 1 else []
+    headings = [
+        f"{text} (equal {c})" for c in criteria for text in (plan.metric.label, "difference")
+    ]
+    planned = {(v.variant or v.name, v.criterion): v.name for v in plan.variants}
+    cells = []
+    for name in dict.fromkeys(v.variant or v.name for v in plan.variants if criteria):
+        line = [Cell(name)]
+        for criterion in criteria:
+            # The baseline belongs to every criterion.
+            variant = name if name == plan.baseline else planned.get((name, criterion))
+            row = rows.loc[variant] if variant else None
+            if row is None or not row["n"]:
+                line += [Cell(NOTHING), Cell(NOTHING)]
+                continue
+            difference = format_difference(row["difference"], row["low"], row["high"], digits)
+            line.append(Cell(format_spread(row["mean"], row["sd"], digits)))
+            line.append(Cell(difference, mark=STAR if row["significant"] else ""))
+        cells.append(line)
+    return named_table("criteria", cells, headings, baseline=plan.baseline)
+
+
+def make_tuning_table(study: StudyRecord, tuning: Tuning) -> Table:
+    """Return the values that tuning chose for every variant, and its leads over all trials."""
+    means = {
+        tuned.variant: {str(trial.values): trial.mean for trial in tuned.trials}
+        for tuned in tuning.variants
+    }
+    baseline = means.get(study.plan.baseline, {})
+    rows = []
+    for tuned in tuning.variants:
+        leads = [
+            mean - other
+            for values, mean in means[tuned.variant].items()
+            if mean is not None and (other := baseline.get(values)) is not None
+        ]
+        best = means[tuned.variant].get(str(tuned.chosen))
+        lead = NOTHING
+        if leads and tuned.variant != study.plan.baseline:
+            lead = f"{min(leads):+.3g} to {max(leads):+.3g} ({len(leads)})"
+        texts = [
+            tuned.variant,
+            ", ".join(f"{key}={value}" for key, value in (tuned.chosen or {}).items()) or NOTHING,
+            ", ".join(tuned.at_edge) or "no",
+            NOTHING if best is None else f"{best:.4g}",
+            lead.replace("-", "\N{MINUS SIGN}"),
+            str(sum(trial.mean is None for trial in tuned.trials)),
+        ]
+        rows.append([Cell(text) for text in texts])
+    return named_table(
+        "tuning",
+        rows,
+        label=tuning.select.label,
+        trials=tuning.trials,
+        seeds=", ".join(map(str, tuning.seeds)),
+        keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
+        sampler=tuning.sampler,
+    )
+
+
 def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
     """Return the differences of a variant to the baseline by seed."""
-    values, baseline = (
-        pd.Series(study.values(v), dtype=float) for v in (variant, study.plan.baseline)
-    )
-    return (values - baseline).dropna()
+    values, baseline = study.values(variant), study.values(study.plan.baseline)
+    return pd.Series({s: v - baseline[s] for s, v in values.items() if s in baseline}, dtype=float)
 
 
 def _levels(name: str) -> dict[str, str]:

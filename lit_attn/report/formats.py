@@ -1,4 +1,4 @@
-"""A table of strings as Markdown, LaTeX (booktabs) and CSV; templates of the HTML pages."""
+"""Tables of strings as Markdown and LaTeX (booktabs), and frames as CSV."""
 
 import re
 import unicodedata
@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 if TYPE_CHECKING:
     import pandas as pd
-    from jinja2 import Environment
 
 ASSETS = Path(__file__).parent / "assets"
 """Templates, style sheet, script and captions of the report."""
-
-RAISED = {"<super>": "^", "<sub>": "_"}
 
 # Accents that LaTeX's default font encoding can put on a letter (the ogonek is missing).
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
@@ -99,31 +97,16 @@ def to_latex(table: Table, label: str) -> str:
     """
     first, *others = (list(column) for column in zip(*table.rows, strict=True))
     columns = [("l", list(map(_latex_cell, first))), *map(_latex_column, others)]
-    safe_label = "".join(c if c.isascii() and c.isalnum() else "-" for c in label)
-    lines = [
-        r"% \usepackage{booktabs,graphicx,siunitx}",
-        r"\begin{table}",
-        r"\centering\small\setlength{\tabcolsep}{4pt}",
-        r"\sisetup{separate-uncertainty, group-separator={,}, group-minimum-digits=4}",
-        r"\sisetup{mode=match, reset-text-series=false, text-series-to-math, retain-explicit-plus}",
-        rf"\caption{{{latex(table.title)}}}",
-        rf"\label{{tab:{safe_label}}}",
-        # A table that is wider than the text is scaled to its width.
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{@{{}}{''.join(kind for kind, _ in columns)}@{{}}}}",
-        r"\toprule",
-        " & ".join(f"{{{latex(heading)}}}" for heading in table.headings) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in zip(*(cells for _, cells in columns), strict=True)),
-        r"\bottomrule",
-        r"\end{tabular}}\par\smallskip",
-        r"\begin{minipage}{\linewidth}\footnotesize",
-        *(rf"\textbf{{Warning: {latex(warning)}}}" for warning in table.warnings),
-        *map(latex, table.notes),
-        r"\end{minipage}",
-        r"\end{table}",
-    ]
-    return "\n".join([*lines, ""])
+    rows = zip(*(cells for _, cells in columns), strict=True)
+    warnings = (rf"\textbf{{Warning: {latex(warning)}}}" for warning in table.warnings)
+    return Template((ASSETS / "table.tex").read_text(encoding="utf-8")).substitute(
+        caption=latex(table.title),
+        label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
+        columns="".join(kind for kind, _ in columns),
+        headings=" & ".join(f"{{{latex(heading)}}}" for heading in table.headings),
+        rows="\n".join(" & ".join(row) + r" \\" for row in rows),
+        notes="\n".join([*warnings, *map(latex, table.notes)]),
+    )
 
 
 def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
@@ -172,21 +155,6 @@ def _latex_mark(cell: Cell) -> str:
     return rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else ""
 
 
-@cache
-def templates() -> "Environment":
-    """Return the Jinja2 environment of the templates in ASSETS, which escapes all text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
 def to_csv(frame: "pd.DataFrame") -> str:
     """Return `frame` as CSV in which no text cell or heading can start a spreadsheet formula."""
     frame = frame.rename(columns=_neutralise)
@@ -227,7 +195,4 @@ def _latex_character(c: str) -> str:
     decomposed = unicodedata.normalize("NFD", c)
     if decomposed[0].isascii() and all(accent in ACCENTS for accent in decomposed[1:]):
         return c
-    kind, _, point = unicodedata.decomposition(c).partition(" ")
-    if kind in RAISED and (plain := chr(int(point.split()[0], 16))).isalnum() and plain.isascii():
-        return f"${RAISED[kind]}{{{plain}}}$"
     return f"U+{ord(c):04X}"

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
-from lit_attn.config.papers import (
-    COSTS,
-    Figure,
-    Layout,
-    PaperSource,
-    Reference,
-    Table,
-    find_numbers,
-)
+from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
 from lit_attn.report import stats
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_studies
 
@@ -39,11 +31,9 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The text of a claim, the published difference, ours with its interval, and the judgement.
+    """A claim, the titles of our studies (small models have other data), and the differences.
 
-    `studies` are the titles of our studies, which name their data: small models have other data
-    than the claim. `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or
-    "not run".
+    `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".
     """
 
     text: str
@@ -102,14 +92,14 @@ def make_entries(
 
     `pattern` selects the variants: in `released-*` the star is the variant of a row.
     """
-    cells = source.locate_cells(table, pattern)
+    located = source.locate(table, pattern=pattern)
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     starts: dict[str, float] = {}
     for name, row in table.rows.items():
         values: dict[str, Values] = {}
         for heading, column in table.columns.items():
-            measured = measure(records, cells.get((name, heading)), column.value, column.epoch)
+            measured = measure(records, located.get((name, heading)), column.value, column.epoch)
             values[heading] = {seed: v * column.scale / column.per for seed, v in measured.items()}
         for heading, column in table.columns.items():
             if column.mean:
@@ -121,38 +111,37 @@ def make_entries(
                     starts[heading] = statistics.fmean(values[heading].values())
                 start = starts.get(heading)
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
-        texts = [_format(table, heading, values[heading], first) for heading in table.columns]
+        texts = [_format(table, h, values[h], first.get(h, {})) for h in table.columns]
         first = first or values
         line = zip(table.columns, row.cells, values.values(), texts, strict=True)
         grid.append([Entry(name, *entry) for entry in line])
     return grid
 
 
-def _format(table: Table, heading: str, values: Values, first: dict[str, Values]) -> str:
+def _format(table: Table, heading: str, values: Values, first: Values) -> str:
     """Return our text of a cell: mean ± standard deviation (n), with the decimals of the paper.
 
     `first` has the values of the first row, and is empty in the first row.
     """
     if not values:
         return ""
-    column = table.columns[heading]
+    column, count = table.columns[heading], f"(n={len(values)})"
     is_time = column.value.endswith(("_time", "_per_second"))
     if is_time and max(values.values()) > BUSY * min(values.values()):
-        return f"busy machine (n={len(values)})"
+        return f"busy machine {count}"
     place = list(table.columns).index(heading)
     published = [row.cells[place] for row in table.rows.values()]
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
     units = {match[1] for text in published if (match := UNIT.match(text))}
-    text = f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")
+    texts = [f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")]
     if len(set(values.values())) > 1:
-        text += f" ± {statistics.stdev(values.values()):.{digits}f}"
-    if column.overhead and not first:
-        text += " (-)"
-    elif column.overhead and first[heading]:
-        text += f" ({100 * (mean / statistics.fmean(first[heading].values()) - 1):.1f}%)"
-    return f"{text} (n={len(values)})"
+        texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
+    if column.overhead:
+        overhead = 100 * (mean / statistics.fmean(first.values()) - 1) if first else None
+        texts.append("(-)" if overhead is None else f"({overhead:.1f}%)")
+    return " ".join([*texts, count])
 
 
 def count_decimals(published: str) -> int:
@@ -166,18 +155,13 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
     verdicts = []
     grid = make_entries(source, item, records) if isinstance(item, Table) else []
     cells = {(entry.row, entry.column): entry for line in grid for entry in line}
-    located: dict[Any, Reference] = {}
-    if isinstance(item, Table):
-        located |= source.locate_cells(item)
-    elif isinstance(item, Figure):
-        located |= source.locate_lines(item, item.all_lines)
+    located = source.locate(item)
     for claim in item.claims:
         names = (claim.row, claim.against)
         keys: list[Any] = list(names)
         if isinstance(item, Table):
             column = claim.column or next(iter(item.columns))
-            measured = item.columns[column].mean or (column,)
-            keys = list(itertools.product(names, measured))
+            keys = list(itertools.product(names, item.columns[column].mean or (column,)))
             pair = [cells[name, column] for name in names]
             ours = [entry.values for entry in pair]
             high, low = (find_numbers(entry.published)[0] for entry in pair)
@@ -196,16 +180,15 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
 
 def _judge(published: float, ours: list[Values], digits: int) -> tuple[str, int, str]:
     """Return our difference with its interval, the pairs, and whether it is on the paper's side."""
-    seeds = sorted(ours[0].keys() & ours[1].keys())
-    differences = [ours[0][seed] - ours[1][seed] for seed in seeds]
+    differences = [ours[0][seed] - ours[1][seed] for seed in ours[0] if seed in ours[1]]
     resolution = stats.find_resolution(value for values in ours for value in values.values())
     interval = stats.paired_interval(differences, resolution=resolution)
     if interval is None:
-        return "", len(seeds), "not run"
+        return "", len(differences), "not run"
     # Small differences keep two significant digits.
     places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
     mean, low, high = (f"{number:+.{places}f}" for number in interval)
     judgement = "undecided"
     if interval.low > 0 or interval.high < 0:
         judgement = "agree" if interval.mean * published > 0 else "disagree"
-    return f"{mean} [{low}, {high}]", len(seeds), judgement
+    return f"{mean} [{low}, {high}]", len(differences), judgement

@@ -1,31 +1,38 @@
 """Pages of a paper: every table and figure as printed, with published values and ours."""
 
+import itertools
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lit_attn.config.papers import Figure, Layout, PaperSource
+from lit_attn.cells.records import Metric, read_clock
+from lit_attn.config.papers import Figure, Layout, Panel, PaperSource, Reference
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
-from lit_attn.report import formats
+from lit_attn.report import diagnostics, drawing, formats
 from lit_attn.report.formats import Cell, Table
-from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, read_records
-from lit_attn.report.papers_figures import draw_figure
+from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
 from lit_attn.report.write import Section, render_page
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
+AXIS_LABELS = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
+MOST_IN_A_ROW = 3
+"""Largest number of panels side by side."""
 
 
-def write_paper(
-    source: PaperSource, runs: Path, reports: Path, numbers: list[str] | None = None
-) -> Path:
+def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     """Write reports/paper-NAME/ (NAME-small for small models) and return its index.html.
 
     Each table becomes table-N.csv and .tex, each figure figure-N.svg and .png; index.html and
-    index.md have all of them. Raises ConfigError for a number that the paper does not have.
+    index.md have all of them.
     """
-    items = source.items(numbers or ())
+    items = source.items(())
     records = read_records(source, items.values(), runs)
     suffix = {"": "", "embedded": "-small", "real": "-small-data"}[source.size]
     folder = reports / f"paper-{source.name}{suffix}"
@@ -33,27 +40,24 @@ def write_paper(
     sections = [Section("Claims", [], [make_claims_table(source, items, records)])]
     captions: dict[str, str] = {}
     for number, item in items.items():
-        name = "Figure " + number[7:] if isinstance(item, Figure) else f"Table {number}"
+        name = f"Table {number}".replace("Table figure-", "Figure ")
         reason = f" Not measured: {item.absent}" if item.absent else ""
         caption = f"{name}. {item.caption}.{reason}"
-        drawings: list[str] = []
-        tables: list[Table] = []
+        drawings: dict[str, dict[str, bytes]] = {}
         if isinstance(item, PaperTable):
             tables = make_tables(source, item, records, caption)
+            label = f"{source.name}-{number}"
+            texts = [formats.to_latex(t, f"{label}-{i}") for i, t in enumerate(tables)]
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
-            texts = [
-                formats.to_latex(t, f"{source.name}-{number}-{i}") for i, t in enumerate(tables)
-            ]
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):
-            for drawing, kinds in draw_figure(source, item, records).items():
-                stem = f"{number}-{drawing}"
-                files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
-                captions[stem] = f"{caption} {item.note}".strip()
-                drawings.append(stem)
-            if not drawings:
-                tables = [Table([""], [[Cell("not drawn")]], caption)]
-        sections.append(Section(name, drawings, tables))
+            drawn = _draw_figure(source, item, records)
+            drawings = {f"{number}-{kind}": images for kind, images in drawn.items()}
+            captions |= dict.fromkeys(drawings, f"{caption} {item.note}".strip())
+            tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
+        for stem, kinds in drawings.items():
+            files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
+        sections.append(Section(name, list(drawings), tables))
     title = source.paper.title + (" (small models)" if source.size else "")
     warnings = [SMALL["note"]] if source.size else []
     parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
@@ -78,10 +82,9 @@ def write_paper(
 def make_tables(
     source: PaperSource, item: PaperTable, records: Records, caption: str
 ) -> list[Table]:
-    """Return the table as printed, and below it the alternative readings that have run.
+    """Return the table as printed with rows of our values, and the other readings that have run.
 
-    Below each row of published values stands a row of ours. Small models stand in a table of their
-    own.
+    Small models stand in a table of their own.
     """
     grid = make_entries(source, item, records)
     studies = {study for study, _ in source.references(item)}
@@ -105,15 +108,14 @@ def _lay_out(
     item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
-    lines = [list(line) for line in zip(*grid, strict=True)] if item.transposed else grid
+    lines = list(zip(*grid, strict=True)) if item.transposed else grid
     rows = []
     for line in lines:
         name = line[0].column if item.transposed else line[0].row
-        if "p" in content:
-            rows.append([Cell(name), *(Cell(entry.published) for entry in line)])
-        if content == "o" or ("o" in content and any(entry.ours for entry in line)):
-            first = Cell(name if content == "o" else "ours")
-            rows.append([first, *(Cell(entry.ours) for entry in line)])
+        published = [Cell(name), *(Cell(entry.published) for entry in line)]
+        ours = [Cell(name if content == "o" else "ours"), *(Cell(entry.ours) for entry in line)]
+        rows += [published] if "p" in content else []
+        rows += [ours] if content == "o" or ("o" in content and any(e.ours for e in line)) else []
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
     note = formats.read_asset("tables.yaml")["paper"]["note"]
     return Table(["", *headings], rows, title, notes=[*notes, note] if "o" in content else notes)
@@ -121,13 +123,14 @@ def _lay_out(
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
-    rows = []
-    for number, item in items.items():
-        for verdict in judge_claims(source, item, records):
-            measured = (verdict.studies, verdict.published, verdict.ours, str(verdict.pairs))
-            is_bold = verdict.judgement in ("agree", "disagree")
-            cells = map(Cell, (verdict.text, number, *measured))
-            rows.append([*cells, Cell(verdict.judgement, is_bold)])
+    rows = [
+        [
+            *map(Cell, (v.text, number, v.studies, v.published, v.ours, str(v.pairs))),
+            Cell(v.judgement, is_bold=v.judgement in ("agree", "disagree")),
+        ]
+        for number, item in items.items()
+        for v in judge_claims(source, item, records)
+    ]
     return formats.named_table("claims", rows)
 
 
@@ -142,3 +145,89 @@ def _to_csv(grid: list[list[Entry]]) -> str:
     return formats.to_csv(
         pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
     )
+
+
+def _draw_figure(
+    source: PaperSource, item: Figure, records: Records
+) -> dict[str, dict[str, bytes]]:
+    """Return SVG and PNG of the drawings of a figure that have records, by name and kind."""
+    if not any(reference.study in records for reference in source.references(item)):
+        return {}
+    values, arrays = [], {}
+    for label, (study, variant) in source.locate(item, item.lines).items():
+        if item.draw and study in records:
+            recorded = diagnostics.read_study_diagnostics(records[study])
+            chosen = recorded.values[recorded.values["variant"] == variant]
+            chosen = chosen[chosen["step"] <= (item.last_step or math.inf)]
+            values.append(chosen.assign(variant=label))
+            arrays[label] = recorded.arrays.get(variant, [])
+    with drawing.appearance():
+        drawn: dict[str, Any] = {}
+        if values:
+            merged = diagnostics.Diagnostics(pd.concat(values), arrays)
+            first = next(iter(item.lines))
+            drawn |= {kind: diagnostics.DRAWERS[kind](merged, first) for kind in item.draw}
+        drawn["panels"] = _draw_panels(source, item, records) if item.panels else None
+        return {name: drawing.render(figure) for name, figure in drawn.items() if figure}
+
+
+def _draw_panels(
+    source: PaperSource, item: Figure, records: Records
+) -> "matplotlib.figure.Figure | None":
+    """Draw the panels side by side with one legend; return None without any record."""
+    styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
+    key: drawing.Key = {
+        label: (colour, dash)
+        for label, (dash, colour) in zip(item.variants(), styles, strict=False)
+    }
+    columns = min(MOST_IN_A_ROW, len(item.panels))
+    rows = -(-len(item.panels) // columns)
+    figure = drawing.new_figure(2.4 * rows + 0.5)
+    all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    frames = []
+    for axes, panel in itertools.zip_longest(all_axes, item.panels):
+        if panel is None:
+            axes.set_visible(False)
+            continue
+        lines = source.locate(item, panel.lines or item.lines)
+        lines = {label: line for label, line in lines.items() if line.study in records}
+        frames.append(frame := _read_panel(panel, lines, records))
+        for label, part in frame.groupby("label", sort=False)["value"]:
+            if panel.x == "variant":
+                axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
+            else:
+                drawing.draw_band(axes, part, *key[str(label)])
+        if panel.x == "variant":
+            axes.tick_params(axis="x", rotation=60)
+        labels = [records[line.study].plan.metric.label for line in lines.values()]
+        axes.set_xlabel(AXIS_LABELS[panel.x])
+        axes.set_ylabel(panel.label or (labels[0] if panel.y == "metric" and labels else panel.y))
+        for axis in panel.log:
+            getattr(axes, f"set_{axis}scale")("log")
+    if any(panel.x != "variant" for panel in item.panels):
+        drawing.add_legend(figure, key)
+    return None if all(frame.empty for frame in frames) else figure
+
+
+def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> pd.DataFrame:
+    """Return the label and value of every seed, indexed by epoch, step, seconds or variant."""
+    rows: list[tuple[Any, ...]] = []
+    for label, reference in lines.items():
+        if panel.x == "variant":
+            values = measure(records, reference, panel.y).values()
+            rows += [(label, label, label, value) for value in values]
+            continue
+        study = records[reference.study]
+        named = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
+        for cell in study.finished_cells(reference.variant):
+            clock = read_clock(cell.folder / "clock.csv") if cell.folder else {}
+            for row in cell.curve(study.plan.metric if panel.y == "metric" else named):
+                # Epochs of the records count from 0.
+                times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}
+                rows.append((label, row.step, times[panel.x], row.value))
+    frame = pd.DataFrame(rows, columns=["label", "step", "time", "value"]).dropna()
+    frame["value"] *= panel.scale
+    if panel.x == "seconds":
+        # Seeds take different times for a step.
+        frame["time"] = frame.groupby(["label", "step"])["time"].transform("mean")
+    return frame.set_index("time")[["label", "value"]]

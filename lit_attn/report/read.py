@@ -26,7 +26,7 @@ from lit_attn.cells.records import (
     read_metrics,
 )
 from lit_attn.report.drawing import MOST_PANELS
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, require, suggest
 
 Arrays = dict[str, "NDArray[Any]"]
 
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 BUSY = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
+MEASUREMENTS = (
+    *("selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width"),
+    *("peak_memory", "wall_time", "attempts", "finished"),
+)
+"""Fields of a result that are columns of per_seed.csv."""
+
 LOG = logging.getLogger(__name__)
 """Logger of everything that a report leaves out. Without a handler Python prints it to stderr."""
 
@@ -45,11 +51,9 @@ LOG = logging.getLogger(__name__)
 class CellRecord:
     """A planned cell and the content of its folder.
 
-    `status` is a state of `lit_attn.cells.folder` ("done", "missing", "running", "interrupted" or
-    a failure class), or "without <metric>" for a result that lacks the study's metric. Only a cell
-    with status "done" has a value and measurements. The value is the study's metric in printed
-    units. The measurements are the columns of per_seed.csv: times in seconds, memory in bytes. A
-    cell of another program's table has no folder.
+    `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
+    "done" has a value (the study's metric in printed units) and measurements: the columns of
+    per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
     """
 
     variant: str
@@ -90,7 +94,7 @@ class StudyRecord:
 
     @cached_property
     def curves(self) -> "pd.DataFrame":
-        """Finite logged values of the metric: variant, seed, epoch, step, value.
+        """Finite logged values of the metric: variant, seed, step, value.
 
         Only the variants that a figure can show are read.
         """
@@ -99,13 +103,13 @@ class StudyRecord:
         names = [v.name for v in self.plan.variants if self.values(v.name)]
         names = list(dict.fromkeys([self.plan.baseline, *names]))[: MOST_PANELS + 1]
         rows = [
-            (name, cell.seed, row.epoch + 1, row.step, row.value)
+            (name, cell.seed, row.step, row.value)
             for name in names
             for cell in self.finished_cells(name)
             for row in cell.curve(self.plan.metric)
             if math.isfinite(row.value)
         ]
-        frame = pd.DataFrame(rows, columns=["variant", "seed", "epoch", "step", "value"])
+        frame = pd.DataFrame(rows, columns=["variant", "seed", "step", "value"])
         return frame.astype({"value": float})
 
     @cached_property
@@ -124,9 +128,10 @@ class StudyRecord:
         cells = self.cells if variant is None else self.variant_cells(variant)
         return [cell for cell in cells if cell.value is not None]
 
-    def folders(self, variant: str) -> list[Path]:
-        """Return the folders of a variant's cells with a value."""
-        return [cell.folder for cell in self.finished_cells(variant) if cell.folder]
+    def values(self, variant: str) -> dict[int, float]:
+        """Return the study's metric by seed, for the cells that have it."""
+        cells = self.variant_cells(variant)
+        return {cell.seed: cell.value for cell in cells if cell.value is not None}
 
     def measurements(self, name: str, variant: str | None = None) -> list[Any]:
         """Return the recorded measurements `name`, of one variant or of all variants."""
@@ -143,18 +148,9 @@ class StudyRecord:
         is_known = times and max(times) <= BUSY * min(times)
         return statistics.median(times) if is_known else None
 
-    def values(self, variant: str) -> dict[int, float]:
-        """Return the study's metric by seed, for the cells that have it."""
-        return {
-            cell.seed: cell.value for cell in self.variant_cells(variant) if cell.value is not None
-        }
 
-
-def read_arrays(path: Path, unreadable: list[Path]) -> Arrays:
-    """Return the arrays of an .npz file, or nothing if it is missing or damaged.
-
-    A damaged file is added to `unreadable`.
-    """
+def read_arrays(path: Path) -> Arrays:
+    """Return the arrays of an .npz file, or nothing for a missing or damaged file (a warning)."""
     import numpy as np
 
     try:
@@ -163,7 +159,7 @@ def read_arrays(path: Path, unreadable: list[Path]) -> Arrays:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        unreadable.append(path)
+        LOG.warning("%s: unreadable and skipped", path)
         return {}
 
 
@@ -177,16 +173,14 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
     if not plans:
         raise ConfigError(f"{runs}: holds no study (no */plan.json)")
     for name in names or []:
-        if name not in plans:
-            raise ConfigError(f"{runs}: has no study '{name}'{suggest(name, plans)}")
-    errors: list[ConfigError] = []
-    chosen = names or list(plans)
-    for name in chosen:
+        require(f"{runs}: has no study", name, plans)
+    count = 0
+    for name in (chosen := names or list(plans)):
         try:
             study = _read_study(plans[name])
         except ConfigError as error:
-            errors.append(error)
-            if len(errors) == len(chosen):
+            count += 1
+            if count == len(chosen):
                 raise
             LOG.warning("%s. This study is skipped.", error)
         else:
@@ -210,7 +204,12 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         tuning=Tuning.read(path.with_name("tuning.json")),
         step_times=StepTimes.read(path.with_name("step_times.json")),
     )
-    _require_metric(path, study)
+    name = plan.metric.name
+    without = [cell for cell in cells if cell.status == f"without {name}"]
+    if without and not study.finished_cells():
+        result = read_result(Path(without[0].path), without[0].identity)
+        hint = suggest(name, result.metrics) if result else ""
+        raise ConfigError(f"{path}: metric.name: no cell has '{name}'{hint}")
     other = path.parents[1] / (plan.contrast or "") / "plan.json"
     if not is_contrast and plan.contrast and other.exists():
         contrast = _read_study(other, is_contrast=True)
@@ -220,55 +219,33 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     return study
 
 
-def _require_metric(path: Path, study: StudyRecord) -> None:
-    """Raise ConfigError if cells have results but none of them has the study's metric."""
-    name = study.plan.metric.name
-    without = [cell for cell in study.cells if cell.status == f"without {name}"]
-    if not without or study.finished_cells():
-        return
-    cell = without[0]
-    result = read_result(Path(cell.path), cell.identity)
-    measured = [] if result is None else sorted(result.metrics)
-    raise ConfigError(f"{path}: metric.name: no cell has '{name}'{suggest(name, measured)}")
-
-
 def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     path = f"{study}/{planned.path}"
     result = read_result(Path(path), planned.identity)
-    value: float | None = None
-    measurements: Mapping[str, Any] = {}
-    if result is None:
-        status: str = read_state(Path(path), planned.identity)
-    elif metric.name not in result.metrics:
-        status = sys.intern(f"without {metric.name}")
-    else:
-        status = "done"
+    variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
+    if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
-        measurements = _measure(result)
-    variant = sys.intern(planned.variant)
-    return CellRecord(variant, planned.seed, status, value, measurements, planned.identity, path)
+        return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
+    status = f"without {metric.name}" if result else read_state(Path(path), identity)
+    return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
 def _measure(result: Result) -> dict[str, Any]:
     """Return the measurements of a result by their column of per_seed.csv."""
+    values = {name: getattr(result, name) for name in MEASUREMENTS}
     devices = f"{result.devices} x " if result.devices > 1 else ""
+    texts = {
+        "device": f"{devices}{result.device}",
+        "code": result.code,
+        "data": result.data,
+        "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
+    }
     return {
-        "selected_epoch": result.selected_epoch,
-        "steps": result.steps,
-        "epochs": result.epochs,
-        "parameters": result.parameters,
-        "flops": result.flops,
-        "ffn_width": result.ffn_width,
+        **values,
         "step_time": result.step_time.median,
         "step_time_iqr": result.step_time.iqr,
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
-        "peak_memory": result.peak_memory,
-        "wall_time": result.wall_time,
-        "attempts": result.attempts,
-        "device": sys.intern(f"{devices}{result.device}"),
-        "code": sys.intern(result.code),
-        "data": sys.intern(result.data),
-        "finished": result.finished,
-        "versions": sys.intern("; ".join(f"{k} {v}" for k, v in sorted(result.versions.items()))),
+        # Thousands of cells share these texts.
+        **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},
     }

@@ -1,5 +1,6 @@
 """Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -45,7 +46,7 @@ def make_results_table(
                 columns.append(column)
                 cells.append(printed)
     values = _template_values(study, summary, comparisons)
-    names = {"label": plan.metric.label, "flops": scale.flops.prefix, "memory": scale.memory.prefix}
+    names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
     notes = [column.note.format(**values) for column in columns if column.note]
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
@@ -55,13 +56,14 @@ def make_results_table(
     if not study.values(plan.baseline):
         notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
     notes += _describe_plan(study, comparisons.level)
+    provenance, warnings = _describe_records(study)
     return Table(
         [column.heading.format(**names) for column in columns],
         [list(row) for row in zip(*cells, strict=True)],
         # A YAML title can span lines.
         title=" ".join(plan.title.split()).rstrip(".") + ".",
-        warnings=_warnings(study),
-        notes=[*notes, *_provenance(study)],
+        warnings=warnings,
+        notes=[*notes, *provenance],
         kind="results",
     )
 
@@ -73,20 +75,18 @@ def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
     """
     metric = study.plan.metric
     prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}"
-    names = [
-        name
-        for name in map(str, seeds)
-        if name.startswith(prefix) and name != f"metric {metric.name}"
-        if not name.removeprefix(prefix).startswith(("ema-", "IoU:"))
+    others = seeds.filter(regex=f"^{re.escape(prefix)}(?!ema-|IoU:)")
+    others = others.drop(columns=f"metric {metric.name}", errors="ignore")
+    groups = others[seeds["status"] == "done"].groupby(seeds["variant"], sort=False)
+    rows = [
+        [
+            Cell(str(variant)),
+            *(Cell(format_spread(x.mean(), x.std(), 4)) for _, x in values.items()),
+        ]
+        for variant, values in groups
     ]
-    groups = seeds[seeds["status"] == "done"].groupby("variant", sort=False)[names]
-    rows = []
-    for variant, values in groups if names else ():
-        means, spreads = values.mean(), values.std()
-        cells = (Cell(format_spread(means[name], spreads[name], 4)) for name in names)
-        rows.append([Cell(str(variant)), *cells])
-    headings = [name.removeprefix("metric ") for name in names]
-    return named_table("metrics", rows, headings)
+    headings = [str(name).removeprefix("metric ") for name in others]
+    return named_table("metrics", rows if headings else [], headings)
 
 
 def _template_values(
@@ -94,55 +94,42 @@ def _template_values(
 ) -> dict[str, object]:
     """Return the values of the placeholders in the columns' notes."""
     plan, metric = study.plan, study.plan.metric
-    devices = study.measurements("device")
     epoch = "at the last epoch"
     if metric.selection == "best-validation":
         epoch = "at the best epoch of the validation split"
     if not any(cell.folder for cell in study.cells):
         epoch = "as given in the table of results"
-    peaks = []
-    if any(device.endswith("CPU") for device in devices):
-        peaks.append("the largest resident set of the process")
-    if not all(device.endswith("CPU") for device in devices):
-        peaks.append("the largest allocation of CUDA's allocator")
-    ratios = pd.concat([summary["step_time_ratio"], summary["evaluation_time_ratio"]])
-    is_busy = any(ratios.dropna() > BUSY)
+    is_busy = (summary[["step_time_ratio", "evaluation_time_ratio"]] > BUSY).any(axis=None)
     # The step of a continuous metric is a rounding error, which needs no mention.
     is_coarse = comparisons.resolution > 0.01 * max(summary["sd"].dropna(), default=0.0)
     step = SENTENCES["resolution"].format(step=comparisons.resolution)
+    seeds = ", ".join(map(str, plan.seeds))
+    if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
+        seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
+    floor = SENTENCES["floor"].format(
+        floor=stats.sign_flip_floor(comparisons.pairs), pairs=_plural(comparisons.pairs, "pair")
+    )
+    count = 1 if comparisons.is_joint else max(1, comparisons.count)
+    needed = stats.pairs_for_a_star(count, comparisons.level)
+    star = SENTENCES["star"].format(seeds=needed)
     return {
         "label": metric.label,
         "metric": metric.name,
         "epoch": epoch,
         "direction": "Higher" if metric.goal == "max" else "Lower",
-        "seeds": _numbers(plan.seeds),
+        "seeds": seeds,
         "baseline": plan.baseline,
         "resolution": step if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
-        "test": _describe_test(comparisons),
-        "star": _describe_star(comparisons),
+        "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
+            comparisons=_plural(comparisons.count, "comparison"), floor=floor
+        ),
+        "star": star + (SENTENCES["star_failures"] if comparisons.has_failures else ""),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",
         "busy": SENTENCES["busy"].format(ratio=BUSY) if is_busy else "",
-        "peaks": " or ".join(peaks) or "the peak memory of a run",
     }
-
-
-def _describe_test(comparisons: Comparisons) -> str:
-    floor = SENTENCES["floor"].format(
-        floor=stats.sign_flip_floor(comparisons.pairs), pairs=_plural(comparisons.pairs, "pair")
-    )
-    number = _plural(comparisons.count, "comparison")
-    sentence = SENTENCES["joint_test" if comparisons.is_joint else "holm_test"]
-    return sentence.format(comparisons=number, floor=floor)
-
-
-def _describe_star(comparisons: Comparisons) -> str:
-    count = 1 if comparisons.is_joint else max(1, comparisons.count)
-    needed = stats.pairs_for_a_star(count, comparisons.level)
-    star = SENTENCES["star"].format(seeds=needed)
-    return star + (SENTENCES["star_failures"] if comparisons.has_failures else "")
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
@@ -164,50 +151,25 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     return notes
 
 
-def _provenance(study: StudyRecord) -> list[str]:
-    """Return the device, versions and hashes of the results."""
-    if not study.measurements("device"):
-        return []
-    devices = ", ".join(_distinct(study, "device"))
-    packages = {name for versions in _distinct(study, "versions") for name in versions.split("; ")}
-    code, data = (_few(_distinct(study, name)) for name in ("code", "data"))
-    versions = ", ".join(sorted(packages))
-    return [
-        SENTENCES["provenance"].format(devices=devices, versions=versions, code=code, data=data)
-    ]
-
-
-def _warnings(study: StudyRecord) -> list[str]:
-    """Return the differences between records that make them incomparable."""
-    warnings = []
+def _describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
+    """Return where the results come from, and warnings about results that cannot be compared."""
+    distinct = {
+        name: sorted(set(study.measurements(name)))
+        for name in ("code", "data", "versions", "device")
+    }
+    packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
+    texts = {
+        name: ", ".join(values) for name, values in (distinct | {"versions": packages}).items()
+    }
+    notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
     mixed = [
-        f"{name} differs between runs ({_few(hashes)})"
+        f"{name} differs between runs ({', '.join(distinct[name])})"
         for name in ("code", "data")
-        if len(hashes := _distinct(study, name)) > 1
+        if len(distinct[name]) > 1
     ]
-    if mixed:
-        warnings.append(SENTENCES["mixed"].format(hashes=" and ".join(mixed)))
-    if len(_distinct(study, "versions")) > 1:
-        warnings.append(SENTENCES["versions"])
-    if len(_distinct(study, "device")) > 1:
-        warnings.append(SENTENCES["devices"])
-    return warnings
-
-
-def _distinct(study: StudyRecord, name: str) -> list[str]:
-    return sorted(set(study.measurements(name)))
-
-
-def _few(hashes: list[str]) -> str:
-    """Return up to three hashes, or the first one and the number of others."""
-    return ", ".join(hashes) if len(hashes) <= 3 else f"{hashes[0]} and {len(hashes) - 1} others"
-
-
-def _numbers(values: list[int]) -> str:
-    if len(values) > 2 and values == list(range(values[0], values[-1] + 1)):
-        return f"{values[0]} to {values[-1]}"
-    shown = ", ".join(str(value) for value in values[:8])
-    return shown if len(values) <= 8 else f"{shown}, … {values[-1]}"
+    warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
+    names = (name for name in ("versions", "device") if len(distinct[name]) > 1)
+    return notes, [*warnings, *(SENTENCES[name] for name in names)]
 
 
 def _plural(count: int, noun: str) -> str:

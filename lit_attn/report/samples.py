@@ -1,6 +1,5 @@
 """Uncertainty from the test samples: values of each image, sequence or window, from `units.npz`."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +22,8 @@ class Samples(NamedTuple):
 def measure_test_errors(study: StudyRecord) -> dict[str, dict[str, Any]]:
     """Return, by variant and CSV field, standard errors over test samples and joint intervals.
 
-    `test_error` belongs to the mean value, `test_error_difference` to the difference from the
-    baseline, both with the seeds held fixed; `both_low` and `both_high` are the 95 % interval of
-    the difference over seeds and samples. Variants without recorded samples are left out.
+    `test_error` (of the mean) and `test_error_difference` hold the seeds fixed; `both_low` and
+    `both_high` are the 95 % interval of the difference over seeds and samples.
     """
     variants = {variant.name: _read_samples(study, variant.name) for variant in study.plan.variants}
     baseline = variants.get(study.plan.baseline)
@@ -33,36 +31,25 @@ def measure_test_errors(study: StudyRecord) -> dict[str, dict[str, Any]]:
     for name, samples in variants.items():
         if samples is None:
             continue
-        record: dict[str, Any] = {
-            "units": len(samples.targets),
-            "test_error": stats.test_error(samples.sums, samples.targets),
-        }
-        if baseline and name != study.plan.baseline:
-            record |= _compare(samples, baseline)
-        records[name] = record
+        error = stats.test_error(samples.sums, samples.targets)
+        records[name] = {"units": len(samples.targets), "test_error": error}
+        if baseline is None or baseline is samples:
+            continue
+        seeds = [seed for seed in samples.seeds if seed in baseline.seeds]
+        if seeds and np.array_equal(samples.targets, baseline.targets):
+            ours, theirs = (s.sums[[s.seeds.index(i) for i in seeds]] for s in (samples, baseline))
+            differences = ours - theirs
+            error = stats.test_error(differences, samples.targets)
+            interval = stats.crossed_interval(differences, samples.targets) or (None, None)
+            records[name] |= {"test_error_difference": error}
+            records[name] |= zip(("both_low", "both_high"), interval, strict=True)
     return records
-
-
-def _compare(samples: Samples, baseline: Samples) -> dict[str, Any]:
-    """Return the fields about the difference, for the seeds and samples that both have."""
-    if not np.array_equal(samples.targets, baseline.targets):
-        return {}
-    seeds = [seed for seed in samples.seeds if seed in baseline.seeds]
-    if not seeds:
-        return {}
-    ours, theirs = ([s.seeds.index(seed) for seed in seeds] for s in (samples, baseline))
-    differences = samples.sums[ours] - baseline.sums[theirs]
-    record = {"test_error_difference": stats.test_error(differences, samples.targets)}
-    if interval := stats.crossed_interval(differences, samples.targets):
-        record |= zip(("both_low", "both_high"), interval, strict=True)
-    return record
 
 
 def _read_samples(study: StudyRecord, variant: str) -> Samples | None:
     """Return the samples of a variant's finished cells, or None if any cell has none."""
     cells = study.finished_cells(variant)
-    read = [_read_cell(study, cell) for cell in cells]
-    pairs = [pair for pair in read if pair is not None]
+    pairs = [pair for cell in cells if (pair := _read_cell(study, cell)) is not None]
     if len(pairs) < max(1, len(cells)):
         return None
     targets = pairs[0][1]
@@ -82,12 +69,11 @@ def _read_cell(study: StudyRecord, cell: CellRecord) -> tuple[stats.Floats, stat
     if array is None or cell.folder is None or cell.value is None:
         return None
     path = cell.folder / "units.npz"
-    unreadable: list[Path] = []
-    arrays = read_arrays(path, unreadable)
+    arrays = read_arrays(path)
     sums, targets = (arrays.get(f"{prefix}{key}") for key in (array, "targets"))
     if sums is None or targets is None or not targets.sum():
-        if arrays or unreadable:
-            LOG.warning("%s: unreadable or empty and skipped", path)
+        if arrays:
+            LOG.warning("%s: has no values of the metric and is skipped", path)
         return None
     mean = float(sums.sum(dtype=float) / targets.sum())
     # Bits per byte differ from the loss by a factor that depends on the tokenizer.

@@ -5,6 +5,7 @@ of one variant, (n,). docs/statistics.md has the simulated coverage and power of
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,10 +21,7 @@ DRAWS = 20_000
 """Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
 
 TIE = 1e-4
-"""Relative distance below which two sums of differences are equal.
-
-Metrics are float32 fractions of a few hundred samples: rounding makes equal sums unequal.
-"""
+"""Relative distance below which two sums of differences are equal up to rounding (float32)."""
 
 
 class Interval(NamedTuple):
@@ -117,8 +115,8 @@ def _crossed_variances(sums: Floats, weights: Floats) -> tuple[float, float, flo
 def find_resolution(values: Iterable[float]) -> float:
     """Return the step of which all differences between `values` are multiples.
 
-    For accuracies on 360 images this is 100/360 percent (or a multiple of it). For continuous
-    values it is of the size of their rounding errors. Returns 0 for fewer than two distinct values.
+    For accuracies on 360 images it is a multiple of 100/360 percent, for continuous values of the
+    size of their rounding errors, and for fewer than two distinct values 0.
     """
     distinct = np.unique(np.fromiter(values, dtype=float))
     if len(distinct) < 2:
@@ -138,17 +136,11 @@ def find_resolution(values: Iterable[float]) -> float:
     return step
 
 
-def count_ties(differences: Sequence[float], scale: float) -> int:
-    """Return the number of pairs with equal values, for values of the size `scale`."""
-    return sum(abs(difference) <= 1e-6 * scale for difference in differences)
-
-
 def sign_flip_p(differences: Sequence[float]) -> float | None:
     """Return the two-sided p of the sign-flip test on the mean difference, or None without pairs.
 
-    If the variant changes nothing, every difference is as likely to have the other sign. p is the
-    share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never below
-    `sign_flip_floor`. Sums that are equal up to rounding count against the variant.
+    p is the share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never
+    below `sign_flip_floor`. Sums that are equal up to rounding count against the variant.
     """
     return joint_sign_flip(np.array([differences], dtype=float))[0] if len(differences) else None
 
@@ -176,7 +168,7 @@ def joint_sign_flip(differences: Floats) -> list[float]:
     order = np.argsort(observed, kind="stable")
     thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
     exceeding = np.zeros(count, dtype=np.int64)
-    signs = _all_signs(n) if n <= EXACT_UP_TO else _random_signs(n)
+    signs = _signs(n)
     # Blocks of patterns keep the memory small when there are thousands of variants.
     block = max(1, 2_000_000 // count)
     for start in range(0, len(signs), block):
@@ -198,19 +190,17 @@ def rank_with_failures(
 ) -> list[float]:
     """Return the signed ranks of the pairs' differences, with a failed seed worse than any value.
 
-    None is a failed seed. A positive rank favours the variant. Two failed seeds are a tie, rank 0.
-    Equal differences share their mean rank.
+    None is a failed seed. A positive rank favours the variant, two failed seeds have rank 0.
     """
     from scipy.stats import rankdata
 
-    sign = 1 if higher_is_better else -1
-    worst = -math.inf
-    gains = []
-    for value, reference in zip(values, baseline, strict=True):
-        if value is None or reference is None:
-            gains.append(0.0 if value is reference else worst if value is None else math.inf)
-        else:
-            gains.append(sign * (value - reference))
+    ours, theirs = (np.array(by_seed, dtype=float) for by_seed in (values, baseline))
+    has_failed, has_baseline_failed = np.isnan(ours), np.isnan(theirs)
+    gains = np.select(
+        [has_failed & has_baseline_failed, has_failed, has_baseline_failed],
+        [0.0, -np.inf, np.inf],
+        ours - theirs if higher_is_better else theirs - ours,
+    )
     sizes = np.abs(gains)
     finite = sizes[np.isfinite(sizes)]
     # Rounding makes equal differences unequal, so sizes are compared on a grid of 1e-5.
@@ -220,28 +210,13 @@ def rank_with_failures(
     return np.where(sizes == 0, 0.0, np.sign(gains) * ranks).tolist()
 
 
-def failure_p(failures: int, seeds: int, baseline_failures: int, baseline_seeds: int) -> float:
-    """Return Fisher's exact two-sided p for the variant's and the baseline's failed seeds."""
-    from scipy.stats import fisher_exact
-
-    table = [
-        [failures, seeds - failures],
-        [baseline_failures, baseline_seeds - baseline_failures],
-    ]
-    return float(fisher_exact(table).pvalue)
-
-
 def pairs_for_a_star(comparisons: int, alpha: float = 0.05) -> int:
     """Return the fewest pairs with which one of `comparisons` variants can pass Holm's test."""
     return math.ceil(math.log2(2 * comparisons / alpha))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p values after Holm's step-down correction for several comparisons.
-
-    The correction controls the probability of any false positive among them. Source: Holm, "A
-    simple sequentially rejective multiple test procedure", 1979.
-    """
+    """Return the p values after Holm's step-down correction (1979) for several comparisons."""
     return [p for (p,) in holm_over_studies([[p] for p in p_values])]
 
 
@@ -249,19 +224,18 @@ def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
     """Correct p values that are already adjusted within each study for the number of studies.
 
     A p value is multiplied by the number of studies that still have a comparison with a p at least
-    as large, and never falls below a smaller one's. With one comparison in each study this is
-    Holm's correction. It controls the probability of any false positive in any study.
+    as large, and never falls below a smaller one's. This controls any false positive in any study.
     """
     adjusted = [[1.0] * len(study) for study in studies]
-    pending = [len(study) for study in studies]
-    remaining = sum(count > 0 for count in pending)
+    pending = Counter(i for i, study in enumerate(studies) for _ in study)
     running = 0.0
     places = [(p, i, j) for i, study in enumerate(studies) for j, p in enumerate(study)]
     for p, i, j in sorted(places):
-        running = max(running, remaining * p)
+        running = max(running, len(pending) * p)
         adjusted[i][j] = min(1.0, running)
         pending[i] -= 1
-        remaining -= not pending[i]
+        if not pending[i]:
+            del pending[i]
     return adjusted
 
 
@@ -284,9 +258,8 @@ def seeds_needed(
 ) -> tuple[int, int] | None:
     """Return the range of pairs that a two-sided paired t test needs for `power`.
 
-    The range follows from the 1 - alpha confidence interval of the standardised effect, which
-    inverts the noncentral t distribution. Returns None if that interval contains 0, if there are
-    fewer than two pairs, or if the differences do not vary.
+    It follows from the 1 - alpha confidence interval of the standardised effect (noncentral t).
+    Returns None if that interval contains 0, with fewer than two pairs, or without variation.
     """
     from scipy import special
 
@@ -308,36 +281,24 @@ def seeds_needed(
 def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
     """Return the pairs that a two-sided paired t test needs to detect `effect` (mean / sd).
 
-    The power is the noncentral t distribution's; beyond 1000 pairs the normal distribution's.
+    The power is the noncentral t distribution's. The number 1001 stands for more than 1000.
     """
     from scipy import special
 
     n = np.arange(2, 1001)
     # Beyond 100 standard deviations two pairs suffice, and scipy's series does not converge.
     shift = min(effect, 100.0) * np.sqrt(n)
-    reached = 1 - special.nctdtr(n - 1, shift, _critical_values(alpha)) >= power
-    if reached.any():
-        return int(n[reached.argmax()])
-    quantiles = special.ndtri(1 - alpha / 2) + special.ndtri(power)
-    return math.ceil((quantiles / max(effect, 1e-6)) ** 2)
+    critical = special.stdtrit(n - 1, 1 - alpha / 2)
+    reached = 1 - special.nctdtr(n - 1, shift, critical) >= power
+    return int(n[reached.argmax()]) if reached.any() else 1001
 
 
-@lru_cache(maxsize=4)
-def _critical_values(alpha: float) -> Floats:
-    """Return the two-sided critical values of t for 2 to 1000 pairs."""
-    from scipy import special
+@lru_cache(maxsize=8)
+def _signs(n: int) -> Floats:
+    """Return sign patterns (P, n): half of all of them, or DRAWS random ones for many pairs.
 
-    return np.asarray(special.stdtrit(np.arange(1, 1000), 1 - alpha / 2))
-
-
-@lru_cache(maxsize=4)
-def _all_signs(n: int) -> Floats:
-    """Return half of all sign patterns, (2^(n - 1), n); the others are their mirror images."""
-    patterns = np.arange(2 ** (n - 1))[:, None]
-    return np.where(patterns >> np.arange(n) & 1, -1.0, 1.0)
-
-
-@lru_cache(maxsize=4)
-def _random_signs(n: int) -> Floats:
-    """Return DRAWS sign patterns, (DRAWS, n), always the same ones for n."""
-    return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))
+    The other half has the mirror images, whose |sum| is the same.
+    """
+    if n > EXACT_UP_TO:
+        return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))
+    return np.where(np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1, -1.0, 1.0)

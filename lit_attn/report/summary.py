@@ -15,8 +15,7 @@ import yaml
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import NOTHING, Record, to_frame
 from lit_attn.report.comparison import Comparisons
-from lit_attn.report.fairness import measure_targets
-from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
 
 TIMES = ("step_time", "evaluation_time")
@@ -45,7 +44,7 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
-    sources = (comparisons.records, measure_test_errors(study), measure_targets(study))
+    sources = (comparisons.records, measure_test_errors(study), _measure_targets(study))
     records = []
     for variant in study.plan.variants:
         record = _variant_record(study, variant)
@@ -60,8 +59,31 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
     return to_frame(records)
 
 
+def _measure_targets(study: StudyRecord) -> dict[str, Record]:
+    """Return the steps and seconds after which each mean curve reaches the baseline's final value.
+
+    Seconds are steps times the step time, without evaluations. Variants that never reach it are
+    left out.
+    """
+    final = list(study.values(study.plan.baseline).values())
+    records: dict[str, Record] = {}
+    if not final:
+        return records
+    sign = 1 if study.plan.metric.goal == "max" else -1
+    for name, rows in study.curves.groupby("variant"):
+        means = rows.groupby("step")["value"].mean()
+        reached = means.index[sign * means >= sign * statistics.fmean(final)]
+        if len(reached) and len(means) > 2:
+            steps = int(reached.min())
+            time = study.step_time(str(name))
+            seconds = None if time is None else steps * time
+            records[str(name)] = {"target_steps": steps, "target_seconds": seconds}
+    return records
+
+
 def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
     cells = study.variant_cells(variant.name)
+    statuses = Counter(cell.status for cell in cells if cell.status != "done")
     values = study.values(variant.name).values()
     mean = statistics.fmean(values) if values else None
     published, published_sd = variant.published or (None, None)
@@ -70,13 +92,20 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         for name in ("parameters", "ffn_width", "flops", "peak_memory", *TIMES)
         if (measured := study.measurements(name, variant.name))
     }
+    # How far the machine's load changed a time.
+    ratios = {
+        f"{name}_ratio": max(times) / min(times)
+        for name in TIMES
+        if min(times := study.measurements(name, variant.name), default=0) > 0
+    }
+    both = study.finished_cells(variant.name) + study.finished_cells(study.plan.baseline)
     time = study.step_time(variant.name)
     counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
         "variant": variant.name,
         "n": len(values),
         "planned": len(cells),
-        "missing": _describe_missing(cells),
+        "missing": ", ".join(f"{count} {name}" for name, count in sorted(statuses.items())),
         "mean": mean,
         "sd": statistics.stdev(values) if len(values) > 1 else None,
         "best": False,
@@ -86,27 +115,10 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "published_difference": None if mean is None or published is None else mean - published,
         **medians,
         **counts,
-        **{f"{name}_ratio": _ratio(study.measurements(name, variant.name)) for name in TIMES},
+        **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
-        "mixed": _is_mixed(study, variant.name),
+        "mixed": len({(c.measurements.get("code"), c.measurements.get("data")) for c in both}) > 1,
     }
-
-
-def _ratio(times: list[float]) -> float | None:
-    """Return the longest time over the shortest one: how far the machine's load changed it."""
-    return max(times) / min(times) if times and min(times) > 0 else None
-
-
-def _describe_missing(cells: list[CellRecord]) -> str:
-    """Return the cells without a value, as in "1 diverged, 2 missing", or an empty string."""
-    statuses = Counter(cell.status for cell in cells if cell.status != "done")
-    return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-
-
-def _is_mixed(study: StudyRecord, variant: str) -> bool:
-    """Return True if the results of the variant and the baseline differ in code or data."""
-    cells = study.finished_cells(variant) + study.finished_cells(study.plan.baseline)
-    return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
 
 
 def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
@@ -115,31 +127,29 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
     The settings are those of the `config.yaml` that the first cell of each variant recorded. A
     variant without a recorded configuration has no rows.
     """
-    baseline = _read_settings(study, study.plan.baseline)
+    experiments = {
+        variant.name: _read_experiment(study, variant.name) for variant in study.plan.variants
+    }
+    baseline = experiments[study.plan.baseline]
     rows = []
-    for variant in study.plan.variants if baseline else ():
-        settings = _read_settings(study, variant.name)
-        for key in dict.fromkeys([*baseline, *settings]) if settings else ():
+    for name, settings in experiments.items():
+        for key in dict.fromkeys([*baseline, *settings]) if baseline and settings else ():
             pair = (baseline.get(key, NOTHING), settings.get(key, NOTHING))
             if pair[0] != pair[1]:
-                rows.append((variant.name, key, *pair))
+                rows.append((name, key, *pair))
     return pd.DataFrame(rows, columns=["variant", "setting", "baseline", "value"])
 
 
-def _read_settings(study: StudyRecord, variant: str) -> dict[str, str]:
-    """Return the experiment of a variant's first cell with a readable configuration, by key."""
+def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
+    """Return the recorded experiment of a variant's first cell by key, or nothing."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    folders = (cell.folder for cell in study.variant_cells(variant) if cell.folder)
-    for folder in folders:
-        try:
-            text = (folder / "config.yaml").read_text(encoding="utf-8")
-            config = yaml.load(text, loader)
-        except (OSError, ValueError, yaml.YAMLError):
-            continue
-        if isinstance(config, dict) and isinstance(config.get("experiment"), dict):
-            settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
-            return {
-                str(key): value if isinstance(value, str) else json.dumps(value, default=str)
-                for key, value in settings.items()
-            }
-    return {}
+    folder = study.variant_cells(variant)[0].folder
+    try:
+        config = yaml.load((folder / "config.yaml").read_text("utf-8"), loader) if folder else {}
+        settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return {}
+    return {
+        str(key): value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in settings.items()
+    }

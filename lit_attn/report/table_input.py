@@ -8,13 +8,10 @@ import pandas as pd
 
 from lit_attn.cells.records import Metric, Plan, PlannedVariant
 from lit_attn.report.read import CellRecord, StudyRecord
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, require
 
 COSTS = ("parameters", "ffn_width", "flops", "step_time", "evaluation_time", "peak_memory")
 """Columns that become costs: counts, FLOPs of one sample, seconds, bytes."""
-
-PROVENANCE = ("device", "versions", "code", "data", "finished")
-"""Columns of text that the caption and the index quote."""
 
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "bits", "nll", "mae", "mse", "rmse")
 """Words in the name of a metric that is minimised."""
@@ -27,24 +24,21 @@ def read_table(
 
     Metrics are all numeric columns but `seed` and COSTS, or those in `metrics`, where `loss:min`
     names a goal. The baseline is the first variant if none is given. A row without a finite value
-    is a failed seed; a column `status` can give the failure class. A seed without a row is still to
-    run. Raises ConfigError for other files.
+    is a failed seed, a seed without a row is still to run. Raises ConfigError for other files.
     """
     try:
-        frame = pd.read_csv(path, dtype=dict.fromkeys(("variant", *PROVENANCE), str))
+        frame = pd.read_csv(path, dtype={"variant": str})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     for name in ("variant", "seed"):
-        if name not in frame:
-            raise ConfigError(f"{path}: has no column '{name}'{suggest(name, map(str, frame))}")
+        require(f"{path}: has no column", name, map(str, frame))
     if frame[["variant", "seed"]].isna().any(axis=None) or frame["seed"].dtype.kind != "i":
         raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
     if frame.duplicated(["variant", "seed"]).any():
         row = frame[frame.duplicated(["variant", "seed"])].iloc[0]
         raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
     variants = frame["variant"].unique().tolist()
-    if baseline is not None and baseline not in variants:
-        raise ConfigError(f"{path}: has no variant '{baseline}'{suggest(baseline, variants)}")
+    require(f"{path}: has no variant", baseline or variants[0], variants)
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
     if not chosen:
@@ -58,8 +52,7 @@ def read_table(
 def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
     """Return the metric of `name`, `name:min` or `name:max`."""
     name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
-    if name not in columns:
-        raise ConfigError(f"{path}: has no numeric column '{name}'{suggest(name, columns)}")
+    require(f"{path}: has no numeric column", name, columns)
     is_lower = any(word in name.lower() for word in LOWER_IS_BETTER)
     return Metric.model_validate(
         {"name": name, "label": name, "scale": 1, "goal": goal or ("min" if is_lower else "max")}
@@ -70,22 +63,16 @@ def _make_study(
     frame: pd.DataFrame, name: str, metric: Metric, baseline: str | None
 ) -> StudyRecord:
     variants = frame["variant"].unique().tolist()
-    columns = [name for name in (*COSTS, *PROVENANCE) if name in frame]
     rows = {(row["variant"], row["seed"]): row for row in frame.to_dict("records")}
     seeds = sorted(frame["seed"].unique().tolist())
     cells = []
-    for variant, seed in itertools.product(variants, seeds):
-        row = rows.get((variant, seed))
-        if row is None:
-            cells.append(CellRecord(variant, seed, "missing"))
-        elif not math.isfinite(row[metric.name]):
-            status = row.get("status", "error")
-            status = "error" if pd.isna(status) or status == "done" else str(status)
-            cells.append(CellRecord(variant, seed, status))
+    for cell in itertools.product(variants, seeds):
+        row = rows.get(cell)
+        if row is None or not math.isfinite(row[metric.name]):
+            cells.append(CellRecord(*cell, "missing" if row is None else "error"))
         else:
-            measured = {name: row[name] for name in columns if not pd.isna(row[name])}
-            value = float(row[metric.name])
-            cells.append(CellRecord(variant, seed, "done", value, measured))
+            measured = {x: row[x] for x in COSTS if x in row and not pd.isna(row[x])}
+            cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
     plan = Plan(
         study=name.replace("/", "-"),
         title=name,

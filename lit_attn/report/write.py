@@ -2,28 +2,20 @@
 
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_attn.files import write_atomic
-from lit_attn.report import (
-    diagnostics,
-    drawing,
-    effects,
-    fairness,
-    figures,
-    formats,
-    segmentation,
-    stats,
-)
+from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
-from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, templates, to_csv
+from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, to_csv
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
@@ -67,8 +59,23 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     folder = reports / study.plan.study
     recorded = diagnostics.read_study_diagnostics(study)
     comparisons = compare_variants(study)
-    images = draw_figures(study, comparisons, recorded)
-    files: dict[str, str | bytes] = {**make_tables(study, comparisons, set(images), recorded)}
+    estimates = effects.find_effects(study)
+    summary = make_variant_frame(study, comparisons)
+    drawn: dict[str, Figure | None] = {}
+    with drawing.appearance():
+        if study.finished_cells():
+            drawn = {
+                "seeds": figures.draw_seeds(study, comparisons),
+                "progress": figures.draw_progress(study, comparisons),
+                "cost": figures.draw_cost(study, summary),
+                "effects": figures.draw_effects(estimates, study.plan.metric.label),
+                "pictures": segmentation.draw_pictures(study),
+            }
+            for name, draw in diagnostics.DRAWERS.items():
+                drawn[name] = draw(recorded, study.plan.baseline)
+        images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
+    tables = make_tables(study, comparisons, summary, recorded, estimates, set(images))
+    files: dict[str, str | bytes] = {**tables}
     for name, kinds in images.items():
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
     # Remove what an earlier report of other records left here.
@@ -80,50 +87,27 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     return folder
 
 
-def draw_figures(
-    study: StudyRecord, comparisons: Comparisons, recorded: Diagnostics
-) -> dict[str, dict[str, bytes]]:
-    """Return SVG and PNG of every figure that the records can fill, by name and kind."""
-    if not study.finished_cells():
-        return {}
-    label = study.plan.metric.label
-    drawers: dict[str, Callable[[], Figure | None]] = {
-        "seeds": lambda: figures.draw_seeds(study, comparisons),
-        "curves": lambda: figures.draw_curves(study),
-        "progress": lambda: figures.draw_progress(study, comparisons),
-        "cost": lambda: figures.draw_cost(study),
-        "effects": lambda: figures.draw_effects(effects.find_effects(study), label),
-        "pictures": lambda: segmentation.draw_pictures(study),
-        **diagnostics.make_drawers(recorded, study.plan.baseline),
-    }
-    with drawing.appearance():
-        drawn = {name: draw() for name, draw in drawers.items()}
-        return {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-
-
 def make_tables(
     study: StudyRecord,
     comparisons: Comparisons,
-    shown: set[str],
+    summary: pd.DataFrame,
     recorded: Diagnostics,
+    estimates: list[effects.Effect],
+    shown: set[str],
 ) -> dict[str, str]:
     """Return every file but the figures: content by file name. The page has the figures `shown`."""
-    summary = make_variant_frame(study, comparisons)
     table = make_results_table(study, summary, comparisons)
-    estimates = effects.find_effects(study)
+    latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
+    seeds, settings = make_seed_frame(study), make_settings_frame(study)
     classes = segmentation.make_class_frame(study)
-    settings = make_settings_frame(study)
+    fields = [name for name in effects.Effect._fields if name != "by_seed"]
     optional = {
         "settings.csv": settings,
-        "effects.csv": pd.DataFrame(estimates, columns=effects.Effect._fields).drop(
-            columns="by_seed"
-        ),
+        "effects.csv": pd.DataFrame([effect._asdict() for effect in estimates], columns=fields),
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
     }
-    latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
-    seeds = make_seed_frame(study)
     files = {
         "table.csv": to_csv(summary),
         "per_seed.csv": to_csv(seeds),
@@ -131,29 +115,24 @@ def make_tables(
         "table.tex": formats.to_latex(latex_table, study.plan.study),
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
-    places: dict[str, list[str]] = {"": [], "attention": []}
-    for name, entry in FIGURES.items():
-        if name in shown:
-            places[entry.get("section", "")].append(name)
-    mixture = diagnostics.make_mixture_table(recorded)
+    attention = [name for name in FIGURES if name in shown and "section" in FIGURES[name]]
+    plain = [name for name in FIGURES if name in shown and name not in attention]
     digits = make_scale(summary).digits
+    differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
         make_metrics_table(study, seeds),
-        fairness.make_criteria_table(study, summary, digits),
-        fairness.make_tuning_table(study),
+        effects.make_criteria_table(study, summary, digits),
+        *([effects.make_tuning_table(study, study.tuning)] if study.tuning else []),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         effects.make_effects_table(estimates, study, digits),
         segmentation.make_class_table(classes),
-        named_table(
-            "settings",
-            [[Cell(text) for text in row] for row in settings.itertuples(index=False)],
-            baseline=study.plan.baseline,
-        ),
+        named_table("settings", differing, baseline=study.plan.baseline),
     ]
+    mixture = diagnostics.make_mixture_table(recorded)
     sections = [
         Section(tables=[table]),
-        Section(figures=places[""], tables=further),
-        Section("Attention layers", places["attention"], [mixture]),
+        Section(figures=plain, tables=further),
+        Section("Attention layers", attention, [mixture]),
     ]
     title = table.title.rstrip(".")
     files["table.html"] = render_page(
@@ -175,7 +154,14 @@ def render_page(title: str, sections: list[Section], **values: Any) -> str:
         for part in sections
         if (tables := [table for table in part.tables if table.rows]) or part.figures
     ]
-    page = templates().get_template("page.html")
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html")
     texts = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
     entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **texts}
     return page.render(entries | {"title": title, "sections": shown} | values)
@@ -187,48 +173,31 @@ def make_index_page(reports: Path) -> str:
     A variant differs from its baseline if it has a star in its study and its p is still at most
     ALPHA after the correction over all studies.
     """
-    pages = sorted(reports.glob("*/table.html"))
-    tables = [report for page in pages if (report := _read_report(page.parent))]
-    p_values = [variants["p_adjusted"].dropna().tolist() for _, variants, _ in tables]
+    tables = {}
+    for page in sorted(reports.glob("*/table.html")):
+        fields = ["variant", "n", "planned", "best", "significant", "p_adjusted"]
+        try:
+            path = page.with_name("table.csv")
+            tables[page] = pd.read_csv(path, dtype={"variant": str}, usecols=fields)
+        except (OSError, ValueError) as error:
+            LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
+    p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]
     rows = []
-    for (folder, variants, cells), adjusted in zip(
-        tables, stats.holm_over_studies(p_values), strict=True
+    for (page, variants), adjusted in zip(
+        tables.items(), stats.holm_over_studies(p_values), strict=True
     ):
         variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
-        rows.append(_index_row(folder, variants, cells))
+        is_different = variants["significant"] & (variants["p_index"] <= ALPHA)
+        title = re.search("<title>(.*)</title>", page.read_text(encoding="utf-8"))
+        fewest, most = int(variants["n"].min()), int(variants["n"].max())
+        texts = [
+            html.unescape(title[1]) if title else "",
+            f"{variants['n'].sum()} / {variants['planned'].sum()}",
+            str(most) if fewest == most else f"{fewest} to {most}",
+            ", ".join(variants.loc[variants["best"], "variant"]) or "none",
+            ", ".join(variants.loc[is_different, "variant"]) or "none",
+        ]
+        study = page.parent.name
+        rows.append([Cell(study, link=f"{study}/table.html"), *map(Cell, texts)])
     table = named_table("index", rows, count=len(tables), alpha=ALPHA)
     return render_page("Studies", [Section(tables=[table])])
-
-
-def _read_report(folder: Path) -> tuple[Path, pd.DataFrame, pd.DataFrame] | None:
-    """Return table.csv and per_seed.csv of a report, or None (and a warning) for other folders."""
-    try:
-        variants = pd.read_csv(folder / "table.csv", dtype={"variant": str})
-        wanted = {"status", "finished", "device"}
-        cells = pd.read_csv(folder / "per_seed.csv", usecols=lambda name: name in wanted, dtype=str)
-    except (OSError, ValueError) as error:
-        LOG.warning("%s: is not a report and is left out of the index: %s", folder, error)
-        return None
-    if not {"variant", "n", "best", "significant", "p_adjusted"} <= set(variants):
-        LOG.warning("%s: is not a report of this version and is left out of the index", folder)
-        return None
-    # A study without any result has no date and no device.
-    return folder, variants, cells.reindex(columns=sorted(wanted))
-
-
-def _index_row(folder: Path, variants: pd.DataFrame, cells: pd.DataFrame) -> list[Cell]:
-    page = (folder / "table.html").read_text(encoding="utf-8")
-    title = re.search("<title>(.*)</title>", page)
-    done = cells[cells["status"] == "done"]
-    fewest, most = int(variants["n"].min()), int(variants["n"].max())
-    is_different = variants["significant"] & (variants["p_index"] <= ALPHA)
-    texts = [
-        html.unescape(title[1]) if title else "",
-        f"{len(done)} / {len(cells)}",
-        str(most) if fewest == most else f"{fewest} to {most}",
-        ", ".join(variants.loc[variants["best"], "variant"]) or "none",
-        ", ".join(variants.loc[is_different, "variant"]) or "none",
-        max(done["finished"].dropna(), default="")[:10],
-        ", ".join(sorted(set(done["device"].dropna()))),
-    ]
-    return [Cell(folder.name, link=f"{folder.name}/table.html"), *map(Cell, texts)]

@@ -32,6 +32,13 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(options)}" if options else ""
 
 
+def require(message: str, word: str, choices: Iterable[str]) -> None:
+    """Raise ConfigError with `message`, the word and a hint if `word` is none of `choices`."""
+    options = list(choices)
+    if word not in options:
+        raise ConfigError(f"{message} '{word}'{suggest(word, options)}")
+
+
 def find_nearest_divisor(number: int, total: int) -> int:
     """Return the divisor of `total` that is nearest to `number`, the smaller one of two.
 

@@ -124,7 +124,7 @@ def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> 
     remaining = {path.stem for path in folder.iterdir()}
     assert not remaining & {*ATTENTION, "diagnostics"}
     assert "Attention layers" not in (folder / "table.html").read_text()
-    assert (folder / "curves.svg").exists()
+    assert (folder / "progress.svg").exists()
 
 
 def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_an_unreadable_plan_skips_only_its_study(
     assert "skipped" in warning
 
 
-def test_torn_arrays_and_pictures_are_skipped_with_one_warning(
+def test_torn_arrays_and_pictures_are_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = write_study(tmp_path / "runs", seeds=2)
@@ -40,8 +40,7 @@ def test_torn_arrays_and_pictures_are_skipped_with_one_warning(
     assert (folder / "norms.svg").exists()
     assert not (folder / "ranks.svg").exists()
     assert not (folder / "pictures.svg").exists()
-    assert [message.count("skipped") for message in caplog.messages] == [1, 1]
-    assert "2 unreadable files are skipped" in caplog.messages[0]
+    assert [message.count("skipped") for message in caplog.messages] == [1, 1, 1]
 
 
 def test_a_line_with_an_enormous_field_is_left_out(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.drawing import appearance, panel_title, shorten
-from lit_attn.report.figures import draw_cost, draw_curves, draw_progress, draw_seeds
+from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
+from lit_attn.report.summary import make_variant_frame
 
 LONG = "residual=perpendicular,similarity=gaussian,zz=without,recipe=long"
 
@@ -49,6 +50,10 @@ def draw(record: StudyRecord) -> Figure:
         figure = draw_seeds(record, compare_variants(record))
         figure.draw_without_rendering()
     return figure
+
+
+def draw_costs(record: StudyRecord) -> Figure | None:
+    return draw_cost(record, make_variant_frame(record, compare_variants(record)))
 
 
 def dots(axes: Axes) -> list[list[tuple[float, float]]]:
@@ -96,7 +101,7 @@ def test_long_names_fit_the_figure() -> None:
     values = {f"{LONG}-{i}": [1.0 + i, 1.1 + i * i, 1.2] for i in range(3)}
     record = study(values, flops=1e6, parameters=1000)
     with appearance():
-        cost = draw_cost(record)
+        cost = draw_costs(record)
         assert cost is not None
         cost.draw_without_rendering()
         for figure in (draw(record), cost):
@@ -116,16 +121,16 @@ def test_names_are_shortened_in_the_middle() -> None:
 
 def test_costs_that_do_not_differ_have_no_panel() -> None:
     values = {"base": [1.0, 1.1], "up": [2.0, 2.2]}
-    figure = draw_cost(study(values, flops=1e6))
+    figure = draw_costs(study(values, flops=1e6))
     assert figure is not None
     assert [axes.get_xlabel() for axes in figure.axes] == ["FLOPs per sample, forward"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["up", "base"]
-    assert draw_cost(study(values)) is None
+    assert draw_costs(study(values)) is None
 
 
 def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
     record = study({"base": [1.0, 1.1], "up": [2.0, 2.2], "more": [3.0, 3.3]}, step_time=0.1)
-    figure = draw_cost(record)
+    figure = draw_costs(record)
     assert figure is not None
     assert len(figure.axes[0].containers) == 3
     busy = [
@@ -134,7 +139,7 @@ def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
         else c
         for c in record.cells
     ]
-    figure = draw_cost(StudyRecord(record.plan, busy))
+    figure = draw_costs(StudyRecord(record.plan, busy))
     assert figure is not None
     assert len(figure.axes[0].containers) == 2
 
@@ -142,10 +147,11 @@ def test_step_times_of_a_busy_machine_are_not_drawn() -> None:
 def test_two_evaluations_are_no_learning_curve(tmp_path: Path) -> None:
     folder = write_study(tmp_path, seeds=2)
     record = next(read_studies(tmp_path))
-    assert draw_curves(record) is not None
+    assert draw_progress(record, compare_variants(record)) is not None
     for path in folder.glob("*/*/metrics.csv"):
         path.write_text("\n".join([*path.read_text().splitlines()[:3], ""]))
-    assert draw_curves(next(read_studies(tmp_path))) is None
+    record = next(read_studies(tmp_path))
+    assert draw_progress(record, compare_variants(record)) is None
 
 
 def test_differences_are_taken_at_equal_cost(tmp_path: Path) -> None:
