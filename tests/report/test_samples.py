@@ -58,7 +58,7 @@ def test_intervals_over_seeds_and_samples_are_in_the_table(tmp_path: Path) -> No
     # The samples are the same ones, so the difference varies less than both values.
     assert row["test_error_difference"] < row["test_error"]
     text = (tmp_path / "reports" / "fake" / "table.md").read_text()
-    assert f"standard error over the {SAMPLES} test samples, with the seeds held fixed" in text
+    assert f"standard error over the {SAMPLES} test samples with the seeds held fixed" in text
     assert "It describes the variation between seeds, not between test samples" in text
 
 
