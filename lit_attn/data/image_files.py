@@ -24,17 +24,10 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.images import ImageFiles, WebDataset
+from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import (
-    count_steps,
-    digest,
-    find_shards,
-    find_split_folders,
-    hold_out,
-    read_shard,
-)
+from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
 
 # DeiT's sampler, which timm copies, rounds an epoch of repeats down to a multiple of this.
@@ -106,8 +99,7 @@ class ImageFileData(DataModule):
                 label_smoothing=0.0,
                 num_classes=data.classes,
             )
-        samples = len(self.draw_order(0))
-        self.steps_per_epoch = count_steps(samples, data.batch_size, True)
+        self.set_epoch(len(self.draw_order(0)), drop_last=True)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -148,11 +140,8 @@ class ImageFileData(DataModule):
 
     def samples(self, step: int) -> list[tuple[int, int, int]]:
         """Return this process's images of step `step`: index in `train`, seed, size in pixels."""
-        places = self.rows(step, self.draw_order)
-        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(places))
         pixels = self.data.size_in(step // self.steps_per_epoch)
-        drawn = self.share(list(zip(places, seeds.tolist(), strict=True)))
-        return [(place, seed, pixels) for place, seed in drawn]
+        return [(place, seed, pixels) for place, seed in self.seeded_rows(step, self.draw_order)]
 
     def read(self, images: "Reader", batches: Any) -> Iterator["Read"]:
         """Yield the batches that workers read of `batches`, lists of samples, in their order."""
@@ -174,20 +163,25 @@ class ImageFileData(DataModule):
         return list(sampler)
 
 
-def list_folders(data: ImageFiles) -> dict[str, Files]:
+def list_folders(data: ClassFolders) -> dict[str, Files]:
     """Return the files of "train", "test" and, if it exists or is held out, "val".
 
     Classes are numbered as timm does, by the natural order of train's folders. Raises ConfigError
-    for a folder that is missing, empty, or of a class that train does not have.
+    for a split without images, and as `find_class_folders`.
     """
-    folders = find_split_folders(data.path)
-    train, classes = _files(folders.pop("train"), None)
-    if len(classes) != data.classes:
-        raise ConfigError(
-            f"data.classes: {data.classes}, but {data.path / 'train'} has images of {len(classes)}"
-        )
-    files = {split: _files(folder, classes)[0] for split, folder in folders.items()}
-    return _hold_out(data, {"train": train} | files)
+    files = {}
+    classes: dict[str, int] = {}
+    for split, folders in find_class_folders(data).items():
+        folder = folders[0].parent
+        try:
+            reader = create_dataset("", str(folder), search_split=False, class_map=classes).reader
+        except RuntimeError as error:
+            raise ConfigError(f"data.path: {folder} has no class folders with images") from error
+        classes = reader.class_to_idx
+        names = [str(Path(path).relative_to(folder)).encode() for path, _ in reader.samples]
+        labels = np.asarray([label for _, label in reader.samples], np.int64)
+        files[split] = Files(folder, np.asarray(names), labels)
+    return _hold_out(data, files)
 
 
 def list_shards(data: WebDataset) -> dict[str, Files]:
@@ -206,21 +200,6 @@ def _hold_out(data: ImageFiles, files: dict[str, Files]) -> dict[str, Files]:
     for split, rows in hold_out(data.validation, "val" in files, train.labels).items():
         files[split] = Files(train.folder, train.names[rows], train.labels[rows])
     return files
-
-
-def _files(folder: Path, classes: dict[str, int] | None) -> tuple[Files, dict[str, int]]:
-    folders = {entry.name for entry in folder.iterdir() if entry.is_dir()}
-    unknown = sorted(folders - set(folders if classes is None else classes))
-    if unknown:
-        raise ConfigError(f"data.path: {folder / unknown[0]}: no such class in train")
-    try:
-        dataset = create_dataset("", str(folder), search_split=False, class_map=classes or {})
-    except RuntimeError as error:
-        raise ConfigError(f"data.path: {folder} has no class folders with images") from error
-    reader = dataset.reader
-    names = [str(Path(path).relative_to(folder)).encode() for path, _ in reader.samples]
-    labels = np.asarray([label for _, label in reader.samples], dtype=np.int64)
-    return Files(folder, np.asarray(names), labels), reader.class_to_idx
 
 
 def fingerprint(files: dict[str, Files]) -> str:
@@ -329,7 +308,7 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     augment = data.augment
     resized = augment.crop == "resized"
     try:
-        transform = create_transform(
+        return create_transform(
             size,
             is_training=True,
             # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
@@ -349,20 +328,6 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
         raise ConfigError(
             f"data.augment.policy: timm does not know '{augment.policy}': {error}"
         ) from error
-    for step in transform.transforms:
-        for op in _operations(step):
-            if op.aug_fn is auto_augment.posterize:
-                op.aug_fn = posterize
-    return transform
-
-
-def _operations(step: Any) -> list[auto_augment.AugmentOp]:
-    """Return the operations that a policy of timm chooses from; none for other transforms."""
-    if isinstance(step, auto_augment.RandAugment | auto_augment.AugMixAugment):
-        return list(step.ops)
-    if isinstance(step, auto_augment.AutoAugment):
-        return [op for pair in step.policy for op in pair]
-    return []
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
@@ -374,3 +339,7 @@ def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
         return Image.new(image.mode, image.size)
     result: Image.Image = auto_augment.posterize(image, bits)
     return result
+
+
+for _name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
+    auto_augment.NAME_TO_OP[_name] = posterize

@@ -18,7 +18,6 @@ from lit_attn.config.data.images import Images
 from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch, Pipeline
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
-from lit_attn.schema.errors import ConfigError
 
 # Values augmented at once: as many as fit a CPU's cache, or keep a GPU busy.
 VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -39,23 +38,10 @@ class ImageData(DataModule):
         }
         images = splits["train"].images
         self.pipeline = Pipeline(data, *statistics(images))
-        self.samples_per_epoch = data.epoch_length * len(images)
-        self.steps_per_epoch = sets.count_steps(
-            self.samples_per_epoch, data.batch_size, data.drop_last
-        )
+        self.set_epoch(data.epoch_length * len(images), data.drop_last)
 
     def fingerprint(self) -> str:
         return self._fingerprint
-
-    def require_even_shares(self) -> None:
-        """Raise ConfigError also if an epoch's last, partial batch cannot be shared evenly."""
-        super().require_even_shares()
-        last = self.samples_per_epoch % self.batch_size
-        if not self.data.drop_last and last % self.world:
-            raise ConfigError(
-                f"data.drop_last: {self.world} devices cannot share the epoch's last batch of "
-                f"{last} samples evenly; set data.drop_last: true"
-            )
 
     def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
         for images, targets in self.batches(start, stop):

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_attn.config.data.base import Data
+from lit_attn.data.sets import count_steps
 from lit_attn.schema.base import require_methods
 from lit_attn.schema.errors import ConfigError
 
@@ -32,6 +33,9 @@ class DataModule(L.LightningDataModule, ABC):
     steps_per_epoch: int
 
     _order: tuple[int, Any] = (-1, None)
+
+    last_batch = 0
+    """Samples of an epoch's last batch if it is not full."""
 
     inseparable = 1
     """Samples that one process must have together: 2 if a batch is mixed in pairs."""
@@ -67,6 +71,18 @@ class DataModule(L.LightningDataModule, ABC):
             self._order = (number, order(number))
         return self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
 
+    def seeded_rows(self, step: int, order: Callable[[int], Any]) -> list[tuple[int, int]]:
+        """Return this process's rows of a training step, each with the seed of its augmentation."""
+        rows = self.rows(step, order)
+        seeds = numpy_generator(self.seed, "sample", step).integers(2**32, size=len(rows))
+        shared: list[tuple[int, int]] = self.share(list(zip(rows, seeds.tolist(), strict=True)))
+        return shared
+
+    def set_epoch(self, samples: int, drop_last: bool) -> None:
+        """Set the steps of an epoch of `samples` samples; raise ConfigError if there is none."""
+        self.steps_per_epoch = count_steps(samples, self.batch_size, drop_last)
+        self.last_batch = 0 if drop_last else samples % self.batch_size
+
     def text_measure(self, split: str) -> "TextMeasure":
         """Return the amount of text per evaluated token of `split`, as far as it is known."""
         return TextMeasure()
@@ -90,7 +106,7 @@ class DataModule(L.LightningDataModule, ABC):
         return samples[self.rank :: self.world]
 
     def require_even_shares(self) -> None:
-        """Raise ConfigError if the processes cannot have equal shares of every micro-batch."""
+        """Raise ConfigError if the processes cannot have equal shares of every batch."""
         micro_batch = self.batch_size // self.accumulate
         unit = self.world * self.inseparable
         if micro_batch % unit:
@@ -98,6 +114,11 @@ class DataModule(L.LightningDataModule, ABC):
             raise ConfigError(
                 f"data.batch_size: {self.world} devices cannot share a micro-batch of "
                 f"{micro_batch} samples evenly{pairs}; make it a multiple of {unit}"
+            )
+        if self.last_batch % self.world:
+            raise ConfigError(
+                f"data.drop_last: {self.world} devices cannot share the epoch's last batch of "
+                f"{self.last_batch} samples evenly; set data.drop_last: true"
             )
 
     def train_dataloader(self) -> "TrainLoader":

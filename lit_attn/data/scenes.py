@@ -18,6 +18,7 @@ from PIL import Image, ImageFilter
 from lit_attn.config.data.images import Digits
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.data import sets
+from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
 # Greys for the grounds, hues for the digits.
@@ -53,24 +54,19 @@ DIGIT_INK, GROUND_INK = 0.5, 0.25
 def prepare(data: Scenes) -> Path:
     """Return the folder of the scenes; write it first if it does not exist.
 
-    Cells that start at once may all write it; the first complete folder is kept. Raises ConfigError
-    if the folder cannot be written.
+    Cells that start at once wait for the first of them. Raises ConfigError if the folder cannot be
+    written.
     """
     recipe = [VERSION, data.training_images, data.evaluation_images]
     folder = data.root / hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]
-    if folder.is_dir():
-        return folder
     try:
         data.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=data.root, prefix=".scenes-") as temporary:
-            written = Path(temporary) / "scenes"
-            _write(written, data)
-            try:
-                written.rename(folder)
-            except OSError:
-                # Another cell may have written the folder by now; anything else is an error.
-                if not folder.is_dir():
-                    raise
+        with one_at_a_time(data.root, "scenes"):
+            if not folder.is_dir():
+                with tempfile.TemporaryDirectory(dir=data.root, prefix=".scenes-") as temporary:
+                    written = Path(temporary) / "scenes"
+                    _write(written, data)
+                    written.rename(folder)
     except OSError as error:
         raise ConfigError(f"data.root: cannot write to {data.root}: {error.strerror}") from error
     return folder

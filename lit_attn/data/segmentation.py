@@ -7,7 +7,7 @@ SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from lit_attn.config.data.segmentation import (
 )
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import SPLIT_SEED, count_steps, digest
+from lit_attn.data.sets import SPLIT_SEED, digest
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.errors import ConfigError
 
@@ -35,12 +35,8 @@ Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 ONE_BYTE = {"1", "L", "P"}
 
 
-class Sample(NamedTuple):
-    """Index of an image, the seed of its augmentation, and whether its labels count."""
-
-    image: int
-    seed: int = 0
-    labelled: bool = True
+Sample = tuple[int, int]
+"""Index of an image, and the seed of its augmentation."""
 
 
 class SceneryData(DataModule):
@@ -65,24 +61,22 @@ class SceneryData(DataModule):
         }
         self.splits: list[str] = list(self.evaluated)
         self.classes, self.palette = classes_and_palette(data)
-        self.steps_per_epoch = count_steps(len(training), data.batch_size, data.drop_last)
+        self.set_epoch(len(training), data.drop_last)
 
     def fingerprint(self) -> str:
         """Return a digest of all file names and sizes; reading 20,000 images would take minutes."""
         paths = sorted(self.root.rglob("*.*g"))
         return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
-    def require_even_shares(self) -> None:
-        """Accept every number of processes: `samples` fills a step's shares up."""
-
     def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
-        return self.load(self.train, [self.samples(step) for step in range(start, stop)])
+        steps = range(start, stop)
+        return self.load(self.train, [self.seeded_rows(step, self.draw_order) for step in steps])
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of each image of `split` once over all processes, one at a time."""
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
-        batches = [[Sample(index)] for (index,) in units]
+        batches = [[(index, 0)] for (index,) in units]
         return EvaluationLoader(
             batches, lambda batches: self.load(dataset, list(batches)), units, len(dataset)
         )
@@ -91,7 +85,7 @@ class SceneryData(DataModule):
         """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""
         dataset = self.evaluated[self.splits[-1]]
         count = min(count, len(dataset))
-        return self.load(dataset, [[Sample(i * len(dataset) // count)] for i in range(count)])
+        return self.load(dataset, [[(i * len(dataset) // count, 0)] for i in range(count)])
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
@@ -99,22 +93,6 @@ class SceneryData(DataModule):
             if isinstance(batch, ConfigError):
                 raise batch
             yield batch
-
-    def samples(self, step: int) -> list[Sample]:
-        """Return this process's samples of training step `step`.
-
-        If an epoch's last batch cannot be shared evenly, the first images of the epoch are added
-        without labels, so that all processes read equally many and no image counts twice.
-        """
-        chosen = self.rows(step, self.draw_order)
-        more = -len(chosen) % self.world
-        labelled = [True] * len(chosen) + [False] * more
-        chosen = chosen + self._order[1][:more]
-        seeds = (
-            numpy_generator(self.seed, "sample", step).integers(2**32, size=len(chosen)).tolist()
-        )
-        samples: list[Sample] = self.share(list(map(Sample, chosen, seeds, labelled)))
-        return samples
 
     def draw_order(self, epoch: int) -> list[int]:
         """Return the indices of the training images of an epoch."""
@@ -138,14 +116,13 @@ class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):
         return len(self.pairs)
 
     def __getitem__(self, sample: Sample) -> dict[str, Any] | ConfigError:
-        image, labels = self.pairs[sample.image]
+        index, seed = sample
+        image, labels = self.pairs[index]
         try:
-            with seeded(sample.seed):
+            with seeded(seed):
                 read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
         except ConfigError as error:
             return error
-        if not sample.labelled:
-            read["data_samples"].gt_sem_seg.data.fill_(IGNORED)
         return read
 
 

@@ -19,8 +19,8 @@ from PIL import Image
 
 from lit_attn.config.data.images import (
     Cifar,
+    ClassFolders,
     Digits,
-    Folder,
     Images,
     Npz,
     NpzTargets,
@@ -32,8 +32,6 @@ from lit_attn.schema.errors import ConfigError
 
 # Splits are the same for all seeds: a seed varies the training, not the data.
 SPLIT_SEED = 0
-
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"}
 
 
 class Split(NamedTuple):
@@ -68,16 +66,8 @@ def check_npz(data: Npz | NpzTargets) -> None:
     splits = read_npz(data, headers=True)
     for name, split in splits.items():
         check_split(name, split, data)
-    _check_epoch(data, len(splits["train"].labels))
-
-
-def check_folder(data: Folder) -> None:
-    """Raise the ConfigErrors that can be found without reading the images."""
-    _check_epoch(data, len(list_images(data)["train"]))
-
-
-def _check_epoch(data: OwnImages, samples: int) -> None:
-    count_steps(data.epoch_length * (samples - data.validation), data.batch_size, data.drop_last)
+    samples = data.epoch_length * (len(splits["train"].labels) - data.validation)
+    count_steps(samples, data.batch_size, data.drop_last)
 
 
 def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
@@ -223,72 +213,41 @@ def _placeholder(archive: Any, name: str) -> NDArray[Any]:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def read_folder(data: Folder) -> dict[str, Split]:
-    splits = {}
-    for name, files in list_images(data).items():
-        images = [fit_image(str(path), path, data) for path, _ in files]
-        labels = np.asarray([label for _, label in files], dtype=np.int64)
-        splits[name] = Split(np.stack(images), labels)
+def find_splits(path: Path, pattern: str, content: str) -> dict[str, list[Path]]:
+    """Return the paths that match `pattern` in the folders of "train", "test" and, perhaps, "val".
+
+    A single evaluation folder is the split "test", whether its name is test or val. Raises
+    ConfigError, which names `content`, if there is nothing to train on or to evaluate.
+    """
+    listed = {name: sorted((path / name).glob(pattern)) for name in ("train", "test", "val")}
+    # ImageNet's folder test has no class folders, since the labels of its images are secret.
+    splits = {name: paths for name, paths in listed.items() if paths}
+    if "test" not in splits and "val" in splits:
+        splits["test"] = splits.pop("val")
+    for split, names in (("train", "train"), ("test", "test or val")):
+        if split not in splits:
+            raise ConfigError(f"data.path: no {content} in {path} / {names}")
     return splits
 
 
-def list_images(data: Folder) -> dict[str, list[tuple[Path, int]]]:
-    """Return the images of every split, each with its label."""
-    folders = find_split_folders(data.path)
-    classes = _subfolders(data.path / "train")
+def find_class_folders(data: ClassFolders) -> dict[str, list[Path]]:
+    """Return the class folders of every split; raise ConfigError if the classes do not agree."""
+    splits = find_splits(data.path, "*/", "class folders")
+    classes = {folder.name for folder in splits["train"] if any(folder.iterdir())}
     if len(classes) != data.classes:
         raise ConfigError(
-            f"data.classes: {data.classes}, but {data.path / 'train'} has {len(classes)} folders"
+            f"data.classes: {data.classes}, but {data.path / 'train'} has {len(classes)} folders "
+            "that hold files"
         )
-    images = {}
-    for split, folder in folders.items():
-        extra = sorted(set(_subfolders(folder)) - set(classes))
-        if extra:
-            raise ConfigError(f"data.path: {folder / extra[0]}: no such class in train")
-        images[split] = [
-            (path, label)
-            for label, name in enumerate(classes)
-            for path in sorted((folder / name).glob("*"))
-            if path.suffix.lower() in IMAGE_SUFFIXES
-        ]
-        if not images[split]:
-            raise ConfigError(f"data.path: {folder}: holds no images")
-    return images
-
-
-def find_split_folders(path: Path) -> dict[str, Path]:
-    """Return the folders of "train", "test" and, if `path` has both test and val, "val".
-
-    A single evaluation folder is the split "test", whether its name is test or val. Raises
-    ConfigError if train is missing, or both test and val.
-    """
-    if not (path / "train").is_dir():
-        raise ConfigError(f"data.path: {path / 'train'} is not a folder; it must contain CLASS/*")
-    names = [name for name in ("test", "val") if (path / name).is_dir()]
-    if not names:
-        raise ConfigError(
-            f"data.path: {path} has neither a folder test nor a folder val; one of them has to "
-            "hold CLASS/* to evaluate"
-        )
-    # ImageNet's folder test has no class folders, since the labels of its images are secret.
-    if len(names) == 2 and not _subfolders(path / "test"):
-        names = ["val"]
-    folders = {split: path / name for split, name in zip(("test", "val"), names, strict=False)}
-    return {"train": path / "train", **folders}
+    for folder in (*splits["test"], *splits.get("val", [])):
+        if folder.name not in classes:
+            raise ConfigError(f"data.path: {folder}: no such class in train")
+    return splits
 
 
 def find_shards(data: WebDataset) -> dict[str, list[Path]]:
-    """Return the tar files of "train", "test" and, if both are there, "val".
-
-    Raises ConfigError if there are none or the first sample of one cannot be used.
-    """
-    folders = {name: sorted((data.path / name).glob("*.tar")) for name in ("train", "test", "val")}
-    shards = {name: paths for name, paths in folders.items() if paths}
-    if "test" not in shards and "val" in shards:
-        shards["test"] = shards.pop("val")
-    for split, names in (("train", "train"), ("test", "test or val")):
-        if split not in shards:
-            raise ConfigError(f"data.path: no *.tar in {data.path} / {names}")
+    """Return the tar files of every split; raise ConfigError if the first sample of one is bad."""
+    shards = find_splits(data.path, "*.tar", "*.tar files")
     for path in chain(*shards.values()):
         next(read_shard(data, path), None)
     return shards
@@ -317,10 +276,6 @@ def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
                 yield f"{path.name} {image.offset_data} {image.size}", number
     except (OSError, ValueError, tarfile.TarError) as error:
         raise ConfigError(f"data.path: {path}: {error}") from error
-
-
-def _subfolders(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
 
 
 def fit_image(name: str, source: Any, data: OwnImages) -> NDArray[np.uint8]:

@@ -116,8 +116,7 @@ def read_samples(data: TableLabels) -> dict[str, list[Any]]:
     from lit_attn.data.text.labelled import Sample
 
     tables = load_rows(data)
-    columns = [column for column in (data.text, data.second) if column is not None]
-    encode = data.tokenizer.encoder(text for column in columns for text in tables["train"][column])
+    encode = data.tokenizer.encoder(tables["train"][data.text])
     samples: dict[str, list[Any]] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
         rows, labels = tables[split], read_classes(data, tables, split)
@@ -128,13 +127,10 @@ def read_samples(data: TableLabels) -> dict[str, list[Any]]:
             )
         # Id 0 is padding.
         texts = [
-            [
-                np.asarray(encode.prompt(text or " "), np.uint16) + np.uint16(1)
-                for text in rows[name]
-            ]
-            for name in columns
+            (np.asarray(encode.prompt(text or " "), np.uint16) + np.uint16(1),)
+            for text in rows[data.text]
         ]
-        samples[split] = list(map(Sample, zip(*texts, strict=True), labels.tolist()))
+        samples[split] = list(map(Sample, texts, labels.tolist()))
     evaluated = samples.get("val") or samples.get("test") or []
     return {"val": evaluated, "test": evaluated} | samples
 

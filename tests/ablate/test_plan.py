@@ -63,7 +63,7 @@ def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title
     tmp_path: Path,
 ) -> None:
     experiment = (
-        "data: {kind: folder, name: mine, path: a, size: 8, channels: 1, classes: 2,"
+        "data: {kind: npz, name: mine, path: a, size: 8, channels: 1, classes: 2,"
         " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
     )
     source = studies.study(tmp_path, make_body("ok"), experiment)

@@ -12,7 +12,7 @@ from lit_attn.config.overrides import _path_keys
 from lit_attn.config.study import read_studies
 
 IMAGES = (
-    "data: {kind: folder, name: mine, path: images, size: 8, channels: 1, classes: 2,"
+    "data: {kind: npz, name: mine, path: images, size: 8, channels: 1, classes: 2,"
     " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
 )
 TEXT = """\

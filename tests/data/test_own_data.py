@@ -135,15 +135,9 @@ def test_each_kind_of_data_on_the_page_trains(
     run(EXPERIMENTS[name], study, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["npz", "folder"])
-def test_the_study_of_the_page_runs(kind: str, tmp_path: Path) -> None:
-    experiment, study, folder = blocks()[:3]
-    if kind == "folder":
-        experiment = folder + experiment[experiment.index("model:") :]
-        write_folders(tmp_path / "images")
-    else:
-        write_npz(tmp_path / "images.npz")
-    run(experiment, study, tmp_path)
+def test_the_study_of_the_page_runs(tmp_path: Path) -> None:
+    write_npz(tmp_path / "images.npz")
+    run(*blocks()[:2], tmp_path)
 
 
 def test_the_page_has_every_key_of_own_images() -> None:

@@ -71,7 +71,7 @@ def test_an_existing_folder_is_not_written_again(root: Path) -> None:
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()
-    assert [path.name for path in root.iterdir()] == []
+    assert [path.name for path in root.iterdir()] == [".scenes.lock"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
     data = SceneryData(few(root), seed=0, device=CPU)
     assert data.steps_per_epoch == 2
     epochs = [
-        [sample.image for step in steps for sample in data.samples(step)]
+        [image for step in steps for image, _ in data.seeded_rows(step, data.draw_order)]
         for steps in ((0, 1), (2, 3))
     ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 2
@@ -155,23 +155,22 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
 def test_devices_share_a_batch_and_count_every_image_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = SceneryData(few(root, batch_size=3), seed=0, device=CPU)
-    full_batch = data.samples(0)
-    shares = []
+    data = SceneryData(few(root, batch_size=4), seed=0, device=CPU)
+    full_batch = data.seeded_rows(0, data.draw_order)
+    shared = []
     for rank in range(2):
         on_rank(data, rank, 2)
-        shares.append(data.samples(0))
-        assert len(shares[-1]) == 2
-    shared = [sample for share in shares for sample in share]
-    assert {sample for sample in shared if sample.labelled} == set(full_batch)
-    (again,) = (sample for sample in shared if not sample.labelled)
-    labels = data.train[again]["data_samples"].gt_sem_seg.data
-    assert (labels == 255).all()
+        shared += data.seeded_rows(0, data.draw_order)
+    assert sorted(shared) == sorted(full_batch)
     evaluated = []
     for rank in range(2):
         on_rank(data, rank, 2)
         evaluated += data.val_dataloader()[0].batches
-    assert sorted(sample.image for (sample,) in evaluated) == [0, 1, 2]
+    assert sorted(image for ((image, _),) in evaluated) == [0, 1, 2]
+    odd = SceneryData(few(root, batch_size=4, training_images=7), seed=0, device=CPU)
+    on_rank(odd, 0, 2)
+    with pytest.raises(ConfigError, match="cannot share the epoch's last batch of 3 samples"):
+        odd.train_dataloader()
 
 
 def test_held_out_images_leave_training(root: Path) -> None:

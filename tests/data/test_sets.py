@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torchvision
 from helpers.paths import SHARED
-from PIL import Image
 
-from lit_attn.config.data.images import Cifar10, Cifar100, Digits, Folder, Npz
+from lit_attn.config.data.images import Cifar10, Cifar100, Digits, Npz
 from lit_attn.data import sets
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
@@ -101,57 +100,6 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     np.savez(data.path, x_train=np.zeros((2, 8, 8, 3), np.uint8))
     with pytest.raises(ConfigError, match="has no 'y_train'; it has x_train"):
         sets.load(data)
-
-
-def folder(path: Path) -> Folder:
-    for split, count in (("train", 6), ("test", 2)):
-        for name in ("cat", "dog"):
-            (path / split / name).mkdir(parents=True)
-            for i in range(count):
-                shade = (40 * i, 10, 200 if name == "cat" else 0)
-                Image.new("RGB", (20, 12), shade).save(path / split / name / f"{i}.png")
-    return Folder(name="pets", path=path, size=8, classes=2)
-
-
-def test_class_folders_are_read_and_resized(tmp_path: Path) -> None:
-    data = folder(tmp_path)
-    loaded = sets.load(data)
-    assert loaded["train"].images.shape == (12, 3, 8, 8)
-    assert loaded["train"].labels.tolist() == [0] * 6 + [1] * 6
-    assert loaded["train"].images[0, 2].min() == 200
-    grey = sets.load(data.model_copy(update={"channels": 1}))
-    assert grey["test"].images.shape == (4, 1, 8, 8)
-
-
-def test_a_folder_val_alone_is_the_test_split(tmp_path: Path) -> None:
-    data = folder(tmp_path)
-    expected = sets.fingerprint(sets.load(data))
-    (tmp_path / "test").rename(tmp_path / "val")
-    splits = sets.load(data)
-    assert set(splits) == {"train", "test"}
-    assert sets.fingerprint(splits) == expected
-    (tmp_path / "val").rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="neither a folder test nor a folder val"):
-        sets.load(data)
-
-
-def test_malformed_folders_are_refused(tmp_path: Path) -> None:
-    data = folder(tmp_path)
-    (tmp_path / "test" / "cow").mkdir()
-    with pytest.raises(ConfigError, match="cow: no such class in train"):
-        sets.load(data)
-    (tmp_path / "test" / "cow").rmdir()
-    with pytest.raises(ConfigError, match=r"3, but .* has 2 folders"):
-        sets.load(data.model_copy(update={"classes": 3}))
-    png = (tmp_path / "train" / "cat" / "0.png").read_bytes()
-    flipped = bytearray(png)
-    flipped[png.index(b"IDAT") + 12] ^= 255
-    for broken in (b"\x89PNG broken", png[:-30], bytes(flipped)):
-        (tmp_path / "train" / "cat" / "0.png").write_bytes(broken)
-        with pytest.raises(ConfigError, match=r"0\.png: is not a readable image"):
-            sets.load(data)
-    with pytest.raises(ConfigError, match="train is not a folder"):
-        sets.load(data.model_copy(update={"path": tmp_path / "nowhere"}))
 
 
 def test_cifar_from_torchvisions_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,10 +92,7 @@ def test_columns_of_numbers_are_targets(tmp_path: Path) -> None:
 
 
 def test_texts_and_labels_make_padded_rows(tmp_path: Path) -> None:
-    rows = [
-        {"text": "no", "other": "x", "label": "bad"},
-        {"text": "a", "other": "yz", "label": "ok"},
-    ]
+    rows = [{"text": "no", "label": "bad"}, {"text": "a", "label": "ok"}]
     path = write(tmp_path / "a.jsonl", rows)
     choices = {"name": "t", "train": path, "test": path, "context": 4, "batch_size": 2}
     data = TableLabels.model_validate(choices).build(0, CPU)
@@ -103,8 +100,6 @@ def test_texts_and_labels_make_padded_rows(tmp_path: Path) -> None:
     assert tokens[:2].tolist() == [[111, 112, 0, 0], [98, 0, 0, 0]]
     assert present[:2].sum(1).tolist() == [2, 1]
     assert labels[:2].tolist() == [0, 1]
-    pairs = TableLabels.model_validate(choices | {"second": "other", "pairs": True}).build(0, CPU)
-    assert next(iter(pairs.train_dataloader()))[0].shape == (2, 2, 4)
 
 
 def test_documents_are_the_rows_of_a_column(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -136,18 +135,27 @@ def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text"], "add --train FILE and --val FILE"),
-        (["text", "--train=none.txt", "--val=none.txt"], "none.txt: cannot be read"),
-        (["ptb", "--train=x"], "--train, --val and --test are only for 'text'"),
+        (["text"], "the following arguments are required: --train, --val"),
+        (["pile"], "the following arguments are required: --files"),
+        (["pile", "--files=x", "--tokenizer=gpt2"], "unrecognized arguments: --tokenizer=gpt2"),
+        (["ptb", "--train=x"], "unrecognized arguments: --train=x"),
     ],
 )
-def test_bad_command_lines_are_refused(
+def test_options_of_other_sources_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert prepare.main([*arguments, f"--out={tmp_path / 'out'}"]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "tokens" not in line]
-    assert len(lines) == 1
-    assert message in lines[0]
+    with pytest.raises(SystemExit, match="2"):
+        prepare.main([*arguments, f"--out={tmp_path / 'out'}"])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_missing_text_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--train=none.txt", "--val=none.txt"]
+    assert prepare.main(["text", *files, f"--out={tmp_path / 'out'}"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "tokens" not in line]
+    assert "none.txt: cannot be read" in line
 
 
 def offline(*_: object, **__: object) -> None:
@@ -161,7 +169,6 @@ def test_an_unreachable_hub_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
     source: str,
 ) -> None:
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
     hub = ModuleType("datasets")
     hub.load_dataset = offline
     monkeypatch.setitem(sys.modules, "datasets", hub)
@@ -180,7 +187,9 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits come in turn, lines keep their line feed, and a resumed run skips documents."""
     requests = []
 
-    def load_dataset(name: str, configuration: str, split: str, streaming: bool) -> list[object]:
+    def load_dataset(
+        name: str, configuration: str, data_files: object, split: str, streaming: bool
+    ) -> list[object]:
         requests.append((name, configuration, streaming))
         return [{"text": f"{split} {number}"} for number in range(2)]
 

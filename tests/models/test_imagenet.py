@@ -10,7 +10,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import PerpendicularConfig
 from lit_attn.attention.rotary import rotate
 from lit_attn.attention.spec import AttentionSpec, preset
-from lit_attn.config.data.images import Cifar10, Folder
+from lit_attn.config.data.images import Cifar10, ImageNet
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig
 from lit_attn.config.signatures import ImageLabels
@@ -21,7 +21,7 @@ from lit_attn.models.factory import build, count, describe, resolve
 # nothing uses; its published counts hold them.
 UNUSED = 12 * (2 * (6 * 6 + 6) + 3840)
 
-IMAGENET = Folder(name="imagenet", path="imagenet", size=224, classes=1000)
+IMAGENET = ImageNet()
 
 TINY = {"dim": 32, "depth": 2, "heads": 2}
 

@@ -20,8 +20,7 @@ from pydantic import (
 from lit_attn.config.augment import Augmentation, NormalizeConfig, check_order
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageLabels, ImageTargets
-from lit_attn.schema.base import Config, load, outside_identity
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.base import Config, outside_identity
 
 Range = tuple[PositiveFloat, PositiveFloat]
 Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
@@ -91,11 +90,6 @@ class ClassImages(Images):
     def signature(self) -> ImageLabels:
         return ImageLabels(self.image_shape, self.num_classes)
 
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Number of classes."""
-
 
 class Digits(ClassImages):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
@@ -164,28 +158,11 @@ class OwnTargets(OwnImages):
     def signature(self) -> ImageTargets:
         return ImageTargets(self.image_shape, self.num_outputs)
 
-    @property
-    @abstractmethod
-    def num_outputs(self) -> int:
-        """Numbers to predict for each image."""
-
     @model_validator(mode="after")
     def _has_no_classes_to_mix(self) -> Self:
         if any(step.stage == "batch" for step in self.augment):
             raise ValueError("augment: 'mix' mixes classes, and these images have none")
         return self
-
-
-class Folder(OwnClasses):
-    """Class folders of images, resized to `size`: path/train/CLASS/* and path/test/CLASS/*.
-
-    The evaluated folder may also be called val. With both, val is the split "val".
-    """
-
-    kind: Literal["folder"] = "folder"
-    path: Path = outside_identity(..., "folder of the images")
-    read_splits: ClassVar = method("lit_attn.data.sets:read_folder")
-    check_files: ClassVar = method("lit_attn.data.sets:check_folder")
 
 
 class Npz(OwnClasses):
@@ -337,14 +314,7 @@ class ClassFolders(ImageFiles):
 
     list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
 
-    def check_files(self) -> None:
-        load("lit_attn.data.sets:find_split_folders")(self.path)
-        train = self.path / "train"
-        classes = sum(folder.is_dir() and any(folder.iterdir()) for folder in train.iterdir())
-        if classes != self.classes:
-            raise ConfigError(
-                f"data.classes: {self.classes}, but {train} has {classes} folders that hold files"
-            )
+    check_files: ClassVar = method("lit_attn.data.sets:find_class_folders")
 
 
 class ImageFolder(ClassFolders):

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from lit_attn.config.data.base import method
 from lit_attn.config.data.images import OwnClasses, OwnTargets
-from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, Tokenizer
+from lit_attn.config.data.text import Bytes, NamedTokens, OwnLabels, Tokenizer
 from lit_attn.schema.base import Config, outside_identity
 
 
@@ -89,28 +89,19 @@ class TableText(Table, NamedTokens):
     texts: ClassVar = method("lit_attn.data.tables:read_texts")
 
 
-class TableLabels(Table, Labelled):
-    """Texts, or with `second` pairs of texts, and their classes (numbers or names)."""
+class TableLabels(Table, OwnLabels):
+    """Texts and their classes (numbers or names)."""
 
     kind: Literal["table-labels"] = "table-labels"
-    column_keys: ClassVar = ("text", "second", "label")
-    name: str = Field(description="name of the data set in identities and tables")
+    column_keys: ClassVar = ("text", "label")
     tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     text: str = Field("text", description="column of the texts")
-    second: str | None = Field(None, description="column of the second texts, with `pairs`")
     label: str = Field("label", description="column of the classes")
-    vocabulary: PositiveInt = Field(512, description="number of embeddings of the model")
-    classes: PositiveInt = Field(2, description="number of classes")
+    pairs: Literal[False] = Field(False, description="a sample is one text")
     read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
 
-    @property
-    def num_classes(self) -> int:
-        return self.classes
-
     @model_validator(mode="after")
-    def _keys_agree(self) -> Self:
-        if self.pairs != (self.second is not None):
-            raise ValueError("second: name the column of the second texts exactly if `pairs`")
+    def _has_room_for_padding(self) -> Self:
         if self.vocabulary <= self.tokenizer.vocabulary:
             raise ValueError(
                 f"vocabulary: {self.vocabulary}, but the tokenizer has {self.tokenizer.vocabulary} "

@@ -354,27 +354,32 @@ class ListOps(Labelled):
         return self
 
 
-class LabelledText(Labelled):
+class OwnLabels(Labelled):
+    """Labelled texts of the user; `name` stands for them in identities and tables."""
+
+    name: str = Field(description="name of the data set in identities and tables")
+    vocabulary: PositiveInt = Field(512, ge=257, description="number of embeddings of the model")
+    classes: PositiveInt = Field(2, description="number of classes")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes
+
+
+class LabelledText(OwnLabels):
     """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
 
     With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...
     """
 
     kind: Literal["labelled-text"] = "labelled-text"
-    name: str = Field(description="name of the data set in identities and tables")
     folder: Path = outside_identity(..., "folder of train.tsv, val.tsv and test.tsv")
     context: PositiveInt = Field(
         4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
     )
-    vocabulary: PositiveInt = Field(512, ge=257, description="number of embeddings of the model")
-    classes: PositiveInt = Field(2, description="number of labels")
 
     def check_files(self) -> None:
         splits = ("train", "val", "test")
         require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
-
-    @property
-    def num_classes(self) -> int:
-        return self.classes

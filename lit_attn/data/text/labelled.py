@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Labelled, LabelledText, ListOps
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
-from lit_attn.data.sets import count_steps, digest
+from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
@@ -66,7 +66,8 @@ class LabelledData(TokenDataModule):
         self.data = data
         self.samples: dict[str, list[Sample]] = data.read_samples()
         self.splits = ["val", "test"]
-        self.per_pass = count_steps(len(self.samples["train"]), data.batch_size, True)
+        self.set_epoch(len(self.samples["train"]), drop_last=True)
+        self.per_pass = self.steps_per_epoch
         self.steps_per_epoch = data.epoch_steps or self.per_pass
 
     def fingerprint(self) -> str:
@@ -186,24 +187,20 @@ def _labelled_text(path: Path, data: LabelledText) -> list[Sample]:
 
 def evaluate(ids: list[int]) -> int:
     """Return the value of an expression; raise ValueError if `ids` are not one expression."""
-    stack: list[list[int]] = [[]]
-    operations: list[int] = []
+    stack: list[int] = []
     for number in ids:
-        if number in OPERATIONS:
-            operations.append(number)
-            stack.append([])
-        elif number == END:
-            if not operations or not stack[-1]:
-                raise ValueError("']' without an operation or its arguments")
-            value = OPERATIONS[operations.pop()](stack.pop())
-            stack[-1].append(value)
-        elif 0 < number <= 10:
-            stack[-1].append(number - 1)
-        else:
-            raise ValueError(f"{number} is not a token of an expression")
-    if operations or len(stack[0]) != 1:
+        if number != END:
+            stack.append(number)
+            continue
+        digits = []
+        while stack and stack[-1] not in OPERATIONS:
+            digits.append(stack.pop() - 1)
+        if not stack or not digits:
+            raise ValueError("']' without an operation or its arguments")
+        stack.append(1 + OPERATIONS[stack.pop()](digits))
+    if len(stack) != 1 or stack[0] in OPERATIONS:
         raise ValueError("not one complete expression")
-    return stack[0][0]
+    return stack[0] - 1
 
 
 def parse(text: str) -> list[int]:

@@ -157,11 +157,9 @@ def load_gpt2(config: Gpt2, _: Iterable[str]) -> SubwordEncoder:
     library = require("tokenizers", "data.tokenizer", "text")
     files = [str(config.folder / name) for name in ("encoder.json", "vocab.bpe")]
     try:
-        tokenizer = library.Tokenizer(library.models.BPE.from_file(*files))
+        tokenizer = library.ByteLevelBPETokenizer.from_file(*files)
     except Exception as error:  # The library raises no other class.
         raise ConfigError(f"data.tokenizer.folder: {config.folder}: {error}") from error
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
     return SubwordEncoder(tokenizer, config.vocabulary)
 
 
