@@ -316,7 +316,7 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
             scale=augment.area if resized else (1.0, 1.0),
             ratio=augment.aspect if resized else (1.0, 1.0),
             hflip=augment.flip,
-            color_jitter=augment.jitter,
+            color_jitter=None,
             auto_augment=augment.policy,
             interpolation=data.interpolation,
             mean=data.mean,

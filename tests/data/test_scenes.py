@@ -21,7 +21,7 @@ from lit_attn.config.data.segmentation import (
     Scenes,
 )
 from lit_attn.data import scenes, sets
-from lit_attn.data.segmentation import Sample, SceneryData, pipeline, read_image, read_labels
+from lit_attn.data.segmentation import SceneryData, pipeline, read_image, read_labels
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
@@ -133,7 +133,7 @@ def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
     data = SceneryData(few(root), seed=0, device=CPU)
     np.random.seed(5)
     random.seed(5)
-    data.train[Sample(0, 1)]
+    data.train[0, 1]
     after = np.random.random(), random.random()
     np.random.seed(5)
     random.seed(5)

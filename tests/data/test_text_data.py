@@ -41,7 +41,7 @@ def test_targets_are_the_next_tokens(folder: Path) -> None:
     assert (targets == inputs + 1).all()
 
 
-@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+@pytest.mark.parametrize("order", ["random", "sequential"])
 def test_a_batch_depends_on_seed_and_step_alone(folder: Path, order: str) -> None:
     first, again = data(folder, order=order), data(folder, order=order)
     again.batch(0)
@@ -64,17 +64,6 @@ def test_sequential_order_continues_and_wraps_around(folder: Path) -> None:
     batches = [module.batch(step)[0].flatten().tolist() for step in range(4)]
     assert batches[0] + batches[1] + batches[2] == list(range(96))
     assert batches[3] == batches[0]
-
-
-def test_shuffled_shows_each_sequence_once_a_pass(folder: Path) -> None:
-    module = data(folder, order="shuffled")
-    passes = [
-        np.sort(np.concatenate([module.offsets(3 * p + i) for i in range(3)])) for p in (0, 1)
-    ]
-    for offsets in passes:
-        assert len(set(offsets.tolist())) == 12
-        assert (np.diff(offsets) % 8 == 0).all()
-    assert {int(module._permutation(p)[0]) for p in range(20)} == {0, 1, 2, 3}
 
 
 def test_the_end_of_a_file_that_fills_no_batch_is_left_out(tmp_path: Path) -> None:
@@ -261,7 +250,7 @@ def test_text_shorter_than_a_sequence_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.context: train has 100 tokens, at least 101"):
         data(folder, context=100)
     with pytest.raises(ConfigError, match=r"data.batch_size: 50 sequences of 8 are more than"):
-        data(folder, batch_size=50, order="shuffled")
+        data(folder, batch_size=50, order="sequential")
     assert data(folder, batch_size=50).steps_per_epoch == 1
 
 
@@ -287,11 +276,11 @@ def test_paths_do_not_change_an_identity(folder: Path) -> None:
 def test_text_files_are_split_and_encoded(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("a line\n" * 20)
-    streams = TextFiles(name="lines", train=path, holdout=0.25).streams()
+    streams = TextFiles(name="lines", train=path).streams()
     # Cut after a whole line, and each part's end is a token too.
-    assert (len(streams["train"]), len(streams["val"])) == (15 * 7 + 1, 5 * 7 + 1)
-    assert streams["val"].text_bytes == 35
-    assert streams["val"].words == 15
+    assert (len(streams["train"]), len(streams["val"])) == (18 * 7 + 1, 2 * 7 + 1)
+    assert streams["val"].text_bytes == 14
+    assert streams["val"].words == 6
     words = TextFiles(name="lines", train=path, val=path, tokenizer=Words(size=3))
     assert len(words.streams()["val"]) == 60
     encoder = words.encoder()
@@ -317,7 +306,7 @@ def test_bytes_and_words_per_token(tmp_path: Path) -> None:
 
 
 def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
-    chosen = PythonText(parts=("topics",), context=16, eval_tokens=8_000)
+    chosen = PythonText(context=16, eval_tokens=8_000)
     data = TextData(chosen, 0, CPU)
     ids = data.evaluated("test").read(0, 8_001)
     ends = int((ids == 0).sum())
@@ -338,7 +327,7 @@ def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_pythons_text_is_the_same_for_all_seeds() -> None:
-    chosen = PythonText(parts=("topics",), context=16)
+    chosen = PythonText(context=16)
     first, again = TextData(chosen, 0, CPU), TextData(chosen, 1, CPU)
     assert first.splits == ["val", "test"]
     assert first.fingerprint() == again.fingerprint()
@@ -347,7 +336,7 @@ def test_pythons_text_is_the_same_for_all_seeds() -> None:
 
 
 def test_documents_of_python_go_to_splits_by_their_names() -> None:
-    names = [name for name, _ in streams.python_documents(("topics", "library"))]
+    names = [name for name, _ in streams.python_documents()]
     assert len(set(names)) == len(names) > 300
     assert not [name for name in names if "site-packages" in name or "/test/" in name]
     assert "library/_sysconfigdata" not in " ".join(names)

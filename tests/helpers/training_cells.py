@@ -51,7 +51,6 @@ def text_cell(**changes: Any) -> Cell:
             "context": 16,
             "batch_size": 8,
             "accumulate": 2,
-            "order": "shuffled",
             "epoch_steps": 4,
         },
         "model": {

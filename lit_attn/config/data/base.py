@@ -78,12 +78,16 @@ class Data(Kind):
         annotation: type[Signature] = get_type_hints(cls.signature)["return"]
         return annotation
 
-    def require_a_batch(self, samples: int) -> None:
-        """Raise ValueError if an epoch of `samples` samples has no complete batch."""
-        if self.batch_size > samples:
+    def require_a_batch(
+        self, samples: int, held_out: int = 0, passes: int = 1, drop_last: bool = True
+    ) -> None:
+        """Raise ValueError if `passes` over the samples that are not held out have no batch."""
+        if held_out >= samples:
+            raise ValueError(f"validation: {held_out} of {samples} images leave none")
+        if drop_last and self.batch_size > (most := passes * (samples - held_out)):
             raise ValueError(
-                f"batch_size: {self.batch_size} is more than the {samples} samples of an epoch; "
-                f"{samples} at most"
+                f"batch_size: {self.batch_size} is more than the {most} samples of an epoch; "
+                f"{most} at most"
             )
 
 

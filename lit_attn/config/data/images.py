@@ -50,13 +50,9 @@ class Images(Data):
     @model_validator(mode="after")
     def _has_a_batch(self) -> Self:
         if self.training_images is not None:
-            samples = self.training_images - self.validation
-            if samples < 1:
-                raise ValueError(
-                    f"validation: {self.validation} of {self.training_images} images leave none"
-                )
-            if self.drop_last:
-                self.require_a_batch(self.epoch_length * samples)
+            self.require_a_batch(
+                self.training_images, self.validation, self.epoch_length, self.drop_last
+            )
         return self
 
     build: ClassVar = method("lit_attn.data.images:ImageData")
@@ -206,9 +202,6 @@ class TimmAugmentation(Config):
         pattern=r"^(rand|augmix|original|originalr|v0|v0r|3a)(-[a-z]+[0-9.]*)*$",
         description="timm's name of the policy, as rand-m9-mstd0.5-inc1; null: none",
     )
-    jitter: float = Field(
-        0.0, ge=0, description="strength of random brightness, contrast and saturation"
-    )
     erasing: float = Field(0.0, ge=0, le=1, description="probability of random erasing with noise")
     mixup: float = Field(
         0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
@@ -220,9 +213,7 @@ class TimmAugmentation(Config):
     switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
 
     @model_validator(mode="after")
-    def _agrees_with_timm(self) -> "TimmAugmentation":
-        if self.policy and not self.policy.startswith("3a") and self.jitter:
-            raise ValueError("jitter: timm leaves it out with any policy but 3a; drop one of them")
+    def _ranges_are_not_empty(self) -> Self:
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:

@@ -198,13 +198,7 @@ class Scenes(Scenery):
 
     @model_validator(mode="after")
     def _has_a_batch(self) -> Self:
-        samples = self.training_images - self.validation
-        if samples < 1:
-            raise ValueError(
-                f"validation: {self.validation} of {self.training_images} images leave none"
-            )
-        if self.drop_last:
-            self.require_a_batch(samples)
+        self.require_a_batch(self.training_images, self.validation, 1, self.drop_last)
         return self
 
     @property

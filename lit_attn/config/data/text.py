@@ -115,10 +115,9 @@ class Tokens(TokenData):
 
     tokenizer: Tokenizer = Field(description="conversion of text to token ids")
     context: PositiveInt = Field(1024, description="tokens of a sequence")
-    order: Literal["random", "shuffled", "sequential", "files", "columns", "records"] = Field(
+    order: Literal["random", "sequential", "files", "columns", "records"] = Field(
         "random",
-        description="random: any offset, with replacement (nanoGPT); shuffled: each sequence once "
-        "in a pass, whose order and first offset are drawn; sequential: in the order of the text; "
+        description="random: any offset, with replacement (nanoGPT); sequential: in text order; "
         "files: the same without the end of each file that fills no batch (modded-nanogpt); "
         "columns: `batch_size` equal parts of the text side by side, each in order; records: "
         "stored sequences of `context` + 1 tokens in their order, also in evaluation (the Pile)",
@@ -182,11 +181,6 @@ class PythonText(Tokens):
     kind: Literal["python-text"] = "python-text"
     tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids; bytes only")
     context: PositiveInt = Field(128, description="tokens of a sequence")
-    parts: tuple[Literal["topics", "library"], ...] = Field(
-        ("topics", "library"),
-        min_length=1,
-        description="texts to use: the documentation topics, the standard library",
-    )
 
     @model_validator(mode="after")
     def _reads_bytes(self) -> Self:
@@ -204,19 +198,13 @@ class NamedTokens(Tokens):
 
 
 class TextFiles(NamedTokens):
-    """UTF-8 text files; without `val`, the last `holdout` share of `train` is that split."""
+    """UTF-8 text files; without `val`, the last tenth of `train` is that split."""
 
     kind: Literal["text"] = "text"
     tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     train: Path = outside_identity(..., "text file of the split train")
     val: Path | None = outside_identity(None, "text file of the split val")
     test: Path | None = outside_identity(None, "text file of the split test")
-    holdout: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="share of the training text that becomes the split `val`, if `val` is null",
-    )
 
     def check_files(self) -> None:
         super().check_files()

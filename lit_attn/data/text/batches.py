@@ -4,7 +4,6 @@ Shapes: inputs and targets (B, n) int64, n the context; targets are inputs one t
 """
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -55,7 +54,6 @@ class TextData(TokenDataModule):
                 "replacement"
             )
         self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
-        self._permutation = lru_cache(maxsize=2)(self._drawn)
 
     def fingerprint(self) -> str:
         return "-".join(stream.fingerprint[:6] for stream in self.streams.values())
@@ -136,7 +134,7 @@ class TextData(TokenDataModule):
         if self.data.order == "random":
             drawn = numpy_generator(self.seed, "batch", step)
             return drawn.integers(len(self.streams["train"]) - n, size=size)
-        number, index = divmod(step, self.per_pass)
+        index = step % self.per_pass
         places = np.arange(index * size, (index + 1) * size)
         if self.data.order == "sequential":
             return places * n
@@ -147,10 +145,7 @@ class TextData(TokenDataModule):
             first = index - int(self.before_file[file])
             start = int(self.streams["train"].starts[file])
             return start + np.arange(first * size, (first + 1) * size) * n
-        if self.data.order == "columns":
-            return np.arange(size) * (len(self.streams["train"]) // size) + index * n
-        first, order = self._permutation(number)
-        return first + order[places] * n
+        return np.arange(size) * (len(self.streams["train"]) // size) + index * n
 
     def _window(
         self, stream: Stream, number: int | None
@@ -167,9 +162,3 @@ class TextData(TokenDataModule):
         new = max(0, n - self._stride) if number else 0
         targets[new : len(ids) - 1] = ids[1 + new :]
         return inputs, targets
-
-    def _drawn(self, number: int) -> tuple[int, NDArray[np.int64]]:
-        """Draw the offset and the order of the sequences of pass `number`."""
-        drawn = numpy_generator(self.seed, "order", number)
-        count, spare = divmod(len(self.streams["train"]) - 1, self.data.context)
-        return int(drawn.integers(spare + 1)), drawn.permutation(count)

@@ -24,6 +24,9 @@ Ids = NDArray[np.unsignedinteger]
 BLOCK = 65_536
 BLOCKS = 1024
 
+# Share of the training text that becomes the split val if no file is.
+HELD_OUT = 0.1
+
 # File of the words beside shards, one word a line.
 VOCABULARY = "vocabulary.txt"
 
@@ -120,10 +123,10 @@ def read_text(path: Path) -> str:
     raise ConfigError(f"{path}: is empty")
 
 
-def read_python_text(data: PythonText) -> dict[str, list[tuple[str, str]]]:
+def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
     """Return (name, text) of Python's own documents in every split."""
     texts: dict[str, list[tuple[str, str]]] = {"train": [], "val": [], "test": []}
-    for name, text in python_documents(data.parts):
+    for name, text in python_documents():
         texts[split_of(name)].append((name, text))
     return texts
 
@@ -137,26 +140,21 @@ def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     if data.val is None:
         name, text = texts["train"][0]
         # Cut after a complete line if there is one.
-        share = round(len(text) * (1 - data.holdout))
+        share = round(len(text) * (1 - HELD_OUT))
         cut = text.rfind("\n", 0, share) + 1 or share
         texts["train"], texts["val"] = [(name, text[:cut])], [(name, text[cut:])]
     return texts
 
 
-def python_documents(parts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of Python's own documents, always in the same order.
-
-    Part "topics" is the interpreter's documentation, "library" its standard library's source.
-    """
-    if "topics" in parts:
-        for topic, text in sorted(pydoc_data.topics.topics.items()):
-            yield f"topics/{topic}", text
-    if "library" in parts:
-        root = Path(sysconfig.get_path("stdlib"))
-        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-            name = path.relative_to(root)
-            if not LEFT_OUT.intersection(name.parts) and not name.name.startswith(BUILD_SPECIFIC):
-                yield f"library/{name.as_posix()}", path.read_text("utf-8", errors="replace")
+def python_documents() -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of Python's documentation and its library, always in the same order."""
+    for topic, text in sorted(pydoc_data.topics.topics.items()):
+        yield f"topics/{topic}", text
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        name = path.relative_to(root)
+        if not LEFT_OUT.intersection(name.parts) and not name.name.startswith(BUILD_SPECIFIC):
+            yield f"library/{name.as_posix()}", path.read_text("utf-8", errors="replace")
 
 
 def split_of(name: str) -> str:

@@ -111,7 +111,10 @@ class WordEncoder:
         return cls(sorted(counts, key=lambda word: (-counts[word], word)))
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        return [np.asarray(self._document(text), dtype=self.dtype) for text in documents]
+        return [
+            np.asarray([self._id(word) for word in _words(text)], dtype=self.dtype)
+            for text in documents
+        ]
 
     def prompt(self, text: str) -> list[int]:
         """Return the ids of `text`, without the end of an unfinished last line.
@@ -127,9 +130,6 @@ class WordEncoder:
     def decode(self, ids: Iterable[int]) -> str:
         words = (self.words[number] for number in ids)
         return " ".join("\n" if word == END_OF_LINE else word for word in words)
-
-    def _document(self, text: str) -> list[int]:
-        return [self._id(word) for word in _words(text)]
 
     def _id(self, word: str) -> int:
         number = self.ids.get(word, self.ids.get(UNKNOWN))
