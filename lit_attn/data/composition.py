@@ -121,17 +121,15 @@ class CompositionData(TokenDataModule):
         }
 
     def fingerprint(self) -> str:
-        """Return a digest of the evaluated questions, which show the complete lexicon."""
+        # The evaluated questions show the complete lexicon.
         return digest(array for split in self.splits for array in self.questions[split])
 
     def batch(self, step: int) -> Batch:
-        """Return this process's questions of training step `step`."""
         drawn = numpy_generator(self.seed, "batch", step)
         tasks = drawn.choice(self.trained, self.batch_size)
         return self.tensors(*map(self.share, (*self.lexicon.ask(drawn, tasks), tasks)))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of all questions of `split`; padding rows have the answer IGNORED."""
         questions = self.questions[split]
 
         def load(rows: range) -> Batch:

@@ -62,14 +62,6 @@ class Files(NamedTuple):
         return self.folder / shard, int(offset), int(size)
 
 
-class Batch(NamedTuple):
-    """Training batch of step `step` before it is mixed."""
-
-    images: Tensor
-    labels: Tensor
-    step: int
-
-
 class ImageFileData(DataModule):
     """Splits of one data set.
 
@@ -81,7 +73,7 @@ class ImageFileData(DataModule):
     def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.skipped = Skipped(data.unreadable)
+        self.skipped: set[Path] = set()
         files = data.list_files()
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
@@ -104,18 +96,15 @@ class ImageFileData(DataModule):
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def train_batches(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         steps = range(start, stop)
         # An epoch has millions of samples, so they are drawn when they are needed.
         batches = map(self.samples, steps)
         for step, read in zip(steps, self.read(self.train, batches), strict=True):
-            yield Batch(read.images, read.labels, step)
+            yield read.images, read.labels, step
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of each image of `split` once over all processes.
-
-        All processes have the same number of batches, whose sizes differ by at most one image.
-        """
+        """Return a loader of as many batches on every process; sizes differ by at most one."""
         images = self.evaluated[split]
         count = math.ceil(len(images) / self.eval_batch_size)
         parts = np.array_split(self.share(np.arange(len(images))), count)
@@ -129,28 +118,41 @@ class ImageFileData(DataModule):
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Return (images, targets); a training batch is mixed here, on its device."""
-        if not isinstance(batch, Batch):
-            return batch
-        if self.mixup is None:
-            return batch.images, batch.labels
-        drawn = numpy_generator(self.seed, f"mix {self.rank}", batch.step).integers(2**32)
+        """Return (images, targets); a training batch, which has its step, is mixed here."""
+        images, labels, *step = batch
+        if self.mixup is None or not step:
+            return images, labels
+        drawn = numpy_generator(self.seed, f"mix {self.rank}", *step).integers(2**32)
         with seeded(int(drawn)):
-            return self.mixup(batch.images, batch.labels)
+            return self.mixup(images, labels)
 
     def samples(self, step: int) -> list[tuple[int, int, int]]:
-        """Return this process's images of step `step`: index in `train`, seed, size in pixels."""
+        """Return this process's images of a step: index in `train`, seed, size in pixels."""
         pixels = self.data.size_in(step // self.steps_per_epoch)
         return [(place, seed, pixels) for place, seed in self.seeded_rows(step, self.draw_order)]
 
     def read(self, images: "Reader", batches: Any) -> Iterator["Read"]:
         """Yield the batches that workers read of `batches`, lists of samples, in their order."""
         for read in loader(images, batches, images.collate, self.data.workers, pinned=True):
-            self.skipped.record(read.failures)
+            self.record(read.failures)
             yield read
 
+    def record(self, failures: list[tuple[Path, str]]) -> None:
+        """Log each of `failures` once; raise ConfigError above the limit."""
+        for path, reason in failures:
+            if path in self.skipped:
+                continue
+            self.skipped.add(path)
+            count, limit = len(self.skipped), self.data.unreadable
+            if count > limit:
+                raise ConfigError(
+                    f"data.unreadable: {count} images cannot be read, more than the limit of "
+                    f"{limit}; the last: {path}: {reason}"
+                )
+            place = f"{count} of at most {limit}"
+            print(f"skipped an image that cannot be read ({place}): {path}: {reason}", flush=True)
+
     def draw_order(self, epoch: int) -> list[int]:
-        """Return the indices in `train` of an epoch's samples."""
         repeats = self.data.repeats
         sampler = RepeatAugSampler(
             range(len(self.train)),
@@ -262,7 +264,6 @@ class Reader(Dataset[Any]):
         return None, 0, failures
 
     def collate(self, samples: list[Any]) -> Read:
-        """Return the batch of the readable images."""
         images = [image for image, _, _ in samples if image is not None]
         labels = [label for image, label, _ in samples if image is not None]
         size = max(self.transforms)
@@ -271,28 +272,6 @@ class Reader(Dataset[Any]):
             torch.tensor(labels, dtype=torch.long),
             [failure for _, _, failures in samples for failure in failures],
         )
-
-
-class Skipped:
-    """Set of the unreadable images; each is counted once and named in the log."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.paths: set[Path] = set()
-
-    def record(self, failures: list[tuple[Path, str]]) -> None:
-        """Add `failures` and log the new ones; raise ConfigError above the limit."""
-        for path, reason in failures:
-            if path in self.paths:
-                continue
-            self.paths.add(path)
-            if len(self.paths) > self.limit:
-                raise ConfigError(
-                    f"data.unreadable: {len(self.paths)} images cannot be read, more than the "
-                    f"limit of {self.limit}; the last: {path}: {reason}"
-                )
-            place = f"{len(self.paths)} of at most {self.limit}"
-            print(f"skipped an image that cannot be read ({place}): {path}: {reason}", flush=True)
 
 
 def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
@@ -316,7 +295,7 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
             scale=augment.area if resized else (1.0, 1.0),
             ratio=augment.aspect if resized else (1.0, 1.0),
             hflip=augment.flip,
-            color_jitter=None,
+            color_jitter=0.0,
             auto_augment=augment.policy,
             interpolation=data.interpolation,
             mean=data.mean,

@@ -1,4 +1,4 @@
-"""Image classification data held on the device and augmented there, many batches at a time.
+"""Image classification data held on the device and augmented there.
 
 Each of n processes builds the whole batch, because CutMix and MixUp need all images, and trains on
 every n-th image of it.
@@ -19,9 +19,6 @@ from lit_attn.data import sets
 from lit_attn.data.augment.steps import Batch, Pipeline
 from lit_attn.data.module import DataModule, EvaluationLoader, torch_generator
 
-# Values augmented at once: as many as fit a CPU's cache, or keep a GPU busy.
-VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
-
 
 class ImageData(DataModule):
     """Splits of one data set on one device."""
@@ -32,12 +29,15 @@ class ImageData(DataModule):
         self.data = data
         self.splits: list[str] = [name for name in ("val", "test") if name in splits]
         self._fingerprint = sets.fingerprint(splits)
+        # Pillow works on bytes on the CPU; reading them back would wait for the GPU.
+        is_on_host = any(step.stage == "bytes" for step in data.augment)
+        places = {"train": torch.device("cpu") if is_on_host else device}
         self.tensors = {
-            name: tuple(torch.from_numpy(array).to(device) for array in split)
+            name: tuple(torch.from_numpy(array).to(places.get(name, device)) for array in split)
             for name, split in splits.items()
         }
         images = splits["train"].images
-        self.pipeline = Pipeline(data, *statistics(images))
+        self.pipeline = Pipeline(data, *statistics(images), device)
         self.set_epoch(data.epoch_length * len(images), data.drop_last)
 
     def fingerprint(self) -> str:
@@ -48,7 +48,6 @@ class ImageData(DataModule):
             yield self.share(images), self.share(targets)
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return the normalised images and labels of `split` in their own order."""
         count = len(self.tensors[split][0])
         images, labels = map(self.share, self.tensors[split])
         size = max(1, self.eval_batch_size // self.world)
@@ -66,17 +65,10 @@ class ImageData(DataModule):
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the whole augmented batches of the training steps from `start` up to `stop`."""
         images, labels = self.tensors["train"]
-        values = self.data.batch_size * images[0].numel()
-        together = max(1, VALUES_AT_ONCE[images.device.type] // values)
-        for first in range(start, stop, together):
-            steps = range(first, min(first + together, stop))
-            chosen = [self.rows(step, self.draw_order) for step in steps]
-            drawn = [
-                self.pipeline.draw(len(indices), torch_generator(self.seed, "batch", step))
-                for step, indices in zip(steps, chosen, strict=True)
-            ]
-            indices = torch.cat(chosen).to(images.device)
-            yield from self.pipeline.apply(images[indices], labels[indices], drawn)
+        for step in range(start, stop):
+            rows = self.rows(step, self.draw_order).to(images.device)
+            generator = torch_generator(self.seed, "batch", step)
+            yield self.pipeline.apply(images[rows], labels[rows], generator)
 
     def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""

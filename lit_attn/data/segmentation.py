@@ -73,7 +73,6 @@ class SceneryData(DataModule):
         return self.load(self.train, [self.seeded_rows(step, self.draw_order) for step in steps])
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of each image of `split` once over all processes, one at a time."""
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
         batches = [[(index, 0)] for (index,) in units]
@@ -95,7 +94,6 @@ class SceneryData(DataModule):
             yield batch
 
     def draw_order(self, epoch: int) -> list[int]:
-        """Return the indices of the training images of an epoch."""
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
         return [int(index) for index in order]
 

@@ -207,9 +207,8 @@ def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) ->
 def _placeholder(archive: Any, name: str) -> NDArray[Any]:
     """Return a zero, broadcast to the shape and type in the array's header."""
     with archive.zip.open(f"{name}.npy") as file:
-        first = np.lib.format.read_magic(file) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 

@@ -264,18 +264,16 @@ STEPS = (
 def test_augmentations_apply_in_the_configured_order() -> None:
     """The test applies the same draws step by step."""
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.25]
-    pipeline = Pipeline(Cifar10(augment=STEPS), mean, std)
+    pipeline = Pipeline(Cifar10(augment=STEPS), mean, std, torch.device("cpu"))
     x, y = batch(), torch.arange(64) % 10
-    drawn = pipeline.draw(64, generator())
-    ((out, targets),) = pipeline.apply(x, y, [drawn])
-    by_hand = x
-    for step, parameters in zip(pipeline.steps, drawn.steps, strict=True):
-        by_hand = step.apply(by_hand, parameters)
+    out, targets = pipeline.apply(x, y, generator())
+    by_hand, draws = x, generator()
+    for step in pipeline.steps:
+        by_hand = step.apply(by_hand, step.draw(64, draws))
     names = [type(step).__name__ for step in pipeline.steps]
     assert names == ["Flip", "Crop", "AutoAugment", "Normalize", "Erasing"]
     assert pipeline.mix is not None
-    assert drawn.mix is not None
-    assert torch.equal(out, pipeline.mix.apply(by_hand, y, drawn.mix)[0])
+    assert torch.equal(out, pipeline.mix.apply(by_hand, y, pipeline.mix.draw(64, draws))[0])
     assert out.dtype == torch.float32
     assert targets.shape == (64, 10)
     normalized = pipeline.normalize.apply(x, ())
@@ -283,18 +281,6 @@ def test_augmentations_apply_in_the_configured_order() -> None:
         3, 1, 1
     )
     assert torch.equal(normalized, expected)
-
-
-def test_an_augmented_batch_does_not_depend_on_other_batches() -> None:
-    pipeline = Pipeline(Cifar10(augment=STEPS), [0.5] * 3, [0.2] * 3)
-    x, y = batch(50), torch.arange(50) % 10
-    drawn = [pipeline.draw(n, generator(n)) for n in (20, 17, 13)]
-    together = pipeline.apply(x, y, drawn)
-    parts = zip(x.split([20, 17, 13]), y.split([20, 17, 13]), drawn, together, strict=True)
-    for images, labels, one, batch_ in parts:
-        ((alone, targets),) = pipeline.apply(images, labels, [one])
-        assert torch.equal(alone, batch_[0])
-        assert torch.equal(targets, batch_[1])
 
 
 @pytest.mark.gpu

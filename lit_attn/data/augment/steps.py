@@ -2,14 +2,13 @@
 
 Every step has two methods. `draw` makes the random parameters on the CPU from a generator, one row
 for each image. `apply` changes the images on their device. A batch is therefore the same on every
-device, however many batches are augmented together.
+device.
 
 Shapes: images (N, C, H, W), uint8 before normalisation and float32 after it; labels (N,) class
 indices, mixed targets (N, classes).
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,21 +50,16 @@ class BatchStep(Protocol):
         """Return the mixed images, and their targets as probabilities (N, classes)."""
 
 
-class Draw(NamedTuple):
-    """Random parameters of one batch of `size` images: one entry for each step, and the mix."""
-
-    size: int
-    steps: list[Parameters]
-    mix: Any
-
-
 class Pipeline:
-    """Augmentation of one data set, for one batch or for many batches at once.
+    """Augmentation of the batches of one data set.
 
     `mean` and `std` (per channel, 0 to 1) are the training images'; `normalize` can set its own.
+    The step that normalises and the steps after it work on `device`.
     """
 
-    def __init__(self, data: Images, mean: list[float], std: list[float]) -> None:
+    def __init__(
+        self, data: Images, mean: list[float], std: list[float], device: torch.device
+    ) -> None:
         images = ImageFormat(data.image_shape, data.num_classes, mean, std)
         for config in data.augment:
             images = config.with_statistics(images)
@@ -73,26 +67,18 @@ class Pipeline:
         self.normalize: Step = next(step for stage, step in built if stage == "normalize")
         self.steps: list[Step] = [step for stage, step in built if stage != "batch"]
         self.mix: BatchStep | None = next((s for stage, s in built if stage == "batch"), None)
+        self.device = device
 
-    def draw(self, n: int, generator: torch.Generator) -> Draw:
-        """Draw the parameters of one batch of `n` images."""
-        steps = [step.draw(n, generator) for step in self.steps]
-        return Draw(n, steps, None if self.mix is None else self.mix.draw(n, generator))
-
-    def apply(self, images: Tensor, labels: Tensor, drawn: Sequence[Draw]) -> list[Batch]:
-        """Return a batch for each of `drawn`, from their concatenated images and labels.
-
-        A small operation takes a device as long as a large one, so many small batches are best
-        augmented together. A batch does not depend on the batches that are augmented with it.
-        """
-        for position, step in enumerate(self.steps):
-            parameters = zip(*(one.steps[position] for one in drawn), strict=True)
-            images = step.apply(images, tuple(torch.cat(parts) for parts in parameters))
-        sizes = [one.size for one in drawn]
-        batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
+    def apply(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
+        """Return an augmented batch; the generator decides on all of its parameters."""
+        labels = labels.to(self.device, non_blocking=True)
+        for step in self.steps:
+            if step is self.normalize:
+                images = images.to(self.device, non_blocking=True)
+            images = step.apply(images, step.draw(len(images), generator))
         if self.mix is None:
-            return batches
-        return [self.mix.apply(*batch, one.mix) for batch, one in zip(batches, drawn, strict=True)]
+            return images, labels
+        return self.mix.apply(images, labels, self.mix.draw(len(images), generator))
 
 
 class Flip:

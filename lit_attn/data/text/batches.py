@@ -99,7 +99,6 @@ class TextData(TokenDataModule):
         return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
 
     def text_measure(self, split: str) -> TextMeasure:
-        """Return how much text the evaluated tokens of `split` stand for."""
         stream = self.evaluated(split)
         tokens, text_bytes, words = len(stream) - 1, stream.text_bytes, stream.words
         predicted = None
@@ -121,7 +120,6 @@ class TextData(TokenDataModule):
         )
 
     def batch(self, step: int) -> Batch:
-        """Return this process's sequences of training step `step`."""
         stream, count = self.streams["train"], self.data.context + 1
         (rows,) = self.tensors(
             np.stack([stream.read(int(start), count) for start in self.share(self.offsets(step))])

@@ -71,7 +71,6 @@ class LabelledData(TokenDataModule):
         self.steps_per_epoch = data.epoch_steps or self.per_pass
 
     def fingerprint(self) -> str:
-        """Return a digest of every sample."""
         return digest(
             part
             for split in SPLITS
@@ -83,14 +82,12 @@ class LabelledData(TokenDataModule):
         )
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of all samples of `split`; padding rows have no label."""
         samples = self.samples[split]
         return self.padded_loader(
             len(samples), lambda rows: self.collate(samples[rows.start : rows.stop], len(rows))
         )
 
     def batch(self, step: int) -> Batch:
-        """Return this process's samples of training step `step`."""
         chosen = self.share(self.rows(step, self.draw_order, self.per_pass))
         return self.collate([self.samples["train"][i] for i in chosen], len(chosen))
 
