@@ -24,7 +24,7 @@ from lit_attn.config.data.segmentation import (
 )
 from lit_attn.data.loading import loader, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import SPLIT_SEED, digest
+from lit_attn.data.sets import digest, hold_out
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.errors import ConfigError
 
@@ -51,13 +51,14 @@ class SceneryData(DataModule):
         self.data = data
         self.root = data.prepare()
         require_scenery(self.root)
-        training, val = _hold_out(list_pairs(self.root, "training"), data.validation)
+        pairs = list_pairs(self.root, "training")
+        rows = hold_out(data.validation, False, np.zeros(len(pairs)))
+        training = [pairs[row] for row in rows.get("train", range(len(pairs)))]
+        evaluated = {"val": [pairs[row] for row in rows["val"]]} if rows else {}
+        evaluated["test"] = list_pairs(self.root, "validation")
         self.train = SceneryFiles(data, training, augmented=True)
-        evaluated = {"val": val, "test": list_pairs(self.root, "validation")}
         self.evaluated = {
-            split: SceneryFiles(data, pairs, augmented=False)
-            for split, pairs in evaluated.items()
-            if pairs
+            split: SceneryFiles(data, pairs, augmented=False) for split, pairs in evaluated.items()
         }
         self.splits: list[str] = list(self.evaluated)
         self.classes, self.palette = classes_and_palette(data)
@@ -88,21 +89,19 @@ class SceneryData(DataModule):
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
-        for batch in loader(dataset, batches, _collate, self.data.workers, _single_threaded):
-            if isinstance(batch, ConfigError):
-                raise batch
-            yield batch
+        try:
+            yield from loader(dataset, batches, _collate, self.data.workers, _single_threaded)
+        except ConfigError as error:
+            # The message of an error in a worker begins with the worker's traceback.
+            raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
 
     def draw_order(self, epoch: int) -> list[int]:
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
         return [int(index) for index in order]
 
 
-class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):
-    """Data set of the samples of `pairs`; the seed of a sample decides on its augmentation.
-
-    A file that cannot be read is returned as a ConfigError, since workers cannot raise one.
-    """
+class SceneryFiles(Dataset[dict[str, Any]]):
+    """Data set of the samples of `pairs`; the seed of a sample decides on its augmentation."""
 
     def __init__(self, data: Scenery, pairs: list[Pair], *, augmented: bool) -> None:
         from mmengine.dataset import Compose
@@ -113,14 +112,11 @@ class SceneryFiles(Dataset[dict[str, Any] | ConfigError]):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, sample: Sample) -> dict[str, Any] | ConfigError:
+    def __getitem__(self, sample: Sample) -> dict[str, Any]:
         index, seed = sample
         image, labels = self.pairs[index]
-        try:
-            with seeded(seed):
-                read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
-        except ConfigError as error:
-            return error
+        with seeded(seed):
+            read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
         return read
 
 
@@ -227,25 +223,8 @@ def classes_and_palette(data: Scenery) -> tuple[tuple[str, ...], list[list[int]]
     return tuple(name.strip() for name in ade_classes()), ade_palette()
 
 
-def _hold_out(pairs: list[Pair], count: int) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs that stay and the `count` pairs that are held out, by a fixed split."""
-    if count >= len(pairs):
-        raise ConfigError(
-            f"data.validation: {count} of {len(pairs)} training images leaves none; hold out fewer"
-        )
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(pairs)).tolist()
-    val, training = sorted(order[:count]), sorted(order[count:])
-    return [pairs[i] for i in training], [pairs[i] for i in val]
-
-
-def _collate(samples: list[dict[str, Any] | ConfigError]) -> Batch | ConfigError:
-    """Return the batch of `samples`, or the first ConfigError among them."""
-    read = []
-    for sample in samples:
-        if isinstance(sample, ConfigError):
-            return sample
-        read.append(sample)
-    return {key: [sample[key] for sample in read] for key in read[0]}
+def _collate(samples: list[dict[str, Any]]) -> Batch:
+    return {key: [sample[key] for sample in samples] for key in samples[0]}
 
 
 def _single_threaded() -> None:

@@ -81,7 +81,7 @@ def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
 
 
 def hold_out(
-    count: int, has_validation: bool, labels: NDArray[np.int64]
+    count: int, has_validation: bool, labels: NDArray[Any]
 ) -> dict[str, NDArray[np.int64]]:
     """Return the training rows of "val" and "train" if `count` is positive, else nothing."""
     if not count:
@@ -93,7 +93,7 @@ def hold_out(
     return dict(zip(("val", "train"), stratified(labels, count), strict=True))
 
 
-def stratified(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], ...]:
+def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...]:
     """Return the indices of `count` samples, any classes in proportion, and those of the rest.
 
     The result is a function of the arguments. Raises ConfigError if fewer than two samples would

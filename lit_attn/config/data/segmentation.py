@@ -49,9 +49,11 @@ class Scenery(Data):
     """Number of the first class in a label file; the numbers below it mean no class."""
 
     root: Path = Field(description="folder of the images and annotations")
-    crop: PositiveInt = Field(description="side of a training window in pixels")
-    short_side: PositiveInt = Field(description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(description="most pixels of the long side of a resized image")
+    crop: PositiveInt = Field(512, description="side of a training window in pixels")
+    short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
+    long_side: PositiveInt = Field(
+        2048, description="most pixels of the long side of a resized image"
+    )
     batch_size: PositiveInt = Field(8, description="windows of a training step, over all devices")
     eval_batch_size: Literal[1] = Field(1, description="1, because images differ in size")
     drop_last: bool = Field(False, description="leave out an epoch's last batch if it is not full")
@@ -109,11 +111,6 @@ class Ade20k(Scenery):
     kind: Literal["ade20k"] = "ade20k"
     num_classes: ClassVar = 150
     root: Path = outside_identity(Path("data/ADEChallengeData2016"), "folder of the images")
-    crop: PositiveInt = Field(512, description="side of a training window in pixels")
-    short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(
-        2048, description="most pixels of the long side of a resized image"
-    )
 
     def check_files(self) -> None:
         require_scenery(self.root)
