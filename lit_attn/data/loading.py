@@ -7,17 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
-
-from lit_attn.schema.errors import ConfigError
-
-LONGEST = 107 - len("/listener-xxxxxxxx")
-"""Largest length of TMPDIR, in characters, that leaves room for the path of a socket."""
 
 
 def loader(
@@ -31,14 +25,8 @@ def loader(
     """Return a DataLoader that yields `collate(samples)` for each list of sample indices.
 
     Each of `workers` processes calls `prepare` first; with 0 workers this process reads. `pinned`
-    batches are copied to a GPU while it computes. Raises ConfigError if TMPDIR is too long for the
-    sockets through which workers hand over samples.
+    batches are copied to a GPU while it computes.
     """
-    if workers and len(get_temp_dir()) > LONGEST:
-        raise ConfigError(
-            f"TMPDIR: {get_temp_dir()} is too long for the sockets of data.workers; choose one of "
-            f"at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
-        )
     return _Loader(
         dataset,
         batch_sampler=batches,

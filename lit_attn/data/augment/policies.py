@@ -8,7 +8,6 @@ image after the other on the CPU, as the published set-ups do.
 
 import math
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,17 +24,12 @@ from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentC
 CUTOUT_FILL = (125, 123, 114)
 
 
-def _enhance(enhancement: type[Any], image: Image.Image, factor: float) -> Image.Image:
-    enhanced: Image.Image = enhancement(image).enhance(factor)
-    return enhanced
-
-
 # Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    "Brightness": partial(_enhance, ImageEnhance.Brightness),
-    "Color": partial(_enhance, ImageEnhance.Color),
-    "Contrast": partial(_enhance, ImageEnhance.Contrast),
-    "Sharpness": partial(_enhance, ImageEnhance.Sharpness),
+    "Brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "Color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "Contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
 }
 
 PIXELS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
@@ -75,10 +69,6 @@ class Policy:
         self.signed = torch.tensor([name in signed for name in names])
         centre = [float(name in ENHANCEMENTS and name in signed) for name in names]
         self.centre = torch.tensor(centre, dtype=torch.double)
-
-    def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the operations (with replacement), magnitudes and places of `n` images."""
-        raise NotImplementedError
 
     def apply(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         """Return the images after all rounds."""

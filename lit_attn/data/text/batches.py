@@ -39,14 +39,12 @@ class TextData(TokenDataModule):
         files = [len(source.ids) for source in self.streams["train"].sources]
         # Steps before each file, for `order: files`.
         self.before_file = np.cumsum([0, *((count - 1) // size for count in files)])
-        if data.order == "columns":
-            self.per_pass = (tokens // data.batch_size - 1) // data.context
-        elif data.order == "files":
-            self.per_pass = int(self.before_file[-1])
-        elif data.order == "records":
-            self.per_pass = tokens // (data.context + 1) // data.batch_size
-        else:
-            self.per_pass = (tokens - 1) // data.context // data.batch_size
+        others = {
+            "columns": (tokens // data.batch_size - 1) // data.context,
+            "files": int(self.before_file[-1]),
+            "records": tokens // (data.context + 1) // data.batch_size,
+        }
+        self.per_pass = others.get(data.order, (tokens - 1) // data.context // data.batch_size)
         if not self.per_pass and data.order != "random":
             raise ConfigError(
                 f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
@@ -101,16 +99,14 @@ class TextData(TokenDataModule):
     def text_measure(self, split: str) -> TextMeasure:
         stream = self.evaluated(split)
         tokens, text_bytes, words = len(stream) - 1, stream.text_bytes, stream.words
-        predicted = None
-        chosen = self._windows(split)
+        chosen, ids = self._windows(split), None
         if len(chosen) < self._window_count(split):
-            windows = [self._window(stream, number)[1] for number in chosen]
-            predicted = np.concatenate(windows)
-            predicted = predicted[predicted != IGNORED]
-            tokens, text_bytes, words = len(predicted), None, None
+            predicted = np.concatenate([self._window(stream, number)[1] for number in chosen])
+            ids = predicted[predicted != IGNORED]
+            tokens, text_bytes, words = len(ids), None, None
         if text_bytes is None and self.data.tokenizer.is_byte_level:
             # Of a part of a split every token but an end of a document is a byte.
-            ids = stream.read(0, len(stream)) if predicted is None else predicted
+            ids = stream.read(0, len(stream)) if ids is None else ids
             text_bytes = int(np.count_nonzero(ids))
         if self.data.tokenizer.is_word_level:
             words = None
@@ -134,10 +130,8 @@ class TextData(TokenDataModule):
             return drawn.integers(len(self.streams["train"]) - n, size=size)
         index = step % self.per_pass
         places = np.arange(index * size, (index + 1) * size)
-        if self.data.order == "sequential":
-            return places * n
-        if self.data.order == "records":
-            return places * (n + 1)
+        if self.data.order in ("sequential", "records"):
+            return places * (n + (self.data.order == "records"))
         if self.data.order == "files":
             file = int(np.searchsorted(self.before_file, index, side="right")) - 1
             first = index - int(self.before_file[file])

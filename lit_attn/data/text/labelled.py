@@ -114,7 +114,7 @@ class LabelledData(TokenDataModule):
 
 def write_listops(folder: Path, data: ListOps) -> None:
     """Generate `data` and write it as the arena's three files, for `ListOps.folder`."""
-    for split, samples in _generated(data).items():
+    for split, samples in read_listops(data).items():
         lines = (
             f"{' '.join(TOKENS[i] for i in sample.documents[0])}\t{sample.label}\n"
             for sample in samples
@@ -124,17 +124,8 @@ def write_listops(folder: Path, data: ListOps) -> None:
 
 def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     """Return the samples of every split; raise ConfigError naming a malformed file and line."""
-    if (folder := data.folder) is None:
-        return _generated(data)
-    return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
-
-
-def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
-    """Return every split's samples; raise ConfigError naming a malformed file and line."""
-    return {split: _labelled_text(data.folder / f"{split}.tsv", data) for split in SPLITS}
-
-
-def _generated(data: ListOps) -> dict[str, list[Sample]]:
+    if (folder := data.folder) is not None:
+        return {split: _listops(folder / f"basic_{split}.tsv") for split in SPLITS}
     counts = {"train": data.train, "val": data.val, "test": data.test}
     expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
     return {
@@ -163,23 +154,24 @@ def _listops(path: Path) -> list[Sample]:
     return samples
 
 
-def _labelled_text(path: Path, data: LabelledText) -> list[Sample]:
-    samples = []
+def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
+    """Return every split's samples; raise ConfigError naming a malformed file and line."""
     columns = 3 if data.pairs else 2
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
-        label, *texts = line.split("\t")
-        if len(texts) != columns - 1 or not all(texts):
-            raise ConfigError(f"{path}:{number}: needs {columns} columns with text in all of them")
-        if not label.isdecimal() or int(label) >= data.classes:
-            raise ConfigError(
-                f"{path}:{number}: label '{label}' is not one of 0 to {data.classes - 1}"
-            )
-        # 0 is padding, so a byte's id is one more than the byte.
-        ids = tuple(
-            np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16) + 1 for text in texts
-        )
-        samples.append(Sample(ids, int(label)))
-    return samples
+    splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
+    for split, samples in splits.items():
+        path = data.folder / f"{split}.tsv"
+        for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
+            label, *texts = line.split("\t")
+            if len(texts) != columns - 1 or not all(texts):
+                raise ConfigError(f"{path}:{number}: needs {columns} columns with text in them")
+            if not label.isdecimal() or int(label) >= data.classes:
+                raise ConfigError(
+                    f"{path}:{number}: label '{label}' is not one of 0 to {data.classes - 1}"
+                )
+            # 0 is padding, so a byte's id is one more than the byte.
+            ids = (np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in texts)
+            samples.append(Sample(tuple(ids), int(label)))
+    return splits
 
 
 def evaluate(ids: list[int]) -> int:

@@ -25,7 +25,6 @@ class Encoder(Protocol):
     """Encoder between text and ids. `end` is the id that ends a document, or None."""
 
     vocabulary: int
-    dtype: type[np.unsignedinteger]
     end: int | None
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
@@ -42,7 +41,6 @@ class ByteEncoder:
     """Bytes of UTF-8; a document ends with byte 0."""
 
     vocabulary = 256
-    dtype = np.uint8
     end: int | None = 0
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
@@ -61,14 +59,13 @@ class SubwordEncoder:
     def __init__(self, tokenizer: "tokenizers.Tokenizer", vocabulary: int) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
-        self.dtype = np.uint16 if vocabulary <= 2**16 else np.uint32
         self.end: int | None = tokenizer.token_to_id(END_OF_TEXT)
         if self.end is None:
             raise ConfigError(f"data.tokenizer: the tokenizer has no token {END_OF_TEXT}")
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         encoded = self.tokenizer.encode_batch(documents, add_special_tokens=False)
-        return [np.asarray([*part.ids, self.end], dtype=self.dtype) for part in encoded]
+        return [np.asarray([*part.ids, self.end], np.uint32) for part in encoded]
 
     def prompt(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -85,7 +82,6 @@ class WordEncoder:
     A word outside the vocabulary becomes <unk> if the vocabulary has <unk>, else a ConfigError.
     """
 
-    dtype = np.uint32
     end: int | None = None
 
     def __init__(self, words: list[str]) -> None:
@@ -112,8 +108,7 @@ class WordEncoder:
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         return [
-            np.asarray([self._id(word) for word in _words(text)], dtype=self.dtype)
-            for text in documents
+            np.asarray([self._id(word) for word in _words(text)], np.uint32) for text in documents
         ]
 
     def prompt(self, text: str) -> list[int]:
