@@ -167,7 +167,7 @@ def test_a_wrong_label_in_a_file(tmp_path: Path) -> None:
 
 
 def test_prepare_listops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled, "_generated", lambda data: {s: [] for s in labelled.SPLITS})
+    monkeypatch.setattr(labelled, "read_listops", lambda data: {s: [] for s in labelled.SPLITS})
     assert prepare.main(["listops", f"--out={tmp_path}"]) == 0
     assert (tmp_path / "basic_test.tsv").read_text() == "Source\tTarget\n"
 

@@ -149,13 +149,6 @@ def test_torn_and_missing_files_are_named(
     (tmp_path / "empty").mkdir()
     assert prepare.main(["pile", f"--files={tmp_path / 'empty'}", f"--out={tmp_path / 'a'}"]) == 2
     assert "has neither *tfrecord* files nor one .idx file" in capsys.readouterr().err
-    assert prepare.main(["pile", f"--out={tmp_path / 'b'}"]) == 2
-    assert "prepare pile: add --files FOLDER" in capsys.readouterr().err
-    for source, option in (("pile", "--tokenizer=bytes"), ("ptb", "--limit=1")):
-        options = [source, f"--files={tfrecords}", f"--out={tmp_path / 'b'}", option]
-        assert prepare.main(options) == 2
-        message = "drop --tokenizer" if source == "pile" else "--files is only for 'pile'"
-        assert f"prepare {source}: {message}" in capsys.readouterr().err
     path = tfrecords / "pile.tfrecord.b10"
     path.write_bytes(path.read_bytes()[:-10])
     assert prepare.main(["pile", f"--files={tfrecords}", f"--out={tmp_path / 'c'}"]) == 2

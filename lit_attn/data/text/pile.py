@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from lit_attn.config.data.text import GptNeox
@@ -90,22 +92,9 @@ def _input_ids(path: Path, example: bytes) -> Ids:
 def _fields(message: bytes) -> dict[int, list[bytes]]:
     """Return the length-delimited fields of a protocol buffer by their number."""
     fields: dict[int, list[bytes]] = {}
-    place = 0
-    while place < len(message):
-        number = message[place] >> 3
-        size, place = _varint(message, place + 1)
-        fields.setdefault(number, []).append(message[place : place + size])
-        place += size
+    for field in UnknownFieldSet(Empty.FromString(message)):
+        fields.setdefault(field.field_number, []).append(field.data)
     return fields
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the integer at `place` and the place after it."""
-    value = shift = 0
-    while message[place] & 0x80:
-        value |= (message[place] & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-    return value | message[place] << shift, place + 1
 
 
 def _varints(packed: bytes) -> Ids:
