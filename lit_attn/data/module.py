@@ -9,6 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -179,6 +180,7 @@ class TrainLoader:
         """Do nothing: the trainer's step says where to resume."""
 
 
+@dataclass(eq=False)
 class EvaluationLoader:
     """Batches of one split for one process: `load(batches)`, and their number.
 
@@ -186,17 +188,10 @@ class EvaluationLoader:
     windows) of the split; places from `count` on are padding.
     """
 
-    def __init__(
-        self,
-        batches: Sequence[Any],
-        load: Callable[[Sequence[Any]], Iterator[Any]],
-        units: Sequence[Sequence[int]],
-        count: int,
-    ) -> None:
-        self.batches = batches
-        self.load = load
-        self.units = units
-        self.count = count
+    batches: Sequence[Any]
+    load: Callable[[Sequence[Any]], Iterator[Any]]
+    units: Sequence[Sequence[int]]
+    count: int
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -67,8 +67,8 @@ def read_epoch(config: WebDataset, rank: int = 0, world: int = 1) -> list[tuple[
     data = ImageFileData(config, 0, CPU)
     on_rank(data, rank, world)
     samples = []
-    for batch in data.train_batches(0, data.steps_per_epoch):
-        samples += list(zip(numbers(batch.images), batch.labels.tolist(), strict=True))
+    for images, labels, _ in data.train_batches(0, data.steps_per_epoch):
+        samples += list(zip(numbers(images), labels.tolist(), strict=True))
     return samples
 
 
@@ -97,8 +97,8 @@ def test_processes_share_the_same_batches(root: Path) -> None:
 
 def test_a_resumed_epoch_continues_with_the_same_images(root: Path) -> None:
     data = ImageFileData(make_config(root), 0, CPU)
-    (last,) = data.train_batches(2, 3)
-    assert numbers(last.images) == [number for number, _ in read_epoch(make_config(root))[8:]]
+    ((images, _, _),) = data.train_batches(2, 3)
+    assert numbers(images) == [number for number, _ in read_epoch(make_config(root))[8:]]
 
 
 def test_images_can_be_held_out(root: Path) -> None:
