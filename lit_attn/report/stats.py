@@ -113,27 +113,21 @@ def _crossed_variances(sums: Floats, weights: Floats) -> tuple[float, float, flo
 
 
 def find_resolution(values: Iterable[float]) -> float:
-    """Return the step of which all differences between `values` are multiples.
+    """Return the largest step of which all differences between `values` are multiples.
 
-    For accuracies on 360 images it is a multiple of 100/360 percent, for continuous values of the
-    size of their rounding errors, and for fewer than two distinct values 0.
+    For accuracies on 360 images it is a multiple of 100/360 percent. It is 0 for fewer than two
+    distinct values, and if no step is far above the rounding errors.
     """
     distinct = np.unique(np.fromiter(values, dtype=float))
     if len(distinct) < 2:
         return 0.0
+    gaps = distinct[1:] - distinct[0]
     # The values are often stored in float32, whose relative error is 6e-8.
     tolerance = 1e-6 * float(np.abs(distinct).max())
-    step = 0.0
-    for gap in np.diff(distinct):
-        # Euclid's algorithm with nearest remainders.
-        larger, smaller = float(gap), step
-        while smaller > tolerance:
-            remainder = abs(larger - round(larger / smaller) * smaller)
-            larger, smaller = smaller, remainder
-        step = larger if larger > tolerance else step
-        if step <= 10 * tolerance:
-            return step
-    return step
+    steps = gaps[-1] / np.arange(1, max(1, gaps[-1] / (20 * tolerance)) + 1)
+    for gap in gaps:
+        steps = steps[np.abs(gap - np.round(gap / steps) * steps) <= tolerance]
+    return float(steps.max(initial=0.0))
 
 
 def sign_flip_p(differences: Sequence[float]) -> float | None:
