@@ -20,13 +20,12 @@ class Comparisons:
     """Numbers of every variant's comparison with the baseline, by variant and CSV field.
 
     `is_joint` is True for the joint sign-flip test, which needs the same seeds in all variants, and
-    False for Holm's correction. `pairs` is the largest number of pairs, `resolution` the step of
-    the metric in printed units, `level` the largest corrected p with a star.
+    False for Holm's correction. `pairs` counts those of each compared variant, `resolution` is the
+    step of the metric in printed units, `level` the largest corrected p with a star.
     """
 
     records: dict[str, dict[str, Any]]
-    count: int
-    pairs: int
+    pairs: list[int]
     is_joint: bool
     has_failures: bool
     resolution: float
@@ -70,10 +69,8 @@ def compare_variants(study: StudyRecord) -> Comparisons:
         record["significant"] = is_significant
         record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         records[name] = record
-    pairs_of_largest = max((len(pairs) for pairs in compared.values()), default=0)
-    return Comparisons(
-        records, len(compared), pairs_of_largest, is_joint, has_failures, resolution, level
-    )
+    counts = [len(pairs) for pairs in compared.values()]
+    return Comparisons(records, counts, is_joint, has_failures, resolution, level)
 
 
 def _adjust(pairs: dict[str, dict[int, float]]) -> tuple[bool, dict[str, float]]:

@@ -78,7 +78,7 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
     values = diagnostics.values[diagnostics.values["name"].isin(dashes)]
     layers = sorted(values["layer"].unique())
     # Colours from dark to light, which the eye reads as an order.
-    shades = colormaps["viridis"](np.linspace(0, 0.85, len(layers)))
+    shades = colormaps["viridis"](np.linspace(0.3, 0.85, len(layers)))
     colours = dict(zip(layers, shades, strict=True))
     curves = {
         str(variant): [

@@ -4,9 +4,10 @@ Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
 """
 
 import io
+import json
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lit_attn.report.formats import ASSETS
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -22,10 +24,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Palette of Okabe and Ito, which colour-blind readers can tell apart."""
 GREY = "#8a8a8a"
 
-WIDTH = 7.2
-"""Width of a figure in inches: the text of a two-column page."""
-LINE_HEIGHT, LETTER_WIDTH = 0.17, 0.07
-"""Size of a legend's line and of an average letter, in inches."""
+WIDTH, LINE_HEIGHT, LETTER_WIDTH = 7.2, 0.17, 0.07
+"""Width of a figure (a two-column page), height of a legend's line, width of a letter: inches."""
 
 MOST_ROWS, MOST_PANELS = 60, 24
 """Largest number of variants in a figure with a row, or a panel, for each variant."""
@@ -34,15 +34,11 @@ Key = dict[str, tuple[Any, str]]
 """Colour and line style by legend label."""
 
 
-@contextmanager
-def appearance() -> Iterator[None]:
+def appearance() -> AbstractContextManager[None]:
     """Apply report.mplstyle in place of the user's matplotlibrc, which would change the bytes."""
-    import matplotlib as mpl
+    from matplotlib import style
 
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rc_file(ASSETS / "report.mplstyle", use_default_template=False)
-        yield
+    return style.context(ASSETS / "report.mplstyle", after_reset=True)
 
 
 def render(figure: "Figure") -> dict[str, bytes]:
@@ -80,7 +76,7 @@ def draw_panels(
     panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
     for axes, (variant, bands) in zip(panels, shown.items(), strict=False):
         for band in bands:
-            draw_band(axes, *band)
+            draw_band(axes, *band, label=variant)
         axes.set_title(panel_title(variant))
     for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
@@ -92,7 +88,7 @@ def draw_panels(
     return figure
 
 
-def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str) -> None:
+def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, label: str) -> None:
     """Draw the mean of a curve, which has the values of all seeds by time, in a band of one sd."""
     groups = curve.groupby(level=0)
     means, spreads = groups.mean(), groups.std().fillna(0)
@@ -101,8 +97,15 @@ def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str) -
         axes.errorbar(means.index, means, yerr=spreads, fmt=".", color=colour, elinewidth=0.8)
     elif len(means):
         ends = (means - spreads, means + spreads)
-        axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
-        axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
+        band = axes.fill_between(means.index, *ends, color=colour, alpha=0.1, linewidth=0)
+        (line,) = axes.plot(means.index, means, color=colour, linestyle=dash, linewidth=1.1)
+        name_values(band, label)
+        name_values(line, label, (f"{mean:.4g} at {x:.4g}" for x, mean in means.items()))
+
+
+def name_values(artist: "Artist", label: str, texts: Iterable[str] = ()) -> None:
+    """Write the label of an artist and the text of each point into the SVG file, for the page."""
+    artist.set_gid(json.dumps([label, *texts]))
 
 
 def shorten(name: str, letters: int) -> str:

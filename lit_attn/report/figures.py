@@ -4,7 +4,6 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,8 +24,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 class Difference(NamedTuple):
-    """A difference: its value with every seed, its interval and mean, and whether it has a star."""
+    """A row of a forest plot: its value with every seed, its interval, mean and star."""
 
+    row: int
+    name: str
     by_seed: list[float]
     low: float | None
     mean: float
@@ -41,21 +42,18 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     figure = drawing.new_figure(0.26 * len(names) + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     left.set_xlim(_usual_range([v for name in names for v in study.values(name).values()]))
-    differences: list[Difference | None] = []
-    labels = []
+    differences, labels = [], []
     for row, name in enumerate(names):
         values = study.values(name)
-        _draw_dots(left, row, list(values.values()))
+        _draw_dots(left, row, list(values.values()), name)
         if values:
             mean = statistics.fmean(values.values())
             left.plot(mean, row, "|", color="black", markersize=13)
         record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
-        interval = (record.get("low"), record.get("difference", 0.0), record.get("high"))
-        is_compared = bool(pairs) and name != study.plan.baseline
-        differences.append(
-            Difference(pairs, *interval, record["significant"]) if is_compared else None
-        )
+        if pairs and name != study.plan.baseline:
+            interval = (record.get("low"), record["difference"], record.get("high"))
+            differences.append(Difference(row, name, pairs, *interval, record["significant"]))
         planned, label = len(study.variant_cells(name)), shorten(name, 36)
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
     _draw_differences(right, differences)
@@ -74,31 +72,30 @@ def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
         return None
     figure = drawing.new_figure(0.26 * len(effects) + 0.75)
     axes = figure.subplots()
-    _draw_differences(
-        axes, [Difference(e.by_seed, e.low, e.difference, e.high, e.p <= ALPHA) for e in effects]
-    )
+    rows = [
+        Difference(row, e.effect, e.by_seed, e.low, e.difference, e.high, e.p <= ALPHA)
+        for row, e in enumerate(effects)
+    ]
+    _draw_differences(axes, rows)
     axes.set_yticks(range(len(effects)), [shorten(effect.effect, 60) for effect in effects])
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(f"effect on {label}")
     return figure
 
 
-def _draw_differences(axes: "Axes", rows: Sequence[Difference | None]) -> None:
+def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
     """Draw the values of each row, and below them the interval with a bar at the mean."""
-    shown = [row for row in rows if row is not None]
-    ends = [end for row in shown for end in (row.low, row.high) if end is not None]
-    axes.set_xlim(_usual_range([*itertools.chain(*(row.by_seed for row in shown)), *ends]))
+    ends = [end for row in rows for end in (*row.by_seed, row.low, row.high) if end is not None]
+    axes.set_xlim(_usual_range(ends))
     axes.axvline(0, color=GREY, linewidth=0.8)
-    for place, row in enumerate(rows):
-        if row is None:
-            continue
-        _draw_dots(axes, place, row.by_seed)
-        if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place + 0.24] * 2, color="black", linewidth=1)
-        axes.plot(row.mean, place + 0.24, "|", color="black", markersize=6)
-        if row.is_starred:
-            beside = axes.get_yaxis_transform()
-            axes.text(1.01, place, STAR, transform=beside, va="center", fontsize=11)
+    beside = axes.get_yaxis_transform()
+    for row, name, by_seed, low, mean, high, is_starred in rows:
+        _draw_dots(axes, row, by_seed, name)
+        if low is not None and high is not None:
+            axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
+        axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
+        if is_starred:
+            axes.text(1.01, row, STAR, transform=beside, va="center", fontsize=11)
 
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
@@ -124,7 +121,7 @@ def _usual_range(values: list[float]) -> tuple[float, float]:
     return min(inside) - margin, max(inside) + margin
 
 
-def _draw_dots(axes: "Axes", row: int, values: list[float]) -> None:
+def _draw_dots(axes: "Axes", row: int, values: list[float], name: str) -> None:
     """Draw one dot for each value; equal values are stacked, far outliers marked at the edge."""
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
@@ -135,7 +132,8 @@ def _draw_dots(axes: "Axes", row: int, values: list[float]) -> None:
             dots.append((value, row - 0.09 * stacks[place]))
             stacks[place] += 1
     x, y = zip(*dots, strict=True) if dots else ((), ())
-    axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
+    (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
+    drawing.name_values(line, name, (f"{value:.4g}" for value in x))
     below, above = [v for v in values if v < low], [v for v in values if v > high]
     for outliers, edge, marker, align in ((below, low, "<", "left"), (above, high, ">", "right")):
         if outliers:
@@ -148,8 +146,7 @@ def _draw_dots(axes: "Axes", row: int, values: list[float]) -> None:
 def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | None":
     """Draw metric and paired difference against steps, training FLOPs and seconds of training.
 
-    The difference is that to the baseline with the same seed at the same cost, between evaluations
-    by linear interpolation. Costs that a variant lacks have no panel.
+    The difference is that to the baseline with the same seed at the same (interpolated) cost.
     """
     names = _order_variants(study, comparisons)[: len(COLOURS)]
     values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
@@ -172,7 +169,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
             rows = values[name].dropna()
             rows.index = rows.index * float(scale or 1)
             start = rows if start is None else start
-            drawing.draw_band(top, rows.stack().droplevel(1), *key[name])
+            drawing.draw_band(top, rows.stack().droplevel(1), *key[name], label=name)
             inside = rows[rows.index <= start.index.max()]
             differences = {
                 seed: inside[seed] - np.interp(inside.index, start.index, start[seed])
@@ -180,7 +177,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
             }
             if name != shown[0] and differences:
                 by_seed = pd.concat(differences.values())
-                drawing.draw_band(bottom, by_seed, *key[name])
+                drawing.draw_band(bottom, by_seed, *key[name], label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
         bottom.set_xlabel(label)
     grid[0][0].set_ylabel(study.plan.metric.label)
@@ -227,6 +224,8 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
             if not math.isnan(row[cost]):
                 place = (row[cost], min(max(mean, low), high), row["sd"])
                 handles[label] = axes.errorbar(*place, None, marker, color=colour, ms=4.5)
+                text = f"{mean:.4g} at {row[cost]:.4g}"
+                drawing.name_values(handles[label].lines[0], row["variant"], [text])
     for axes, cost in zip(panels, costs, strict=True):
         axes.set_ylim(low, high)
         axes.margins(x=0.1)

@@ -39,6 +39,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     files: dict[str, str | bytes] = {}
     sections = [Section("Claims", [], [make_claims_table(source, items, records)])]
     captions: dict[str, str] = {}
+    images: dict[str, dict[str, bytes]] = {}
     for number, item in items.items():
         name = f"Table {number}".replace("Table figure-", "Figure ")
         reason = f" Not measured: {item.absent}" if item.absent else ""
@@ -55,6 +56,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
             drawings = {f"{number}-{kind}": images for kind, images in drawn.items()}
             captions |= dict.fromkeys(drawings, f"{caption} {item.note}".strip())
             tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
+        images |= drawings
         for stem, kinds in drawings.items():
             files |= {f"{stem}.{kind}": image for kind, image in kinds.items()}
         sections.append(Section(name, list(drawings), tables))
@@ -62,12 +64,13 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     warnings = [SMALL["note"]] if source.size else []
     parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
     for section in sections:
-        images = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
-        parts += [f"## {section.heading}", *images, *map(formats.to_markdown, section.tables)]
+        links = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
+        parts += [f"## {section.heading}", *links, *map(formats.to_markdown, section.tables)]
     files["index.html"] = render_page(
         title,
         sections,
         captions=captions,
+        images=images,
         figures={stem: {} for stem in captions},
         links=[name for name in files if name.endswith(".csv")],
         name=folder.name,
@@ -196,7 +199,7 @@ def _draw_panels(
             if panel.x == "variant":
                 axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
             else:
-                drawing.draw_band(axes, part, *key[str(label)])
+                drawing.draw_band(axes, part, *key[str(label)], label=str(label))
         if panel.x == "variant":
             axes.tick_params(axis="x", rotation=60)
         labels = [records[line.study].plan.metric.label for line in lines.values()]

@@ -106,12 +106,11 @@ def _template_values(
     seeds = ", ".join(map(str, plan.seeds))
     if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
         seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
-    floor = SENTENCES["floor"].format(
-        floor=stats.sign_flip_floor(comparisons.pairs), pairs=_plural(comparisons.pairs, "pair")
-    )
-    count = 1 if comparisons.is_joint else max(1, comparisons.count)
-    needed = stats.pairs_for_a_star(count, comparisons.level)
-    star = SENTENCES["star"].format(seeds=needed)
+    pairs = max(comparisons.pairs, default=0)
+    number = _plural(pairs, "pair")
+    floor = SENTENCES["floor"].format(floor=stats.sign_flip_floor(pairs), pairs=number)
+    count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
+    star = SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level))
     return {
         "label": metric.label,
         "metric": metric.name,
@@ -122,7 +121,7 @@ def _template_values(
         "resolution": step if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
         "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
-            comparisons=_plural(comparisons.count, "comparison"), floor=floor
+            comparisons=_plural(len(comparisons.pairs), "comparison"), floor=floor
         ),
         "star": star + (SENTENCES["star_failures"] if comparisons.has_failures else ""),
         "units": f"{summary['units'].max():,}",

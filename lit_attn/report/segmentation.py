@@ -28,8 +28,7 @@ Panels = list[list["NDArray[Any]"]]
 def make_class_frame(study: StudyRecord) -> pd.DataFrame:
     """Return mean and standard deviation (ddof 1) of the IoU in percent, by class and variant.
 
-    The values belong to the split and the weights (trained or averaged) of the study's metric. The
-    frame is empty for a study without classes.
+    The values belong to the split and the weights (trained or averaged) of the study's metric.
     """
     metric = study.plan.metric
     prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"

@@ -74,7 +74,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
             for name, draw in diagnostics.DRAWERS.items():
                 drawn[name] = draw(recorded, study.plan.baseline)
         images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-    tables = make_tables(study, comparisons, summary, recorded, estimates, set(images))
+    tables = make_tables(study, comparisons, summary, recorded, estimates, images)
     files: dict[str, str | bytes] = {**tables}
     for name, kinds in images.items():
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
@@ -93,9 +93,9 @@ def make_tables(
     summary: pd.DataFrame,
     recorded: Diagnostics,
     estimates: list[effects.Effect],
-    shown: set[str],
+    images: dict[str, dict[str, bytes]],
 ) -> dict[str, str]:
-    """Return every file but the figures: content by file name. The page has the figures `shown`."""
+    """Return every file but the figures: content by file name. The page has the `images`."""
     table = make_results_table(study, summary, comparisons)
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)
@@ -115,8 +115,8 @@ def make_tables(
         "table.tex": formats.to_latex(latex_table, study.plan.study),
         **{name: to_csv(frame) for name, frame in optional.items() if len(frame)},
     }
-    attention = [name for name in FIGURES if name in shown and "section" in FIGURES[name]]
-    plain = [name for name in FIGURES if name in shown and name not in attention]
+    attention = [name for name in FIGURES if name in images and "section" in FIGURES[name]]
+    plain = [name for name in FIGURES if name in images and name not in attention]
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
@@ -135,17 +135,16 @@ def make_tables(
         Section("Attention layers", attention, [mixture]),
     ]
     title = table.title.rstrip(".")
-    files["table.html"] = render_page(
-        title, sections, name=study.plan.study, links=list(files), warnings=table.warnings
-    )
+    values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
+    files["table.html"] = render_page(title, sections, images=images, **values)
     return files
 
 
 def render_page(title: str, sections: list[Section], **values: Any) -> str:
     """Return an HTML page of the sections that have any content.
 
-    `values` are further variables of the template: `name`, `links`, `warnings`, and for figures
-    other than FIGURES `captions` and `figures`.
+    `values` are further variables of the template: `name`, `links`, `warnings`, `images` by name
+    and kind, and for figures other than FIGURES `captions` and `figures`.
     """
     limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS}
     captions = {name: entry["caption"].format(**limits) for name, entry in FIGURES.items()}

@@ -75,7 +75,7 @@ def test_every_figure_has_its_numbers_in_a_table(drawn: Path) -> None:
     assert page.count("<h2>Attention layers</h2>") == 1
     for name in ATTENTION:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f'<img src="{name}.svg"' in page
+        assert f'<figure class="{name}">' in page
         assert str(escape(FIGURES[name]["caption"].partition("{")[0])) in page
     values = pd.read_csv(folder / "diagnostics.csv")
     row = values.query("variant == 'belief' and step == 200 and layer == 2 and name == 'cos-mh'")

@@ -1,5 +1,6 @@
 """The HTML page in a real browser: sorting, filtering, variants, theme, phone width."""
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -67,10 +68,32 @@ def test_the_theme_changes_colours_of_page_and_figures(page: "sync_api.Page") ->
     assert len(set(colours)) == 2
     page.emulate_media(color_scheme="dark")
     page.evaluate("delete document.documentElement.dataset.theme")
-    image = page.locator("figure img").first
-    assert "invert" in image.evaluate("e => getComputedStyle(e).filter")
+    text, grid = (
+        page.locator(f"figure.seeds svg [style*='{style}']").first
+        for style in ("stroke: #000000", "stroke: #e6e6e6")
+    )
+    stroke = "e => getComputedStyle(e).stroke"
+    assert text.evaluate(stroke) == "rgb(230, 237, 243)"
+    dark = grid.evaluate(stroke)
     page.emulate_media(color_scheme="light")
-    assert image.evaluate("e => getComputedStyle(e).filter") == "none"
+    assert text.evaluate(stroke) == "rgb(27, 31, 36)"
+    assert grid.evaluate(stroke) != dark
+
+
+def test_a_figure_shows_values_on_hover_and_hides_variants(page: "sync_api.Page") -> None:
+    dots = page.locator("""figure.seeds g[id^='["b"']""").first
+    place = dots.locator("use").first.bounding_box()
+    assert place is not None
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    # Values are percentages with four digits.
+    assert re.fullmatch(r"b: \d\d\.\d\d", page.locator("#tip").inner_text())
+    box = page.get_by_label("b", exact=True)
+    if not box.is_visible():
+        page.locator("#variants summary").click()
+    box.uncheck()
+    assert not dots.is_visible()
+    box.check()
+    assert dots.is_visible()
 
 
 def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page") -> None:

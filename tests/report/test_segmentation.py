@@ -163,7 +163,7 @@ def test_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     study = write(tmp_path / "runs")
     (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
     page = (folder / "table.html").read_text()
-    assert 'src="pictures.svg"' in page
+    assert '<figure class="pictures">' in page
     assert '<a href="classes.csv">' in page
     assert page.index("IoU of each class") > page.index("pictures.svg")
     assert set(pd.read_csv(folder / "classes.csv")["class"]) == {"wall", NASTY}

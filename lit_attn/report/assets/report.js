@@ -1,6 +1,6 @@
 "use strict";
-// Sorting and filtering of tables, switching of variants, theme, and enlarged figures. Without
-// scripts the page shows everything.
+// Sorting and filtering of tables, switching of variants, theme, enlarged figures and their values.
+// Without scripts the page shows everything.
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 document.getElementById("theme").addEventListener("click", () => {
@@ -41,6 +41,7 @@ function showRows() {
       row.hidden = hidden.has(name) || !words.every((word) => text.includes(word));
     }
   }
+  for (const { group, name } of artists) group.style.display = hidden.has(name) ? "none" : "";
 }
 
 for (const table of document.querySelectorAll("table")) {
@@ -80,6 +81,44 @@ if (results && results.tBodies[0].rows.length > 2) {
   }
 }
 
-for (const image of document.querySelectorAll("figure img")) {
-  image.addEventListener("click", () => image.parentElement.classList.toggle("enlarged"));
+// Curves and dots have a JSON list as their id: the name, and the text of each point.
+const artists = [];
+for (const group of document.querySelectorAll(".drawing g[id^='[']")) {
+  const [name, ...texts] = JSON.parse(group.id);
+  artists.push({ group, name, texts });
+}
+
+// The points of a group in the coordinates of its drawing: markers, or the vertices of a line.
+function findPoints(group) {
+  const marks = [...group.querySelectorAll("use")];
+  if (marks.length) return marks.map((mark) => [mark.x.baseVal.value, mark.y.baseVal.value]);
+  const numbers = group.querySelector("path")?.getAttribute("d").match(/-?[\d.]+/g) ?? [];
+  return numbers.flatMap((x, i) => (i % 2 ? [] : [[Number(x), Number(numbers[i + 1])]]));
+}
+
+const tip = document.createElement("div");
+tip.id = "tip";
+tip.hidden = true;
+document.body.append(tip);
+for (const drawing of document.querySelectorAll(".drawing")) {
+  drawing.addEventListener("click", () => drawing.classList.toggle("enlarged"));
+  drawing.addEventListener("mouseleave", () => { tip.hidden = true; });
+  drawing.addEventListener("mousemove", (event) => {
+    let nearest = 16;
+    tip.hidden = true;
+    for (const { group, name, texts } of artists) {
+      if (!texts.length || !drawing.contains(group) || group.style.display) continue;
+      const matrix = group.getScreenCTM();
+      findPoints(group).slice(0, texts.length).forEach(([x, y], i) => {
+        const point = new DOMPoint(x, y).matrixTransform(matrix);
+        const distance = Math.hypot(point.x - event.clientX, point.y - event.clientY);
+        if (distance >= nearest) return;
+        nearest = distance;
+        tip.hidden = false;
+        tip.textContent = `${name}: ${texts[i]}`;
+        tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+        tip.style.top = `${event.clientY + 14}px`;
+      });
+    }
+  });
 }
