@@ -28,7 +28,7 @@ too. The results of a cell lie in the folder of its study, so tables that share 
 results.
 
 The page of a paper has its tables in the paper's order of rows and columns. Below each row of
-published values stands a row with ours: the mean over seeds ± the sample standard deviation, and
+published values is a row with our values: the mean over seeds ± the sample standard deviation, and
 the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
 ([setups.md](setups.md)) stand in a block of their own. [parity.md](parity.md) says how closely
 each set-up agrees with the released code. The files `experiments/papers/*.yaml` have every
@@ -49,8 +49,8 @@ their hours.
 digits, scenes made of them, Python's own text, short ListOps expressions, and symbols. Nothing is
 downloaded. All five papers together need about three hours of one core. The page keeps small
 results apart from published ones, and says for each claim of the paper whether our difference
-lies on the published side (agree), on the other side (disagree), or cannot be told from 0
-(undecided). The column *our study* names the data on which a claim was judged: a claim about
+lies on the published side (agree), on the other side (disagree), or has an interval that
+contains 0 (undecided). The column *our study* names the data on which a claim was judged: a claim about
 CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10.
 
 `--small-data` uses real data for images and text: `data/cifar100.npz` with the arrays x_train,

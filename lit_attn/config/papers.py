@@ -40,7 +40,7 @@ class Column(Config):
     Without `study` nothing is measured. In `variant`, {} is the variant of the row. `value` is the
     study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
     is given. `per` divides it by a count of the published set-up, so small models lack it. `mean`
-    names columns whose mean this column is. `relative` divides by the value in the first row,
+    names columns whose mean this column shows. `relative` divides by the value in the first row,
     `overhead` prints the percentage above it.
     """
 
@@ -104,8 +104,8 @@ class Layout(Config):
 class Table(Layout):
     """A table as printed. With `transposed` the paper prints the columns as rows.
 
-    `readings` are patterns of further variants, in which * is the variant of a row. `slips` are
-    cells (ROW | COLUMN) that contradict the paper's other cells, and why.
+    `readings` are patterns of further variants, in which * is the variant of a row. `slips` gives
+    the reason why a cell (ROW | COLUMN) contradicts the paper's other cells.
     """
 
     columns: dict[str, Column] = Field(min_length=1)
@@ -159,7 +159,7 @@ class Panel(Config):
 class Figure(Layout):
     """A figure as printed: panels of curves or bars, or drawings of recorded diagnostics.
 
-    `lines` has STUDY/VARIANT by label, `last_step` ends the drawings.
+    `lines` maps a label to STUDY/VARIANT, `last_step` is the last step that is drawn.
     """
 
     lines: dict[str, str] = Field({})

@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(write_paper(source, options.runs or Path("runs"), options.reports))
             return 0
         if options.across:
-            from lit_attn.report.across import write_across
             from lit_attn.report.read import read_studies
+            from lit_attn.report.study_ranks import write_across
 
             print(write_across(list(read_studies(options.runs, options.across)), options.reports))
             return 0

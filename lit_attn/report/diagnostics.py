@@ -12,7 +12,7 @@ import pandas as pd
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
 from lit_attn.report.columns import NOTHING, format_spread
-from lit_attn.report.drawing import COLOURS, GREY, shorten
+from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import Arrays, StudyRecord, read_arrays
 
@@ -124,7 +124,7 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
         drawing.use_integer_ticks(axes)
-    panels[0].set_yticks(range(len(variants)), [shorten(name, 36) for name in variants])
+    panels[0].set_yticks(range(len(variants)), drawing.short_names(variants, 36))
     panels[0].set_ylim(len(variants) - 0.5, -0.5)
     figure.supxlabel("rank", fontsize=8)
     return figure
@@ -155,7 +155,7 @@ def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
                 rows = slice(down * pitch, down * pitch + len(weights))
                 places = slice(across * pitch, across * pitch + len(weights))
                 picture[rows, places] = weights / max(float(weights.max()), 1e-30)
-    names = [shorten(name, 36) for name in shown]
+    names = drawing.short_names(shown, 36)
     # The matrices have the width that the names leave.
     width = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * max(map(len, names))
     figure = drawing.new_figure(width * len(shown) / len(columns) + 0.3)

@@ -5,6 +5,7 @@ Equal records give equal bytes: SVG ids are fixed, and files hold no dates.
 
 import io
 import json
+import re
 import textwrap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -74,10 +75,11 @@ def draw_panels(
     lines = -(-len(shown) // columns)
     figure = new_figure(1.35 * lines + 0.55 + 2 * LINE_HEIGHT)
     panels = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes, (variant, bands) in zip(panels, shown.items(), strict=False):
+    titles = short_names(shown, 48)
+    for axes, title, (variant, bands) in zip(panels, titles, shown.items(), strict=False):
         for band in bands:
             draw_band(axes, *band, label=variant)
-        axes.set_title(panel_title(variant))
+        axes.set_title(panel_title(title))
     for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
         panels[place - columns].tick_params(labelbottom=True)
@@ -116,6 +118,17 @@ def shorten(name: str, letters: int) -> str:
     return f"{name[:head]}…{name[head + 1 - letters :]}"
 
 
+def short_names(names: Iterable[str], letters: int) -> list[str]:
+    """Return the names, long ones without the terms that all names have, shortened to `letters`."""
+    # Commas in braces belong to a term.
+    terms = [re.split(r",(?![^{]*})", name) for name in names]
+    shared = set.intersection(*map(set, terms)) if len(terms) > 1 else set()
+    if all(len(",".join(parts)) <= letters for parts in terms):
+        shared = set()
+    shown = [[term for term in parts if term not in shared] or parts for parts in terms]
+    return [shorten(",".join(parts), letters) for parts in shown]
+
+
 def panel_title(name: str) -> str:
     """Return `name` in at most two lines that fit above a panel, broken at commas if possible."""
     text = shorten(name, 48).replace(",", ", ")
@@ -140,7 +153,7 @@ def add_legend(figure: "Figure", key: Key) -> None:
     """Put a legend of lines above the panels."""
     from matplotlib.lines import Line2D
 
-    names = [shorten(name, 40) for name in key]
+    names = short_names(key, 40)
     handles = [
         Line2D([], [], color=colour, ls=dash, label=name)
         for name, (colour, dash) in zip(names, key.values(), strict=True)

@@ -1,8 +1,4 @@
-"""Comparisons beyond single variants: factorial effects, two studies, equal cost, equal tuning.
-
-A factorial study has variants with names like `residual=full,zz=with`. The reference level of each
-axis is that of the baseline.
-"""
+"""Comparisons beyond single variants: factorial effects, two studies, equal cost, equal tuning."""
 
 import itertools
 import statistics
@@ -48,6 +44,7 @@ class Effect(NamedTuple):
 def find_effects(study: StudyRecord) -> list[Effect]:
     """Return the main effects of a factorial study and the interactions of pairs of its axes.
 
+    Its variants have names like `residual=full,zz=with`; the baseline has the reference levels.
     The main effect of a level is the mean difference from the reference level over all combinations
     of the other axes; an interaction is the difference of two such differences. Combinations and
     seeds that lack results are left out. p is corrected for all effects (joint sign-flip test).

@@ -43,7 +43,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
     left, right = figure.subplots(1, 2, sharey=True)
     left.set_xlim(_usual_range([v for name in names for v in study.values(name).values()]))
     differences, labels = [], []
-    for row, name in enumerate(names):
+    for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
         values = study.values(name)
         _draw_dots(left, row, list(values.values()), name)
         if values:
@@ -54,7 +54,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
         if pairs and name != study.plan.baseline:
             interval = (record.get("low"), record["difference"], record.get("high"))
             differences.append(Difference(row, name, pairs, *interval, record["significant"]))
-        planned, label = len(study.variant_cells(name)), shorten(name, 36)
+        planned = len(study.variant_cells(name))
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
     _draw_differences(right, differences)
     left.set_yticks(range(len(names)), labels)
@@ -77,7 +77,7 @@ def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
         for row, e in enumerate(effects)
     ]
     _draw_differences(axes, rows)
-    axes.set_yticks(range(len(effects)), [shorten(effect.effect, 60) for effect in effects])
+    axes.set_yticks(range(len(effects)), drawing.short_names((e.effect for e in effects), 60))
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(f"effect on {label}")
     return figure
@@ -216,10 +216,12 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
     low, high = _usual_range(pd.concat(ends).tolist())
     handles = {}
     styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
-    for row, (colour, marker) in zip(frame.to_dict("records"), styles, strict=False):
+    names = drawing.short_names(frame["variant"], 28)
+    rows = zip(names, frame.to_dict("records"), styles, strict=False)
+    for label, row, (colour, marker) in rows:
         # The legend says where a far outlier is.
         mean = row["mean"]
-        label = shorten(row["variant"], 28) + (f" ({mean:.4g})" if not low <= mean <= high else "")
+        label += f" ({mean:.4g})" if not low <= mean <= high else ""
         for axes, cost in zip(panels, costs, strict=True):
             if not math.isnan(row[cost]):
                 place = (row[cost], min(max(mean, low), high), row["sd"])

@@ -21,7 +21,7 @@ ASSETS = Path(__file__).parent / "assets"
 ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
 NUMBER = re.compile(
-    r"(?P<sign>[+-]|\N{MINUS SIGN}|)(?P<whole>\d+)(?P<decimals>\.\d+|)"
+    r"(?P<sign>[+-]|\N{MINUS SIGN}|)(?P<integer>\d+)(?P<decimals>\.\d+|)"
     r"(?: ± (?P<spread>[\d.]+))?(?P<rest> .*|)"
 )
 """A cell that starts with a number."""
@@ -73,21 +73,21 @@ def named_table(
 def to_markdown(table: Table) -> str:
     """Return a pipe table with its caption below."""
     lines = [
-        "| " + " | ".join(map(markdown, table.headings)) + " |",
+        "| " + " | ".join(map(escape_markdown, table.headings)) + " |",
         "|---|" + "---:|" * (len(table.headings) - 1),
         *("| " + " | ".join(map(_markdown_cell, row)) + " |" for row in table.rows),
         "",
-        f"**{markdown(table.title)}**",
-        *(f"**Warning: {markdown(warning)}**" for warning in table.warnings),
-        *map(markdown, table.notes),
+        f"**{escape_markdown(table.title)}**",
+        *(f"**Warning: {escape_markdown(warning)}**" for warning in table.warnings),
+        *map(escape_markdown, table.notes),
     ]
     return "\n".join([*lines, ""])
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = markdown(cell.text)
+    text = escape_markdown(cell.text)
     text = f"**{text}**" if cell.is_bold else text
-    return f"{text} {markdown(cell.mark)}" if cell.mark else text
+    return f"{text} {escape_markdown(cell.mark)}" if cell.mark else text
 
 
 def to_latex(table: Table, label: str) -> str:
@@ -98,14 +98,14 @@ def to_latex(table: Table, label: str) -> str:
     first, *others = (list(column) for column in zip(*table.rows, strict=True))
     columns = [("l", list(map(_latex_cell, first))), *map(_latex_column, others)]
     rows = zip(*(cells for _, cells in columns), strict=True)
-    warnings = (rf"\textbf{{Warning: {latex(warning)}}}" for warning in table.warnings)
+    warnings = (rf"\textbf{{Warning: {escape_latex(warning)}}}" for warning in table.warnings)
     return Template((ASSETS / "table.tex").read_text(encoding="utf-8")).substitute(
-        caption=latex(table.title),
+        caption=escape_latex(table.title),
         label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
         columns="".join(kind for kind, _ in columns),
-        headings=" & ".join(f"{{{latex(heading)}}}" for heading in table.headings),
+        headings=" & ".join(f"{{{escape_latex(heading)}}}" for heading in table.headings),
         rows="\n".join(" & ".join(row) + r" \\" for row in rows),
-        notes="\n".join([*warnings, *map(latex, table.notes)]),
+        notes="\n".join([*warnings, *map(escape_latex, table.notes)]),
     )
 
 
@@ -117,20 +117,20 @@ def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
     if not numbers:
         return "r", list(map(_latex_cell, cells))
     sign = "+" if any(number["sign"] for number in numbers) else ""
-    whole, decimals, spread = (
+    integer, decimals, spread = (
         max(len(number[part].replace(".", "")) for number in numbers)
-        for part in ("whole", "decimals", "spread")
+        for part in ("integer", "decimals", "spread")
     )
     uncertainty = f"({spread})" if spread else ""
     longest = max((number["rest"] for number in numbers), key=len)
     room = f", table-space-text-post={{{_latex_rest(longest)}}}" if longest else ""
-    kind = f"table-format={sign}{whole}.{decimals}{uncertainty}{room}"
+    kind = f"table-format={sign}{integer}.{decimals}{uncertainty}{room}"
     texts = []
     for cell, match in zip(cells, matches, strict=True):
         if match is None:
             texts.append(_latex_cell(cell))
             continue
-        number = match["sign"].replace("\N{MINUS SIGN}", "-") + match["whole"] + match["decimals"]
+        number = match["sign"].replace("\N{MINUS SIGN}", "-") + match["integer"] + match["decimals"]
         number += rf" \pm {match['spread']}" if spread and match["spread"] else ""
         rest = _latex_rest(match["rest"]) + _latex_mark(cell)
         bold = r"\bfseries " if cell.is_bold else ""
@@ -139,7 +139,7 @@ def _latex_column(cells: list[Cell]) -> tuple[str, list[str]]:
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = latex(cell.text)
+    text = escape_latex(cell.text)
     text = rf"\textbf{{{text}}}" if cell.is_bold else text
     # Without braces the end of the previous row takes a bracket or star for its own argument.
     return f"{{{text}{_latex_mark(cell)}}}"
@@ -147,12 +147,12 @@ def _latex_cell(cell: Cell) -> str:
 
 def _latex_rest(text: str) -> str:
     """Return the text behind a number, with a thin space before it."""
-    return rf"\,{latex(text.strip())}" if text else ""
+    return rf"\,{escape_latex(text.strip())}" if text else ""
 
 
 def _latex_mark(cell: Cell) -> str:
     """Return the raised mark, which takes no width."""
-    return rf"\rlap{{\textsuperscript{{{latex(cell.mark)}}}}}" if cell.mark else ""
+    return rf"\rlap{{\textsuperscript{{{escape_latex(cell.mark)}}}}}" if cell.mark else ""
 
 
 def to_csv(frame: "pd.DataFrame") -> str:
@@ -170,12 +170,12 @@ def _neutralise(value: object) -> object:
     return value
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return `text` on one line, escaped so that no Markdown reader takes it for markup."""
     return "".join(rf"\{c}" if c in r"\|*_`<>[]#~$&" else c for c in " ".join(text.split()))
 
 
-def latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape `text` for the body of a document that `pdflatex` compiles without further packages.
 
     Latin letters, Greek letters and the usual mathematical signs are printed as they are. A

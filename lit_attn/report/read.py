@@ -94,10 +94,7 @@ class StudyRecord:
 
     @cached_property
     def curves(self) -> "pd.DataFrame":
-        """Finite logged values of the metric: variant, seed, step, value.
-
-        Only the variants that a figure can show are read.
-        """
+        """Finite values of the metric (variant, seed, step, value) for the variants of figures."""
         import pandas as pd
 
         names = [v.name for v in self.plan.variants if self.values(v.name)]

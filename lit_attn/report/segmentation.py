@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-WEIGHTS = {
-    "trained": "the weights after the last step",
-    "averaged": "the moving average of the weights (EMA) after the last step",
-}
 Panels = list[list["NDArray[Any]"]]
 
 
@@ -101,8 +97,8 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
             Patch(facecolor=(r / 255, g / 255, b / 255), edgecolor=GREY, linewidth=0.4, label=name)
             for name, (r, g, b) in colours.items()
         ]
-        weights = " or ".join(dict.fromkeys(WEIGHTS[legend.weights] for legend in legends))
-        title = f"Predictions of {weights}"
+        weights = " or ".join(dict.fromkeys(legend.weights for legend in legends))
+        title = f"Predictions of the {weights} weights"
         figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
     return figure
 

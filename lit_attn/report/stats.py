@@ -72,10 +72,8 @@ def test_error(sums: Floats, weights: Floats) -> float:
     return math.sqrt(_crossed_variances(sums, weights)[1])
 
 
-def crossed_interval(
-    sums: Floats, weights: Floats, confidence: float = 0.95
-) -> tuple[float, float] | None:
-    """Return an interval of the mean value over seeds and test samples, both drawn at random.
+def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float] | None:
+    """Return a 95 % interval of the mean value over seeds and test samples, both drawn at random.
 
     Arguments are those of `test_error`; None with fewer than two seeds or samples. The variance is
     the unbiased one of crossed random effects, seeds + samples - interaction; a bootstrap of both
@@ -91,7 +89,7 @@ def crossed_interval(
     variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
     parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
-    half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
     mean = float(sums.sum() / n / weights.sum())
     return mean - half, mean + half
 
@@ -247,10 +245,8 @@ def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
     return p, float(quantile * math.sqrt(count * (count + 1) / (6 * tasks)))
 
 
-def seeds_needed(
-    differences: Sequence[float], power: float = 0.8, alpha: float = 0.05
-) -> tuple[int, int] | None:
-    """Return the range of pairs that a two-sided paired t test needs for `power`.
+def seeds_needed(differences: Sequence[float], alpha: float = 0.05) -> tuple[int, int] | None:
+    """Return the range of pairs that a two-sided paired t test needs for 80 % power.
 
     It follows from the 1 - alpha confidence interval of the standardised effect (noncentral t).
     Returns None if that interval contains 0, with fewer than two pairs, or without variation.
@@ -269,7 +265,7 @@ def seeds_needed(
         float(special.nctdtrinc(freedom, share, t)) / math.sqrt(len(d))
         for share in (1 - alpha / 2, alpha / 2)
     )
-    return pairs_for_power(strongest, power, alpha), pairs_for_power(weakest, power, alpha)
+    return pairs_for_power(strongest, alpha=alpha), pairs_for_power(weakest, alpha=alpha)
 
 
 def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:

@@ -1,6 +1,7 @@
 """All files of a report: tables, figures and HTML pages. Equal records give equal bytes."""
 
 import html
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
             for name, draw in diagnostics.DRAWERS.items():
                 drawn[name] = draw(recorded, study.plan.baseline)
         images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-    tables = make_tables(study, comparisons, summary, recorded, estimates, images)
+    tables = make_tables(folder, study, comparisons, summary, recorded, estimates, images)
     files: dict[str, str | bytes] = {**tables}
     for name, kinds in images.items():
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
@@ -88,6 +89,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
 
 
 def make_tables(
+    folder: Path,
     study: StudyRecord,
     comparisons: Comparisons,
     summary: pd.DataFrame,
@@ -95,8 +97,11 @@ def make_tables(
     estimates: list[effects.Effect],
     images: dict[str, dict[str, bytes]],
 ) -> dict[str, str]:
-    """Return every file but the figures: content by file name. The page has the `images`."""
+    """Return every file of `folder` but the figures by name. The page has the `images`."""
     table = make_results_table(study, summary, comparisons)
+    for row, variant in zip(table.rows, study.plan.variants, strict=True):
+        if path := study.variant_cells(variant.name)[0].folder:
+            row[0] = row[0]._replace(link=os.path.relpath(path / "config.yaml", folder))
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)
     classes = segmentation.make_class_frame(study)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.drawing import appearance, panel_title, shorten
+from lit_attn.report.drawing import appearance, panel_title, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 from lit_attn.report.summary import make_variant_frame
@@ -111,6 +111,11 @@ def test_long_names_fit_the_figure() -> None:
 
 
 def test_names_are_shortened_in_the_middle() -> None:
+    terms = [f"residual=split,similarity={{kind: mixture, keys: {i}}},lr=0.001" for i in (2, 4)]
+    assert short_names(terms, 60) == terms
+    short = [f"similarity={{kind: mixture, keys: {i}}}" for i in (2, 4)]
+    assert short_names(terms, 36) == short
+    assert short_names(terms[:1], 36)[0].startswith("residual=split,sim")
     assert shorten("belief2", 10) == "belief2"
     assert shorten("abcdefghijkl", 7) == "abc…jkl"
     assert panel_title(LONG).count("\n") == 1

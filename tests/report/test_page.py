@@ -82,6 +82,7 @@ def test_the_theme_changes_colours_of_page_and_figures(page: "sync_api.Page") ->
 
 def test_a_figure_shows_values_on_hover_and_hides_variants(page: "sync_api.Page") -> None:
     dots = page.locator("""figure.seeds g[id^='["b"']""").first
+    dots.scroll_into_view_if_needed()
     place = dots.locator("use").first.bounding_box()
     assert place is not None
     page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)

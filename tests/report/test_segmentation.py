@@ -122,7 +122,7 @@ def test_the_legend_has_the_classes_that_occur_for_any_variant(tmp_path: Path) -
     write_legend(study, "a", "trained", ["sky", "wall"])
     write_legend(study, "b", "trained", ["wall", NASTY])
     title, classes, columns = legend_of(study)
-    assert title == "Predictions of the weights after the last step"
+    assert title == "Predictions of the trained weights"
     # The order is the data set's.
     assert list(classes.items()) == [("wall", RED), ("sky", BLUE), (NASTY, RED)]
     assert columns == 3
@@ -132,11 +132,9 @@ def test_the_legend_names_the_weights_that_predict(tmp_path: Path) -> None:
     study = write(tmp_path)
     write_legend(study, "a", "averaged", ["wall"])
     write_legend(study, "b", "averaged", ["wall"])
-    assert legend_of(study)[0].startswith("Predictions of the moving average of the weights (EMA)")
+    assert legend_of(study)[0] == "Predictions of the averaged weights"
     write_legend(study, "b", "trained", ["wall"])
-    title = legend_of(study)[0]
-    assert title.startswith("Predictions of the moving average of the weights (EMA)")
-    assert title.endswith(" or the weights after the last step")
+    assert legend_of(study)[0] == "Predictions of the averaged or trained weights"
 
 
 def test_a_long_legend_stays_on_the_figure(tmp_path: Path) -> None:

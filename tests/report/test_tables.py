@@ -15,7 +15,7 @@ from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
 from lit_attn.cells.records import Metric, PlannedCell, Result, Spread, read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
-from lit_attn.report.formats import Cell, Table, latex, to_latex
+from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
 from lit_attn.schema.errors import ConfigError
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
@@ -267,10 +267,10 @@ def test_latex_compiles_and_fits_a_page_of_397_points(name: str, tmp_path: Path)
 
 
 def test_latex_escapes_text() -> None:
-    assert latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
-    assert latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
-    assert latex("a 中--") == "a U+4E2D-{}-"
-    assert latex("\\") == r"\textbackslash{}"
+    assert escape_latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
+    assert escape_latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
+    assert escape_latex("a 中--") == "a U+4E2D-{}-"
+    assert escape_latex("\\") == r"\textbackslash{}"
 
 
 def test_a_torn_result_is_no_result(tmp_path: Path) -> None:
