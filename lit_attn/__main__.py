@@ -36,7 +36,7 @@ COMMANDS = {
     "init": Command("[FOLDER]", "write a first study and experiment", "lit_attn.__main__:init"),
     "run": Command("[FILE] [STUDY ...]", "run missing cells and write tables", RUN),
     "rerun": Command("stale|failed|CELL [FILE] [STUDY ...]", "run cells again", RUN, ("rerun",)),
-    "status": Command("[FILE]", "show done and failed cells", RUN, ("status",)),
+    "status": Command("[FOLDER]", "show done and failed cells", RUN, ("status",)),
     "logs": Command("STUDY/VARIANT/SEED", "show the log of a cell", RUN, ("logs",)),
     "report": Command("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Command("FOLDER", "train one cell alone", "lit_attn.train:main"),

@@ -79,19 +79,17 @@ class Study:
         """Return the cells of the study: all variants of a seed, then those of the next seed."""
         return [job.cell for job in self._expand().jobs]
 
-    def run(
-        self, *, jobs: int | None = None, limit: int | None = None, retry: bool = False
-    ) -> bool:
+    def run(self, *, jobs: int | None = None, limit: int | None = None) -> bool:
         """Train the cells without a result, write the tables, and return True if none is missing.
 
         At most `jobs` cells run at once (by default one for each GPU or core), and at most `limit`
-        in total. `retry` repeats cells that have diverged. The runner is a process of its own, so
-        this works in notebooks too; its output appears line by line. KeyboardInterrupt stops it as
-        Ctrl-C does, and another call continues it.
+        in total. The runner is a process of its own, so this works in notebooks too; its output
+        appears line by line. KeyboardInterrupt stops it as Ctrl-C does, and another call continues
+        it.
         """
         self._expand()
         words = [str(self.path), "--study", self.name, "--out", str(self.out)]
-        words += ["--reports", str(self.reports), *(["--retry"] if retry else [])]
+        words += ["--reports", str(self.reports)]
         for option, number in (("--jobs", jobs), ("--limit", limit)):
             words += [] if number is None else [option, str(number)]
         with subprocess.Popen(

@@ -33,7 +33,7 @@ COMMANDS = {"status": status.print_status, "logs": status.print_log}
 
 EPILOG = """\
 other commands:
-  python -m lit_attn.ablate status [FILE or FOLDER]   show what is done, running or failed, and why
+  python -m lit_attn.ablate status [FOLDER]            show what is done, running or failed, and why
   python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
   python -m lit_attn.ablate rerun CHOICE FILE         set cells aside and run them again; CHOICE is
       stale (code, parts or data have changed), failed, or STUDY/VARIANT/SEED
@@ -42,7 +42,7 @@ other commands:
 
 exit codes:
   0    every requested cell has a result
-  1    some cells have no result: they failed, or they diverged before (see --retry)
+  1    some cells have no result: they failed, or they diverged before (see rerun)
   2    the configuration or the command line is wrong; nothing was started
   130  stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); run the same command again to resume
 """
@@ -85,28 +85,22 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--params", "With --dry-run: show parameters and FLOPs.")
     flag("--estimate", "With --dry-run: time a few steps of each model; show the expected hours.")
     value("--jobs", int, "N", "Run at most N cells at once (default: one per GPU, or per core).")
-    text = "Use N seeds, or the seeds A, B, ... ('7,' is one seed), instead of the study's."
-    value("--seeds", str, "N|A,B,...", text)
-    text = "Override a key of all variants; the run is a trial with folders of its own."
-    several("--set", "KEY=VALUE", text)
+    value("--seeds", str, "N|A,B,...", "Use N seeds, or the seeds A, B, ... ('7,' is one seed).")
+    several("--set", "KEY=VALUE", "Override a key of all variants, in a trial with own folders.")
     value("--limit", int, "N", "Run at most N of the missing cells.")
     value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
     value(
-        "--reports", Path, "DIR", "Write tables to DIR (default: reports, or runs/smoke/reports)."
+        "--reports", Path, "DIR", "Write tables to DIR (default: reports; with --smoke in --out)."
     )
     flag("--smoke", "Run one small step of every cell, in a separate folder.")
-    text = "Kill a cell that completes no step for MINUTES (default 30)."
-    value("--stall", float, "MINUTES", text, 30)
-    text = "Stop an attempt after MINUTES; the cell saves a checkpoint (default: no limit)."
-    value("--time", float, "MINUTES", text, math.inf)
+    value("--stall", float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30)
+    value("--time", float, "MINUTES", "Stop an attempt after MINUTES; the cell saves.", math.inf)
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     several("--slurm", "KEY=VALUE", "Override a key of the study's `slurm:` section.")
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
-    text = "Measure step times first, with no other cell running (with --dry-run: only that)."
-    flag("--quiet-timing", text)
+    flag("--quiet-timing", "Measure step times first, with no other cell running.")
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
-    flag("--retry", "Also run the cells that diverged before.")
     return parser
 
 
@@ -188,29 +182,26 @@ def _require_none(unknown: list[str], options: list[str]) -> None:
 
 def _complete_options(options: argparse.Namespace) -> None:
     """Set default folders and read the paper. Raises ConfigError for options that do not fit."""
-    for name in ("jobs", "limit"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: the smallest number is 1")
-    for name in ("stall", "time"):
-        if not getattr(options, name) > 0:
-            raise ConfigError(f"--{name}: the number of minutes must be positive")
-    if options.launcher == "local" and (options.slurm or options.cancel):
-        option = "slurm" if options.slurm else "cancel"
-        raise ConfigError(f"--{option}: needs --launcher slurm")
-    for name in ("params", "estimate"):
-        if getattr(options, name) and not options.dry_run:
-            raise ConfigError(f"--{name}: needs --dry-run")
+    for name in ("jobs", "limit", "stall", "time"):
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
+            raise ConfigError(f"--{name}: the number must be positive")
+    conditions = {
+        "--dry-run": (options.dry_run, ("params", "estimate")),
+        "--launcher slurm": (options.launcher == "slurm", ("slurm", "cancel")),
+        "--paper": (options.paper, ("table", "small", "cost")),
+    }
+    for condition, (is_met, names) in conditions.items():
+        for name in names:
+            if getattr(options, name) and not is_met:
+                raise ConfigError(f"--{name}: needs {condition}")
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
-    default = options.out / "reports" if options.smoke else Path("reports")
-    options.reports = options.reports or default
+    parent = options.out if options.smoke else Path()
+    options.reports = options.reports or parent / "reports"
     if options.paper:
         if options.study or options.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
         options.paper = read_paper(options.paper, options.small)
         return
-    for name in ("table", "small", "cost"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name}: needs --paper")
     if options.file is None:
         raise ConfigError("name a file of studies, such as ablations.yaml, or --paper NAME")
     if not options.file.exists():
@@ -284,26 +275,22 @@ def _run(
 
     matrices, failed_trials = (matrices, 0) if chosen else _tune(matrices, options, start)
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
-    diverged = []
+    diverged = 0
     if chosen is not None:
-        jobs = chosen
-    elif options.retry:
-        jobs = [job for job, state in states if state != "done"]
+        jobs = chosen[: options.limit]
     else:
-        jobs = [job for job, state in states if state not in ("done", "diverged")]
-        diverged = [job for job, state in states if state == "diverged"]
-    jobs = jobs[: options.limit]
-    _prepare_folders(matrices, options, jobs, jobs if chosen is not None else [])
+        jobs = [job for job, state in states if state not in ("done", "diverged")][: options.limit]
+        diverged = sum(state == "diverged" for _, state in states)
+    _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
     for matrix in matrices:
         if matrix.is_trial:
             text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"
             write_line(text, sys.stdout)
     folders = {job.folder for job in jobs}
     done = sum(state == "done" and job.folder not in folders for job, state in states)
-    again = "" if chosen is None else " again"
-    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run{again}", sys.stdout)
+    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run", sys.stdout)
     if diverged:
-        text = f"{len(diverged)} cells diverged before and are skipped (see --retry)"
+        text = f"{diverged} cells diverged before and are skipped; `rerun failed` runs them again"
         write_line(text, sys.stdout)
     summary = start(jobs)
     if summary.stopped_by in (None, signal.SIGINT):
@@ -404,11 +391,9 @@ def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: 
     changes = parse_settings("--slurm", options.slurm)
     requested = {matrix.folder: merge_resources(matrix, changes) for matrix in matrices}
 
-    def make_slurm_cell(job: Job) -> SlurmCell:
-        return SlurmCell(job.folder.resolve(), target, options.smoke, _limits(options))
-
     def start(missing: list[Job]) -> "Summary":
-        count = submit_missing(matrices, missing, requested, make_slurm_cell, options.jobs)
+        cell = SlurmCell(Path(), target, options.smoke, _limits(options))
+        count = submit_missing(matrices, missing, requested, cell, options.jobs)
         text = f"{count} jobs submitted, {len(missing) - count} already submitted"
         write_line(text, sys.stdout)
         return Follower(matrices, make_display(sys.stdout)).run(missing)

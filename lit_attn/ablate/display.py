@@ -20,12 +20,11 @@ MEASURED = 0.1
 
 
 class StartedCell(NamedTuple):
-    """A cell without a result: its name (`study/variant/seed`), its progress, and the seconds that
-    it has run. Without `seconds` they follow from the steps."""
+    """A cell without a result: `study/variant/seed`, its progress, and the seconds it has run."""
 
     name: str
     progress: Progress | None
-    seconds: float | None = None
+    seconds: float
 
     @property
     def duration(self) -> float | None:
@@ -33,8 +32,7 @@ class StartedCell(NamedTuple):
         steps = self.progress
         if steps is None or steps.step_time is None or steps.step < MEASURED * steps.total:
             return None
-        elapsed = steps.step * steps.step_time if self.seconds is None else self.seconds
-        return elapsed + (steps.total - steps.step) * steps.step_time
+        return self.seconds + (steps.total - steps.step) * steps.step_time
 
 
 def estimate_time_left(
@@ -45,30 +43,27 @@ def estimate_time_left(
 ) -> float | None:
     """Return the seconds until the last cell ends, or None if no cell has been measured.
 
-    `finished` are names and seconds. A cell is expected to take the mean of the finished cells of
-    its variant, or else what the steps of started cells of its variant predict, or else the same
-    for its study, or else for all cells.
+    `finished` are names and seconds. A cell is expected to take the mean of its variant, or else of
+    its study, or else of all cells: finished ones, and started ones as their steps predict.
     """
     started = list(started)
-    predicted = [(cell.name, cell.duration) for cell in started if cell.duration is not None]
-    means = [_means(finished), _means(predicted)]
-    if not any(means):
+    seconds: dict[str, list[float]] = {}
+    predicted = ((cell.name, cell.duration) for cell in started)
+    for name, duration in (*finished, *predicted):
+        if duration is not None:
+            for group in _groups(name):
+                seconds.setdefault(group, []).append(duration)
+    if not seconds:
         return None
+    means = {group: sum(durations) / len(durations) for group, durations in seconds.items()}
 
-    def duration(name: str) -> float:
-        groups = [mean[group] for group in _groups(name) for mean in means if group in mean]
-        return groups[0]
+    def expect(name: str) -> float:
+        return next(means[group] for group in _groups(name) if group in means)
 
-    left = []
-    for cell in started:
-        seconds, total = cell.seconds, duration(cell.name)
-        if seconds is None:
-            steps = cell.progress
-            seconds = total * steps.step / steps.total if steps and steps.total else 0.0
-        left.append(max(0.0, total - seconds))
+    left = [max(0.0, expect(cell.name) - cell.seconds) for cell in started]
     # Cells of one variant take equally long: each variant is looked up once.
     variants = Counter(name.rpartition("/")[0] for name in waiting)
-    queued = sum(count * duration(f"{variant}/") for variant, count in variants.items())
+    queued = sum(count * expect(f"{variant}/") for variant, count in variants.items())
     return max(max(left, default=0.0), (queued + sum(left)) / at_once)
 
 
@@ -79,15 +74,6 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _means(durations: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean seconds of a cell by variant, by study, and over all."""
-    seconds: dict[str, list[float]] = {}
-    for name, duration in durations:
-        for group in _groups(name):
-            seconds.setdefault(group, []).append(duration)
-    return {group: sum(values) / len(values) for group, values in seconds.items()}
-
-
 def _groups(name: str) -> tuple[str, str, str]:
     """Return the groups of cells that a cell belongs to, the smallest first."""
     variant = name.rpartition("/")[0]
@@ -96,7 +82,6 @@ def _groups(name: str) -> tuple[str, str, str]:
 
 QUIET = 30.0
 """Seconds without output after which plain output reports that the run goes on."""
-BAR_WIDTH = 24
 # Control characters and their visible form. Terminals execute escape sequences.
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
@@ -137,10 +122,6 @@ class Display:
         self.pending: list[str] = []
         self.last = time.monotonic()
 
-    def open(self) -> None:
-        """Start before the first cell."""
-        self.last = time.monotonic()
-
     def close(self) -> None:
         """Write what is pending and end after the last cell, however the run ended."""
         self._flush("")
@@ -179,10 +160,6 @@ class LiveDisplay(Display):
 
     # The terminal may disappear during a run, which then goes on without output.
 
-    def open(self) -> None:
-        with contextlib.suppress(OSError):
-            self.live.start()
-
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._flush("")
@@ -194,9 +171,9 @@ class LiveDisplay(Display):
             return
         self.drawn = time.monotonic()
         with contextlib.suppress(OSError):
+            self.live.start()
             self._flush("")
-            width, height = self.console.size
-            self.live.update(render_table(snapshot, width, height), refresh=True)
+            self.live.update(render_table(snapshot), refresh=True)
 
     def _flush(self, counts: str) -> None:
         """Print the pending events; the table below them has the counts."""
@@ -232,38 +209,17 @@ def escape_control(text: str) -> str:
     return text.translate(CONTROL)
 
 
-def render_table(snapshot: Snapshot, width: int, height: int) -> "RenderableType":
-    """Return the running cells and the counts as a table of at most `width` x `height` characters.
-
-    A narrow terminal first loses the progress bars, then the beginning of the cells' names.
-    """
+def render_table(snapshot: Snapshot) -> "RenderableType":
+    """Return the counts, and below them the running cells; a long name takes several lines."""
     from rich.console import Group
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    shown = snapshot.running[: max(1, height - 4)]
-    times = [format_seconds(cell.seconds or 0.0) for cell in shown]
-    steps = [f"{c.progress.step}/{c.progress.total}" if c.progress else "starting" for c in shown]
-    names = [cell.name for cell in shown]
-    fixed = max(map(len, ("time", *times))) + max(map(len, ("steps", *steps))) + 4
-    has_bars = width >= fixed + max(map(len, ("cell", *names))) + BAR_WIDTH + 2
-    name_width = max(8, width - fixed - (BAR_WIDTH + 2 if has_bars else 0))
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("cell", no_wrap=True)
+    table.add_column("cell", overflow="fold")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
-    if has_bars:
-        table.add_column("", width=BAR_WIDTH)
-    for cell, name, elapsed, made in zip(shown, names, times, steps, strict=True):
-        # The end of a name tells the cells of a study apart.
-        short = name if len(name) <= name_width else f"...{name[-(name_width - 3) :]}"
-        row: list[RenderableType] = [Text(short), elapsed, made]
-        if has_bars:
-            total, step = cell.progress[:2] if cell.progress else (1, 0)
-            row.append(ProgressBar(total=total, completed=step, width=BAR_WIDTH))
-        table.add_row(*row)
-    hidden = len(snapshot.running) - len(shown)
-    more = [Text(f"and {hidden} more")] if hidden else []
-    return Group(*([table] if shown else []), *more, Text(snapshot.summary()))
+    for name, progress, seconds in snapshot.running:
+        steps = f"{progress.step}/{progress.total}" if progress else "starting"
+        table.add_row(Text(name), format_seconds(seconds), steps)
+    return Group(Text(snapshot.summary()), *([table] if snapshot.running else []))

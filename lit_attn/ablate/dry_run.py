@@ -5,6 +5,7 @@ as there would be cells, so that models slow each other down as cells would. Wit
 cells at once they slow each other down less.
 """
 
+import operator
 import sys
 import tempfile
 from collections import Counter
@@ -38,7 +39,6 @@ def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> Non
             tuned = len(matrix.written) - len(matrix.untuned)
             total = f"{tuned} of {len(matrix.written)} variants are tuned"
             print(f"  tuning: {total}; cells of trials: {text}", file=stream)
-        _print_warnings(matrix, stream)
         if with_costs:
             _print_costs(matrix, stream)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
@@ -70,87 +70,47 @@ def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> 
 
 
 def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
-    """Return the timings of `cells` by `Cell.kind`.
-
-    The cells run in a temporary folder. Cells that fail are reported on standard error and left
-    out.
-    """
+    """Return the timings of `cells` by `Cell.kind`; cells that fail are reported and left out."""
     # Imported here, because a plain dry run starts no processes.
     from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.runner import Runner
 
-    distinct: dict[str, Cell] = {}
-    for cell in cells:
-        distinct.setdefault(cell.kind, cell)
+    distinct = {cell.kind: cell for cell in cells}
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
         jobs = {kind: Job(cell, Path(name) / kind) for kind, cell in distinct.items()}
         Runner(launcher, slots, Display(sys.stderr)).run(jobs.values())
-        paths = {kind: job.folder / "timing.json" for kind, job in jobs.items()}
-        return {
-            kind: Timing.model_validate_json(path.read_bytes())
-            for kind, path in paths.items()
-            if path.exists()
-        }
+        timings = {kind: Timing.read(job.folder / "timing.json") for kind, job in jobs.items()}
+        return {kind: timing for kind, timing in timings.items() if timing is not None}
 
 
 def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
-    """Return a table of every variant's costs, and the hours that the missing cells need."""
-    cells: dict[str, Cell] = {}
+    """Return every variant's costs, and the hours that the missing cells need."""
     jobs = (*matrix.trials, *matrix.jobs)
-    for job in jobs:
-        cells.setdefault(job.cell.variant, job.cell)
-    width = max(map(len, cells), default=0)
-    lines = [
-        f"{matrix.name}: {matrix.title}",
-        f"  {'':<{width}}  {'ms/step':>9}  {'steps':>8}  {'startup':>7}  {'evaluations':>14}"
-        f"  {'one cell':>9}  {'GB':>6}",
-    ]
-    for name, cell in cells.items():
-        if (timing := timings.get(cell.kind)) is None:
+    kinds = {job.cell.variant: job.cell.kind for job in jobs}
+    width = max(map(len, kinds), default=0)
+    lines = [f"{matrix.name}: {matrix.title}"]
+    for name, kind in kinds.items():
+        if (timing := timings.get(kind)) is None:
             lines.append(f"  {name:<{width}}  could not be measured")
             continue
-        evaluations = f"{timing.evaluations} x {timing.evaluation_time:.3g} s"
         lines.append(
-            f"  {name:<{width}}  {timing.step_time * 1e3:>9.4g}  {timing.steps:>8,}"
-            f"  {timing.startup:>5.1f} s  {evaluations:>14}  {format_seconds(timing.seconds):>9}"
-            f"  {timing.memory / 1e9:>6.2f}"
+            f"  {name:<{width}}  {timing.step_time * 1e3:>9.4g} ms/step  {timing.steps:>8,} steps"
+            f"  {format_seconds(timing.seconds):>9} for a cell  {timing.memory / 1e9:>6.2f} GB"
         )
     missing = [job.cell for job in jobs if job.state() != "done"]
-    lines.append(f"  {len(missing)} cells to run{_format_hours(missing, timings, slots)}")
-    return "\n".join(lines) + "\n"
-
-
-def _format_hours(missing: list[Cell], timings: dict[str, Timing], slots: "Slots") -> str:
-    """Return the hours of one device and of this machine, or nothing if no cell was measured."""
-    measured = [(cell, timings[cell.kind]) for cell in missing if cell.kind in timings]
-    if not measured:
-        return ""
-    seconds = sum(timing.seconds for _, timing in measured)
-    device_seconds = sum(t.seconds * cell.experiment.training.devices for cell, t in measured)
-    device = "core" if slots.devices[0].gpu is None else "GPU"
+    measured = [cell for cell in missing if cell.kind in timings]
+    hours = [timings[cell.kind].seconds / 3600 for cell in measured]
+    devices = [cell.experiment.training.devices for cell in measured]
+    device_hours = sum(map(operator.mul, hours, devices))
     at_once = slots.at_once(missing)
-    unmeasured = len(missing) - len(measured)
-    rest = f", and {unmeasured} that could not be measured" if unmeasured else ""
-    return (
-        f": {device_seconds / 3600:.2f} {device} hours, {seconds / 3600 / at_once:.2f} hours with "
-        f"{at_once} at once{rest}"
+    lines.append(
+        f"  {len(missing)} cells to run, {len(measured)} of them measured: {device_hours:.2f} "
+        f"{slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} at once"
     )
-
-
-def _print_warnings(matrix: Matrix, stream: TextIO) -> None:
-    """Write each warning about a learning-rate schedule once, with the variants that it affects."""
-    names: dict[str, list[str]] = {}
-    for variant in matrix.variants:
-        experiment = variant.experiment
-        if warning := experiment.schedule.warn(experiment.training.epochs):
-            names.setdefault(warning, []).append(variant.name)
-    for warning, variants in names.items():
-        count = len(variants)
-        which = "all variants" if count == len(matrix.variants) else ", ".join(variants)
-        print(f"  warning: {which}: {warning}", file=stream)
+    return "\n".join(lines) + "\n"
 
 
 def _print_costs(matrix: Matrix, stream: TextIO) -> None:

@@ -8,6 +8,7 @@ changes (`digits@training.max_steps=20`), so the plan and report of the study do
 status nor reports read, and runs the cells again from their first step.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -36,7 +37,7 @@ from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.loggers import MetricLogger
 from lit_attn.config.models.base import Model
-from lit_attn.config.source import Mapping, Where, format_value, locate
+from lit_attn.config.source import Mapping, format_value, locate
 from lit_attn.config.study import StudySource
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError, suggest
@@ -56,9 +57,13 @@ class Job:
     cell: Cell
     folder: Path
 
+    @property
+    def variant(self) -> str:
+        return f"{self.cell.study}/{self.cell.variant}"
+
     @cached_property
     def name(self) -> str:
-        return f"{self.cell.study}/{self.cell.variant}/{self.cell.seed}"
+        return f"{self.variant}/{self.cell.seed}"
 
     @property
     def identity(self) -> str:
@@ -304,9 +309,8 @@ def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> No
             part.check_files()
         except ConfigError as error:
             message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
-            keys = message.partition(": ")[0].split(".")
-            place = locate(variant.tree, keys) or Where(str(source.experiment_path))
-            context = f"{place}: {source.name}: variant '{variant.name}'"
+            place = locate(variant.tree, message.partition(": ")[0].split("."))
+            context = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
             raise ConfigError(f"{context}: {message}") from error
 
 
@@ -314,25 +318,18 @@ def _effective_settings(
     source: StudySource, variants: list[Variant], changes: Mapping
 ) -> list[str]:
     """Return the overrides that change an identity, as `key=value` strings."""
-    identities = _identities(variants)
-    effective = changes
+
+    def identities(variants: list[Variant]) -> list[str]:
+        return [variant.cell(variant.name, 0).fingerprint for variant in variants]
+
     for key in changes:
-        fewer = Mapping(effective.at)
-        for other, value in effective.items():
-            if other != key:
-                fewer.put(other, value, effective.where[other])
-        try:
-            has_effect = _identities(resolve(source, fewer)) != identities
-        except ConfigError:
-            # The study is incomplete without this override.
-            has_effect = True
-        if not has_effect:
-            effective = fewer
-    return sorted(f"{key}={format_value(value)}" for key, value in effective.items())
-
-
-def _identities(variants: list[Variant]) -> list[str]:
-    return [variant.cell(variant.name, 0).fingerprint for variant in variants]
+        fewer = changes.copy()
+        del fewer[key]
+        # The study may be incomplete without this override.
+        with contextlib.suppress(ConfigError):
+            if identities(resolve(source, fewer)) == identities(variants):
+                changes = fewer
+    return sorted(f"{key}={format_value(value)}" for key, value in changes.items())
 
 
 def _name(study: str, settings: list[str]) -> str:

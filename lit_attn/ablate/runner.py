@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
@@ -58,9 +58,8 @@ def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator
 class Outcome:
     """End of a cell in this run; `failure` is None if the cell has a result.
 
-    `is_stopped`: the user stopped the run, so the cell did not fail. `is_crowded`: the cell ran out
-    of memory on a device that it shared. `is_lost`: the cell could not be started, or ended with
-    the fork server.
+    `is_stopped`: the user stopped the run. `is_crowded`: the cell ran out of memory on a shared
+    device. `is_lost`: the cell could not be started, or ended with the fork server.
     """
 
     job: Job
@@ -127,8 +126,8 @@ class Runner:
         self.before: dict[Path, int] = {}
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
         self.lost_starts = 0
-        # Failures of each variant in this run; None stands for a result or a passing failure.
-        self.ends: dict[tuple[str, str], list[tuple[str, str] | None]] = {}
+        # Failures of each variant in this run; empty for a result or a passing failure.
+        self.ends: defaultdict[str, list[str]] = defaultdict(list)
         # Cells that wait for a retry, and the time of the retry.
         self.resting: list[tuple[float, Job]] = []
         self.running: dict[int, CellProcess] = {}
@@ -142,7 +141,6 @@ class Runner:
         self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
         self.launcher.share_cores(self.slots.at_once(job.cell for job in self.queue))
         with handle_signals(self._interrupt):
-            self.display.open()
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
                     if not self.urgency:
@@ -180,43 +178,41 @@ class Runner:
             if (slot := self.slots.take(self.queue[0].cell)) is None:
                 return
             job = self.queue.popleft()
-            if not self._start_in(slot, job):
+            try:
+                is_started = self._start_in(slot, job)
+            except OSError as error:
+                self._finish(_os_failure(job, 0.0, error))
+                is_started = False
+            if not is_started:
                 self.slots.give_back(slot, job.cell)
 
     def _start_in(self, slot: Slot, job: Job) -> bool:
         """Start a cell unless it has ended or is running elsewhere. Return True if it started."""
-        try:
-            state = job.state()
-            if state == "running":
-                # A lock of this runner is left if it could not be removed after the last attempt.
-                lock.release_lock(job.folder)
-                self.queue.append(job)
-                return False
-            ended = folder.final_failure_since(job.folder, self.before[job.folder])
-            if state != "done" and ended is None:
-                job.cell.write(job.folder / "config.yaml")
-                # Only this process has watched the heartbeat of a holder on another machine. If
-                # the lock cannot be removed, the cell itself reports why.
-                with contextlib.suppress(lock.LockError):
-                    lock.remove_stale(job.folder)
-        except OSError as error:
-            self._finish(_os_failure(job, 0.0, error))
-            return False
-        if state == "done":
+        state = job.state()
+        if state == "running":
+            # A lock of this runner is left if it could not be removed after the last attempt.
+            lock.release_lock(job.folder)
+            self.queue.append(job)
+        elif state == "done":
             self.summary.outcomes.append(Outcome(job, 0.0))
-            return False
-        if ended is not None:
+        elif ended := folder.final_failure_since(job.folder, self.before[job.folder]):
             self._finish(Outcome(job, 0.0, ended.failure, ended.message))
-            return False
-        try:
-            cell = self.launcher.start(job, slot, self.before[job.folder])
-        except (ServerLost, OSError) as error:
-            message = f"could not be started: {error}"
-            stopped = self.urgency > 0
-            self._finish(Outcome(job, 0.0, "killed", message, is_stopped=stopped, is_lost=True))
-            return False
-        self.running[cell.process.sentinel] = cell
-        return True
+        else:
+            job.cell.write(job.folder / "config.yaml")
+            # Only this process has watched the heartbeat of a holder on another machine. If the
+            # lock cannot be removed, the cell itself reports why.
+            with contextlib.suppress(lock.LockError):
+                lock.remove_stale(job.folder)
+            try:
+                cell = self.launcher.start(job, slot, self.before[job.folder])
+            except (ServerLost, OSError) as error:
+                message = f"could not be started: {error}"
+                stopped = self.urgency > 0
+                self._finish(Outcome(job, 0.0, "killed", message, is_stopped=stopped, is_lost=True))
+                return False
+            self.running[cell.process.sentinel] = cell
+            return True
+        return False
 
     def _collect(self) -> None:
         """Wait up to one tick for cells to end, and record the ends."""
@@ -302,27 +298,21 @@ class Runner:
 
     def _skip_failing_variant(self, outcome: Outcome) -> None:
         """Skip the other seeds of a variant if its first seeds failed in the same way."""
-        cell = outcome.job.cell
-        variant = (cell.study, cell.variant)
-        end = None
+        variant = outcome.job.variant
+        end = ""
         if outcome.failure in folder.FINAL_FAILURES:
             # Messages may differ in numbers, such as sizes and steps.
             same = "" if outcome.failure == "diverged" else re.sub(r"\d+", "", outcome.message)
-            end = (outcome.failure, same)
-        ends = self.ends.setdefault(variant, [])
-        ends.append(end)
-        if len(ends) != SAME_FAILURES or end is None or set(ends) != {end}:
+            end = f"{outcome.failure}: {same}"
+        self.ends[variant].append(end)
+        if not end or self.ends[variant] != [end] * SAME_FAILURES:
             return
-
-        def is_other(job: Job) -> bool:
-            return (job.cell.study, job.cell.variant) != variant
-
         waiting = len(self.queue) + len(self.resting)
-        self.queue = deque(job for job in self.queue if is_other(job))
-        self.resting = [(due, job) for due, job in self.resting if is_other(job)]
+        self.queue = deque(job for job in self.queue if job.variant != variant)
+        self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
         if skipped := waiting - len(self.queue) - len(self.resting):
             self.display.say(
-                f"skipped  {'/'.join(variant)}  {skipped} more seeds, because {SAME_FAILURES} "
+                f"skipped  {variant}  {skipped} more seeds, because {SAME_FAILURES} "
                 "seeds failed in the same way; the next run tries them again"
             )
 

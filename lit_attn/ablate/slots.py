@@ -44,33 +44,25 @@ def _list_gpus() -> list[Device]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-        return [Device(name, free.get(name)) for name in names]
-    if free:
-        # By UUID, because CUDA and nvidia-smi may number the GPUs differently.
-        return [Device(name, free[name]) for name in free if name.startswith("GPU-")]
-    return [Device(str(i), None) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    else:
+        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
+        names = [name for name in free if name.startswith("GPU-")] or list(numbers)
+    return [Device(name, free.get(name)) for name in names]
 
 
 def _free_gpu_memory() -> dict[str, int]:
-    """Return the free bytes of every GPU by its UUID, and by its number where that is certain."""
-    query = [
-        "nvidia-smi",
-        "--query-gpu=index,uuid,name,memory.free",
-        "--format=csv,noheader,nounits",
-    ]
+    """Return the free bytes of every GPU by its UUID and, in the order of the bus, its number."""
+    query = "--query-gpu=index,uuid,memory.free"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
-        gpus = [(index, uuid, name, int(free) * 2**20) for index, uuid, name, free in rows]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        gpus = [line.split(", ") for line in done.stdout.splitlines()]
+        free = {uuid: int(memory) * 2**20 for _, uuid, memory in gpus}
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
-    free = {uuid: memory for _, uuid, _, memory in gpus}
-    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(gpus) == 1:
-        free |= {index: memory for index, _, _, memory in gpus}
-    elif len({name for _, _, name, _ in gpus}) == 1:
-        # Equal GPUs: every number has at least the memory of the fullest GPU.
-        least = min(memory for *_, memory in gpus)
-        free |= {index: least for index, *_ in gpus}
+    # CUDA otherwise numbers different GPUs by their speed.
+    if os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID":
+        free |= {index: free[uuid] for index, uuid, _ in gpus}
     return free
 
 
@@ -144,14 +136,18 @@ class Slots:
         # Largest measured memory of each kind.
         self.memory: dict[str, int] = {}
 
+    @property
+    def unit(self) -> str:
+        """Name of one device."""
+        return "core" if self.devices[0].gpu is None else "GPU"
+
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""
         for cell in cells:
             if (wanted := cell.experiment.training.devices) > len(self.devices):
-                unit = "GPUs" if self.devices[0].gpu is not None else "cores"
                 raise ConfigError(
                     f"{cell.study}: variant '{cell.variant}': training.devices: {wanted} exceeds "
-                    f"the {len(self.devices)} {unit} of this machine"
+                    f"the {len(self.devices)} {self.unit}s of this machine"
                 )
 
     def at_once(self, cells: Iterable[Cell]) -> int:

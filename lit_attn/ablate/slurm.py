@@ -13,7 +13,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -31,14 +32,12 @@ from lit_attn.config.source import Mapping
 from lit_attn.schema.errors import ConfigError, explain
 
 NAME = "lit_attn-"
-# States in squeue of jobs that wait and of jobs that run.
-PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
-PENDING |= {"RESV_DEL_HOLD"}
-RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 KILLED = {"CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"}
 ENDS: dict[str, FailureClass] = dict.fromkeys(KILLED, "killed")
 ENDS |= {"TIMEOUT": "timed-out", "DEADLINE": "timed-out", "OUT_OF_MEMORY": "out-of-memory"}
-"""Failure classes of the states that name the reason of a job's end."""
+"""Failure classes of the states in squeue that name the reason of a job's end."""
+OVER = {*ENDS, "COMPLETED", "FAILED"}
+"""States of jobs that have ended. Jobs in all other states wait or run."""
 MAX_ARRAY = 1000
 """Jobs of one array; SLURM's default limit is 1001."""
 WARNING = 120
@@ -50,41 +49,30 @@ ABSENCES = 2
 network disk may show the result late."""
 
 
-class BatchCell(Record):
-    """A cell of an array: its folder below the study's, and its attempts before the submission."""
-
-    folder: str
-    attempts: int
-
-
 class Batch(Record):
-    """Cells of a job array, in the order of their indices."""
+    """Cells of a job array in the order of their indices: the folder below the study's, and the
+    number of attempts before the submission."""
 
-    cells: list[BatchCell]
+    cells: list[tuple[str, int]]
 
 
 class Task(NamedTuple):
-    """Job of a cell: its id such as `123_4`, its state in squeue, its batch's folder, its cell."""
+    """Job of a cell: its id such as `123_4`, its state in squeue, the folder of its batch, and the
+    attempts of the cell before the submission."""
 
     id: str
     state: str
     batch: Path
-    cell: BatchCell
+    attempts: int
 
     @property
     def is_over(self) -> bool:
-        return self.state not in PENDING | RUNNING
+        return self.state in OVER
 
     @property
     def rank(self) -> tuple[bool, int]:
         """Sorting key of the jobs of a cell: the largest is the active job, or else the newest."""
         return not self.is_over, int(self.id.split("_")[0])
-
-    def last_line(self) -> str:
-        """Return the last line of the job's own error output, which is not the cell's log."""
-        paths = sorted(self.batch.glob(f"{self.id}_*_log.err"))
-        text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-        return text.strip().rpartition("\n")[2].strip()
 
 
 def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
@@ -93,7 +81,7 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     SLURM forgets a job some minutes after its end (MinJobAge). Raises OSError if it does not
     answer.
     """
-    batches: dict[str, tuple[Path, Path, list[BatchCell]]] = {}
+    batches: dict[str, tuple[Path, Path, list[tuple[str, int]]]] = {}
     for matrix in matrices:
         for path in (matrix.folder / ".slurm").glob("*/batch.json"):
             with contextlib.suppress(ValidationError):
@@ -109,10 +97,10 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
         if name not in batches:
             continue
         study, batch, cells = batches[name]
-        task = Task(task_id, state, batch, cells[int(index) if index.isdecimal() else 0])
-        folder = study / task.cell.folder
-        if folder not in tasks or tasks[folder].rank < task.rank:
-            tasks[folder] = task
+        cell, attempts = cells[int(index) if index.isdecimal() else 0]
+        task = Task(task_id, state, batch, attempts)
+        if study / cell not in tasks or tasks[study / cell].rank < task.rank:
+            tasks[study / cell] = task
     return tasks
 
 
@@ -167,13 +155,14 @@ def submit_missing(
     matrices: Sequence[Matrix],
     missing: Sequence[Job],
     resources: dict[Path, Slurm],
-    make: Callable[[Job], SlurmCell],
+    cell: SlurmCell,
     at_once: int | None,
 ) -> int:
     """Submit the `missing` cells that are not running and have no job. Return their number.
 
-    `resources` are those of each study, by its folder. At most `at_once` cells of a study run at
-    once. Raises ConfigError if submitit is missing, or if SLURM does not answer or refuses.
+    `resources` are those of each study, by its folder; `cell` is one of the jobs without its
+    folder. At most `at_once` cells of a study run at once. Raises ConfigError if submitit is
+    missing, or if SLURM does not answer or refuses.
     """
     try:
         tasks = find_tasks(matrices)
@@ -185,7 +174,7 @@ def submit_missing(
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         for start in range(0, len(study_jobs), MAX_ARRAY):
             array = study_jobs[start : start + MAX_ARRAY]
-            _submit(matrix.folder, array, resources[matrix.folder], make, at_once)
+            _submit(matrix.folder, array, resources[matrix.folder], cell, at_once)
     return len(jobs)
 
 
@@ -193,7 +182,7 @@ def _submit(
     study: Path,
     jobs: Sequence[Job],
     slurm: Slurm,
-    make: Callable[[Job], SlurmCell],
+    cell: SlurmCell,
     at_once: int | None,
 ) -> None:
     try:
@@ -208,10 +197,7 @@ def _submit(
     for job in jobs:
         job.cell.write(job.folder / "config.yaml")
     # Written before the submission, so that a later command finds the jobs even if this one dies.
-    cells = [
-        BatchCell(folder=job.cell.folder, attempts=len(folder.list_attempts(job.folder)))
-        for job in jobs
-    ]
+    cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
     Batch(cells=cells).write(batch / "batch.json")
     devices = jobs[0].cell.experiment.training.devices
     parameters = slurm.model_dump(
@@ -233,7 +219,7 @@ def _submit(
         )
         with executor.batch():
             for job in jobs:
-                executor.submit(make(job))
+                executor.submit(replace(cell, folder=job.folder.resolve()))
     except (FailedJobError, RuntimeError) as error:
         raise ConfigError(f"--launcher slurm: {str(error).strip().splitlines()[-1]}") from error
 
@@ -255,7 +241,6 @@ class Follower:
         """Follow the SLURM jobs of `jobs`, whichever command submitted them."""
         self.unfinished = list(jobs)
         with handle_signals(self._interrupt):
-            self.display.open()
             try:
                 next_poll = 0.0
                 while self.unfinished and self.summary.stopped_by is None:
@@ -287,7 +272,7 @@ class Follower:
 
     def _outcome(self, job: Job, task: Task | None) -> Outcome | None:
         """Return the outcome of a cell, or None if it has not ended."""
-        if task is not None and task.state in RUNNING:
+        if task is not None and task.state == "RUNNING":
             self.started.setdefault(job.folder, time.monotonic())
         seconds = time.monotonic() - self.started.get(job.folder, time.monotonic())
         state = job.state()
@@ -313,7 +298,7 @@ class Follower:
         now = time.monotonic()
         running, waiting = [], []
         for job in self.unfinished:
-            if (task := self.tasks.get(job.folder)) is None or task.state not in RUNNING:
+            if (task := self.tasks.get(job.folder)) is None or task.state != "RUNNING":
                 waiting.append(job.name)
                 continue
             seconds = now - self.started.get(job.folder, now)
@@ -324,7 +309,7 @@ class Follower:
 def _read_end(job: Job, task: Task | None) -> Exit:
     """Return how a cell without a result ended: as its job recorded it, or as SLURM reports it."""
     attempts = folder.list_attempts(job.folder)
-    new = [] if task is None else attempts[task.cell.attempts :]
+    new = [] if task is None else attempts[task.attempts :]
     if new and (end := folder.read_exit(new[-1])) is not None:
         return end
     failure_class: failure.FailureClass
@@ -334,7 +319,10 @@ def _read_end(job: Job, task: Task | None) -> Exit:
         # The runner in the job records all other ends.
         failure_class, message = ENDS.get(task.state, "killed"), f"its job ended: {task.state}"
     else:
-        line = task.last_line()
+        # The job's own error output is not the log of the cell.
+        paths = sorted(task.batch.glob(f"{task.id}_*_log.err"))
+        text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+        line = text.strip().rpartition("\n")[2].strip()
         failure_class = failure.classify_failure(1, line)
         message = f"its job ended before the cell began: {task.state}; last line: {line}"
     end = Exit(failure=failure_class, returncode=1, message=message)

@@ -5,6 +5,7 @@ that sees the disk.
 """
 
 import argparse
+import shlex
 import sys
 import time
 from collections import Counter
@@ -15,12 +16,17 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from lit_attn.ablate.display import StartedCell, escape_control, estimate_time_left, format_seconds
-from lit_attn.ablate.plan import expand
-from lit_attn.cells import folder
-from lit_attn.cells.folder import CellStatus, State, read_cell, read_log_tail, rerun_command
+from lit_attn.cells.folder import (
+    CellStatus,
+    State,
+    list_attempts,
+    log_name,
+    read_cell,
+    read_log_tail,
+    rerun_command,
+)
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.config.study import choose, read_studies
 from lit_attn.schema.errors import ConfigError, suggest
 
 MAX_FAILED = 10
@@ -34,7 +40,7 @@ ADVICE: dict[State, str] = {
     "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices or "
     "data.accumulate, which do not change the results",
     "diverged": "change optimizer.lr, schedule.warmup or training.clip in the study; without a "
-    "change it would diverge again (--retry runs it anyway)",
+    "change it would diverge again (`rerun failed` runs it anyway)",
     "killed": "run the same command again to resume from the last checkpoint; if nobody killed the "
     "cell, the machine was out of memory",
     "timed-out": "run the same command again to resume from the last checkpoint; --stall and "
@@ -64,29 +70,26 @@ def print_status(arguments: list[str]) -> int:
         prog="python -m lit_attn.ablate status",
         description="Show which cells are done, running or failed, and the time left.",
     )
-    add = parser.add_argument
-    where = "A file of studies, or a folder of runs (default: runs)."
-    add("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    add("--study", action="append", default=[], metavar="NAME", help="Show this study only.")
-    out = "Folder of the runs, for a file of studies (default: runs)."
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=out)
+    where = "Folder of runs (default: runs), or of one study in it."
+    parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
     watch = "Repeat every SECONDS (default 2) until every cell is done."
-    add("--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch)
+    parser.add_argument(
+        "--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch
+    )
     options = parser.parse_args(arguments)
     last = ""
     while True:
         try:
-            plans = read_plans(options.where, options.out, options.study)
-            studies = [(plan, place, read_cells(plan, place)) for plan, place in plans]
+            studies = [(plan, read_cells(plan, place)) for plan, place in read_plans(options.where)]
             text = "\n".join(describe(*study) for study in studies)
-            is_over = all(cell.status.state == "done" for *_, cells in studies for cell in cells)
+            is_over = all(cell.status.state == "done" for _, cells in studies for cell in cells)
         except NoStudyError:
             if not options.watch:
                 raise
-            plans, text, is_over = [], f"{options.where}: waiting for the first run", False
+            text, is_over = f"{options.where}: waiting for the first run", False
         if options.watch and sys.stdout.isatty():
             sys.stdout.write(CLEAR)
-        if plans or text != last:
+        if text != last:
             print(text, flush=True)
         if is_over or not options.watch:
             return 0
@@ -95,27 +98,18 @@ def print_status(arguments: list[str]) -> int:
 
 
 class NoStudyError(ConfigError):
-    """A folder of runs contains no plan of the requested studies."""
+    """A folder of runs contains no plan of a study."""
 
 
-def read_plans(where: Path, out: Path, names: list[str]) -> list[tuple[Plan, Path]]:
-    """Return the plans and folders of the studies in `where`.
+def read_plans(where: Path) -> list[tuple[Plan, Path]]:
+    """Return the plans and folders of the studies in the folder `where`, or of the study `where`.
 
-    `where` is a file of studies, whose runs are below `out`, or a folder of runs. `names` are the
-    studies; if empty, the file's default studies or all studies of the folder. A plan that cannot
-    be read is reported and skipped. Raises NoStudyError for a folder without plans, and ConfigError
-    if it has no readable plan.
+    A plan that cannot be read is reported and skipped. Raises NoStudyError for a folder without
+    plans, and ConfigError if it has no readable plan.
     """
-    if where.suffix in (".yaml", ".yml") or where.is_file():
-        studies = choose(read_studies(where), names, where)
-        matrices = [expand(study, out) for study in studies]
-        return [(matrix.plan(), matrix.folder) for matrix in matrices]
-    paths = [
-        path for path in sorted(where.glob("*/plan.json")) if not names or path.parent.name in names
-    ]
+    paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
     if not paths:
-        missing = f"no study {', '.join(names)}" if names else "no study"
-        raise NoStudyError(f"{where}: contains {missing} (no */plan.json)")
+        raise NoStudyError(f"{where}: contains no study (no */plan.json)")
     plans, errors = [], []
     for path in paths:
         try:
@@ -136,7 +130,7 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     ]
 
 
-def describe(plan: Plan, place: Path, cells: list[StudyCell]) -> str:
+def describe(plan: Plan, cells: list[StudyCell]) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice."""
     states = Counter(cell.status.state for cell in cells)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
@@ -150,7 +144,7 @@ def describe(plan: Plan, place: Path, cells: list[StudyCell]) -> str:
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
-        lines += _describe_failure(cell, plan.study, place.parent)
+        lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
     return escape_control("\n".join(lines) + "\n")
@@ -166,7 +160,8 @@ def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> f
             finished.append((name, result.wall_time))
         elif state != "diverged":
             if progress is not None:
-                started.append(StartedCell(name, progress))
+                seconds = progress.step * (progress.step_time or 0.0)
+                started.append(StartedCell(name, progress, seconds))
             else:
                 waiting.append(name)
     return estimate_time_left(finished, started, waiting, at_once)
@@ -189,7 +184,7 @@ def _describe_running(cell: StudyCell) -> str:
     return f"  running  {cell.name}  {step}/{total} steps{pace}{left}"
 
 
-def _describe_failure(cell: StudyCell, study: str, runs: Path) -> Iterator[str]:
+def _describe_failure(cell: StudyCell) -> Iterator[str]:
     state, _, attempt, end, _ = cell.status
     rank = f" on rank {end.rank}" if end is not None and end.rank else ""
     message = end.message if end is not None else "result.json is torn or of another identity"
@@ -197,9 +192,8 @@ def _describe_failure(cell: StudyCell, study: str, runs: Path) -> Iterator[str]:
     log = "" if attempt is None else read_log_tail(attempt)
     log_lines = [line for line in log.splitlines() if line.strip()]
     yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
-    option = "" if runs == Path("runs") else f" --runs {runs}"
     yield f"      advice:    {ADVICE[state]}"
-    yield f"      log:       python -m lit_attn.ablate logs {study}/{cell.name}{option}"
+    yield f"      log:       python -m lit_attn.ablate logs {shlex.quote(str(cell.folder))}"
     yield f"      run alone: {rerun_command(cell.folder)}"
 
 
@@ -208,7 +202,7 @@ POLL = 0.2
 
 
 def print_log(arguments: list[str]) -> int:
-    """Print a log, with `--watch` until the cell ends. Returns 0.
+    """Print the log of a cell's last attempt, with `--watch` until the cell ends. Returns 0.
 
     Raises ConfigError if there is no such cell or log. On a terminal, control characters are
     printed in visible form.
@@ -217,19 +211,20 @@ def print_log(arguments: list[str]) -> int:
         prog="python -m lit_attn.ablate logs",
         description="Show the log of a cell's last attempt.",
     )
-    add = parser.add_argument
-    add("cell", metavar="CELL", help="STUDY/VARIANT/SEED, or the folder of the cell.")
-    runs = "Folder of the runs (default: runs)."
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help=runs)
-    rank = "Show rank N of a cell on several devices (default 0)."
-    add("--rank", type=int, default=0, metavar="N", help=rank)
-    add("--attempt", type=int, metavar="N", help="Show attempt N; the first attempt is 1.")
-    add("--watch", action="store_true", help="Show new lines until the cell ends.")
+    where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
+    parser.add_argument("cell", metavar="CELL", help=where)
+    parser.add_argument("--watch", action="store_true", help="Show new lines until the cell ends.")
     options = parser.parse_args(arguments)
-    cell = _find_cell(options.cell, options.runs)
-    path = _find_log(cell, options.attempt, options.rank)
+    cell = _find_cell(options.cell)
+    attempts = list_attempts(cell)
+    if not attempts:
+        raise ConfigError(f"{cell}: has no log, because the cell was not started")
     stream = sys.stdout
-    with path.open(encoding="utf-8", errors="replace") as log:
+    try:
+        log = (attempts[-1] / log_name(0)).open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
+    with log:
         while True:
             # Checked before the read, so that the last lines before the cell's end are read too.
             has_ended = read_holder(cell) is None
@@ -241,34 +236,16 @@ def print_log(arguments: list[str]) -> int:
             time.sleep(POLL)
 
 
-def _find_log(cell: Path, attempt: int | None, rank: int) -> Path:
-    attempts = {path.name: path for path in folder.list_attempts(cell)}
-    if not attempts:
-        raise ConfigError(f"{cell}: has no log, because the cell was not started")
-    number = str(attempt or list(attempts)[-1])
-    if number not in attempts:
-        raise ConfigError(f"--attempt {number}: {cell} has the attempts {', '.join(attempts)}")
-    path = attempts[number] / folder.log_name(rank)
-    if not path.exists():
-        logs = ", ".join(sorted(entry.name for entry in attempts[number].glob("log*")))
-        raise ConfigError(f"--rank {rank}: {attempts[number]} has {logs or 'no log'}")
-    return path
-
-
-def _find_cell(text: str, runs: Path) -> Path:
+def _find_cell(text: str) -> Path:
     """Return the folder of a cell. Of several identities, return the one that changed last."""
     if (Path(text) / "config.yaml").exists():
         return Path(text)
-    parts = text.split("/")
-    folders = []
-    if len(parts) == 3:
-        study, variant, seed = parts
-        paths = (runs / study / variant).glob("*")
-        folders = [path for path in paths if path.name.partition("-")[0] == seed]
-    if not folders:
-        plans = read_plans(runs, runs, [])
-        names = [f"{p.study}/{c.variant}/{c.seed}" for p, _ in plans for c in p.cells]
-        if text in names:
-            raise ConfigError(f"{text}: has no log, because the cell was not started")
-        raise ConfigError(f"{runs}: has no cell '{text}'{suggest(text, names)}")
-    return max(folders, key=lambda path: path.stat().st_mtime)
+    runs = Path("runs")
+    variant, _, seed = text.rpartition("/")
+    if folders := [path for path in (runs / variant).glob("*-*") if path.match(f"{seed}-*")]:
+        return max(folders, key=lambda path: path.stat().st_mtime)
+    plans = read_plans(runs)
+    names = [f"{plan.study}/{cell.variant}/{cell.seed}" for plan, _ in plans for cell in plan.cells]
+    if text in names:
+        raise ConfigError(f"{text}: has no log, because the cell was not started")
+    raise ConfigError(f"{runs}: has no cell '{text}'{suggest(text, names)}")

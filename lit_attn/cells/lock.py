@@ -12,6 +12,7 @@ end, and would try it again.
 
 import contextlib
 import fcntl
+import io
 import os
 import secrets
 import socket
@@ -62,7 +63,7 @@ class ProcessIdentity(BaseModel):
     def is_alive(self) -> bool | None:
         """Return True if the process runs, False if not, and None if it cannot be looked up."""
         here = current_process()
-        if self.host != here.host or self.namespace != here.namespace:
+        if not here.namespace or (self.host, self.namespace) != (here.host, here.namespace):
             return None
         if self.boot == here.boot:
             return self.started == _start_time(self.pid)
@@ -88,13 +89,13 @@ class LockHolder(ProcessIdentity):
 
 def current_process() -> ProcessIdentity:
     """Return the identity of this process."""
-    pid = os.getpid()
+    boot, namespace, pid = "", "", os.getpid()
+    # Without /proc (macOS) processes cannot be looked up.
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     return ProcessIdentity(
-        host=socket.gethostname(),
-        boot=_read_boot_id(),
-        namespace=_read_pid_namespace(),
-        pid=pid,
-        started=_start_time(pid),
+        host=socket.gethostname(), boot=boot, namespace=namespace, pid=pid, started=_start_time(pid)
     )
 
 
@@ -104,16 +105,17 @@ def read_holder(folder: Path) -> LockHolder | None:
     A holder that cannot be looked up counts as alive until this process has watched its heartbeat
     for STALE_AFTER seconds: call this function repeatedly.
     """
+    path = folder / "lock"
     try:
-        descriptor = _open(folder / "lock")
+        with _open(path) as file:
+            return _live_holder(path, file)
     except PermissionError:
-        return _unreadable_holder(folder / "lock")
+        with contextlib.suppress(OSError):
+            if not _has_stopped(path, path.stat()):
+                return LockHolder(host="", boot="", pid=0, started=None)
     except OSError:
-        return None
-    try:
-        return _live_holder(folder / "lock", descriptor)
-    finally:
-        os.close(descriptor)
+        pass
+    return None
 
 
 @contextlib.contextmanager
@@ -148,10 +150,9 @@ def hold_lock(folder: Path, keeper: ProcessIdentity | None = None) -> Iterator[N
 
 def release_lock(folder: Path) -> None:
     """Remove the lock of a cell that has ended, if this process is its keeper."""
-    holder = _read(folder / "lock")
-    if holder is not None and holder.keeper == current_process():
-        # If the disk is not reachable, the lock stays until this process ends.
-        with contextlib.suppress(OSError):
+    # If the disk is not reachable, the lock stays until this process ends.
+    with contextlib.suppress(OSError, ValidationError), _open(folder / "lock") as file:
+        if LockHolder.model_validate_json(file.read()).keeper == current_process():
             (folder / "lock").unlink()
 
 
@@ -163,24 +164,23 @@ def remove_stale(folder: Path) -> None:
     """
     path = folder / "lock"
     try:
-        descriptor = _open(path)
+        file = _open(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise LockError(f"{path}: cannot be read: {error.strerror}. Delete it.") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise LockError(f"{path}: is not a regular file. Delete it.")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        is_same = os.fstat(descriptor).st_ino == path.stat().st_ino
-        if is_same and _live_holder(path, descriptor) is None:
-            path.unlink()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise LockError(f"{path}: is stale and cannot be removed: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            is_same = os.fstat(file.fileno()).st_ino == path.stat().st_ino
+            if is_same and _live_holder(path, file) is None:
+                path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise LockError(f"{path}: is stale and cannot be removed: {error.strerror}") from error
 
 
 def require_locks(folder: Path, option: str) -> None:
@@ -235,67 +235,38 @@ def _wait_for_heartbeat(folder: Path) -> LockHolder | None:
     return holder
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> io.FileIO:
     # O_NONBLOCK: a FIFO would wait for a writer. Reading is enough for flock.
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW
+    return io.FileIO(path, opener=lambda name, read_only: os.open(name, read_only | flags))
 
 
-def _read(path: Path) -> LockHolder | None:
-    try:
-        descriptor = _open(path)
-    except OSError:
-        return None
-    try:
-        return _parse(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _parse(descriptor: int) -> LockHolder | None:
-    """Return the holder that an open lock file names, or None if the file names none."""
-    try:
-        return LockHolder.model_validate_json(os.pread(descriptor, 4096, 0))
-    except (OSError, ValidationError):
-        return None
-
-
-def _live_holder(path: Path, descriptor: int) -> LockHolder | None:
+def _live_holder(path: Path, file: io.FileIO) -> LockHolder | None:
     """Return the holder that an open lock file names, unless it is dead."""
-    holder = _parse(descriptor)
-    if holder is None:
+    try:
+        holder = LockHolder.model_validate_json(file.read())
+    except (OSError, ValidationError):
         return None
     is_alive = holder.is_alive()
     if is_alive is None:
-        is_alive = not _WATCH.has_stopped(path, os.fstat(descriptor))
+        is_alive = not _has_stopped(path, os.fstat(file.fileno()))
     return holder if is_alive else None
 
 
-def _unreadable_holder(path: Path) -> LockHolder | None:
-    """Return a holder without a pid for the lock of another user, until its heartbeat stops."""
-    with contextlib.suppress(OSError):
-        if not _WATCH.has_stopped(path, path.stat()):
-            return LockHolder(host="", boot="", pid=0, started=None)
-    return None
+# Lock files whose heartbeat this process watches: the last heartbeat, the seconds without another
+# one, and the time of the last look.
+_WATCHED: dict[Path, tuple[tuple[int, int], float, float]] = {}
 
 
-class _HeartbeatWatch:
-    """The heartbeats that this process has watched: when each lock file last changed."""
-
-    def __init__(self) -> None:
-        self.locks: dict[Path, tuple[tuple[int, int], float, float]] = {}
-
-    def has_stopped(self, path: Path, status: os.stat_result) -> bool:
-        """Return True if the file did not change during STALE_AFTER seconds of watching."""
-        beat, now = (status.st_ino, status.st_mtime_ns), time.monotonic()
-        last_beat, silence, last_seen = self.locks.get(path, (beat, 0.0, now))
-        # A gap between two calls counts as one heartbeat: this process may have been frozen, and
-        # the holder with it.
-        silence = silence + min(now - last_seen, HEARTBEAT) if beat == last_beat else 0.0
-        self.locks[path] = beat, silence, now
-        return silence > STALE_AFTER
-
-
-_WATCH = _HeartbeatWatch()
+def _has_stopped(path: Path, status: os.stat_result) -> bool:
+    """Return True if the lock file did not change during STALE_AFTER seconds of watching."""
+    beat, now = (status.st_ino, status.st_mtime_ns), time.monotonic()
+    last_beat, silence, last_seen = _WATCHED.get(path, (beat, 0.0, now))
+    # A gap between two calls counts as one heartbeat: this process may have been frozen, and the
+    # holder with it.
+    silence = silence + min(now - last_seen, HEARTBEAT) if beat == last_beat else 0.0
+    _WATCHED[path] = beat, silence, now
+    return silence > STALE_AFTER
 
 
 def _beat(path: Path, inode: int, done: threading.Event) -> None:
@@ -313,33 +284,11 @@ def _beat(path: Path, inode: int, done: threading.Event) -> None:
             os.utime(path)
 
 
-def _read_boot_id() -> str:
-    """Return the boot identifier of this machine; pids are only comparable within one boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _read_pid_namespace() -> str:
-    """Return the name of this process's PID namespace; containers have their own."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
 def _start_time(pid: int) -> str | None:
-    """Return a process's start in ticks since boot, None without one, unknown without /proc."""
+    """Return a process's start in ticks since boot, or None if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        return "unknown"
+        return None
     # Field 22 of the line. A zombie (Z) has ended and only waits for its parent.
     return None if fields[0] == "Z" else fields[19]

@@ -14,7 +14,6 @@ import errno
 import faulthandler
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -25,7 +24,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 from lit_attn.cells import failure
 from lit_attn.cells.folder import (
@@ -54,13 +52,6 @@ the killer chooses the rank with the most memory."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class StartMessage(NamedTuple):
-    """The message that starts a waiting rank: the file where ranks meet, and the log folder."""
-
-    rendezvous: str
-    attempt: Path | None
-
-
 class RankProcesses:
     """Forked processes that wait for `run` before they call their function."""
 
@@ -79,13 +70,16 @@ class RankProcesses:
         # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
         # stacks and end.
         signal.signal(signal.SIGABRT, signal.SIG_IGN)
-        has_peers = len(self.processes) > 1
-        with _temporary_folder() if has_peers else contextlib.nullcontext("") as store:
+        with contextlib.ExitStack() as stack:
+            rendezvous = ""
+            if len(self.processes) > 1:
+                store = tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True)
+                rendezvous = f"{stack.enter_context(store)}/rendezvous"
             try:
                 for pipe in self.pipes:
                     # A rank that was stopped before this has ended already, and counts as failed.
                     with contextlib.suppress(BrokenPipeError):
-                        pipe.send(StartMessage(f"{store}/rendezvous", attempt))
+                        pipe.send((rendezvous, attempt))
                 ended = self._wait()
             finally:
                 signal.signal(signal.SIGTERM, previous)
@@ -203,12 +197,13 @@ def _run_rank(
         os._exit(1)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-    start: StartMessage = pipe.recv()
+    # The file where ranks meet, and the folder of the log.
+    rendezvous, attempt = pipe.recv()
     if count > 1:
         os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-        os.environ[RENDEZVOUS] = start.rendezvous
-    if start.attempt is not None:
-        redirect_output(start.attempt / log_name(rank))
+        os.environ[RENDEZVOUS] = rendezvous
+    if attempt is not None:
+        redirect_output(attempt / log_name(rank))
     # A crash in native code and SIGABRT write the stack of every thread to the log.
     faulthandler.enable()
     body()
@@ -234,15 +229,6 @@ def _list_children() -> list[int]:
     except OSError:
         return []
     return [int(pid) for text in lists for pid in text.split()]
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="lit_attn-")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 BUSY = 75

@@ -55,14 +55,14 @@ def test_a_second_run_only_runs_new_cells(tmp_path: Path) -> None:
     assert "2 variants x 2 seeds = 4 cells: 4 done" in run_cli(tmp_path, "--dry-run")[1]
 
 
-def test_diverged_cells_only_run_again_with_retry(tmp_path: Path) -> None:
+def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 1
-    assert "1 cells diverged before and are skipped (see --retry)" in output
+    assert "1 cells diverged before and are skipped; `rerun failed` runs them again" in output
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
-    assert run_cli(tmp_path, "--seeds", "0,", "--retry")[0] == 1
+    assert run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))[0] == 1
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
 
 
@@ -161,9 +161,9 @@ def test_set_changes_every_variant(
             )
             for text in ("1,1", "0", "a", ",", "20251121", "99999999999999999999,")
         ),
-        (["--jobs", "0"], "--jobs: the smallest number is 1"),
-        (["--stall", "0"], "--stall: the number of minutes must be positive"),
-        (["--time", "nan"], "--time: the number of minutes must be positive"),
+        (["--jobs", "0"], "--jobs: the number must be positive"),
+        (["--stall", "0"], "--stall: the number must be positive"),
+        (["--time", "nan"], "--time: the number must be positive"),
         (["--params"], "--params: needs --dry-run"),
         (["--estimate"], "--estimate: needs --dry-run"),
         (["--dryrun"], "--dryrun: unknown option; did you mean '--dry-run'?"),

@@ -46,8 +46,6 @@ def test_there_is_no_estimate_before_a_cell_has_made_a_tenth_of_its_steps() -> N
 def test_steps_of_running_cells_predict_the_time_left() -> None:
     # Ten seconds per cell: four cells wait, two cells are half done, two run at once.
     assert estimate_time_left([], RUNNING, [WAITING] * 4, 2) == 25.0
-    # Without elapsed seconds, they follow from the steps.
-    assert estimate_time_left([], [StartedCell("tiny/a/0", Progress(50, 100, 0.1))], [], 1) == 5.0
 
 
 def test_finished_cells_predict_the_time_left_of_their_variant_and_study() -> None:
@@ -62,7 +60,7 @@ def test_finished_cells_predict_the_time_left_of_their_variant_and_study() -> No
     assert predict_time_left("short/c/0") == pytest.approx(7 / 3)
     assert predict_time_left("other/a/0") == pytest.approx(107 / 4)
     summary = snapshot(done=1, waiting=[], durations=[("tiny/a/0", 6.0), ("tiny/b/1", 6.0)])
-    assert summary.summary() == "1 done, 2 running, 0 waiting, about 0:01 left"
+    assert summary.summary() == "1 done, 2 running, 0 waiting, about 0:03 left"
 
 
 def test_seconds_are_written_as_minutes_and_hours() -> None:
@@ -73,7 +71,6 @@ def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str])
     assert isinstance(make_display(), Display)
     display = Display(sys.stdout)
     state = snapshot(done=2, failed=1, waiting=[WAITING], running=[], slots=1)
-    display.open()
     display.say("done a")
     display.say("done b")
     display.update(state)
@@ -106,10 +103,10 @@ def test_escape_sequences_become_visible() -> None:
     assert stream.getvalue() == "FAILED  \\x1b[2Jerror: \\x9b31m\\x0d\ttext\n"
 
 
-def render(state: Snapshot, width: int, height: int = 24) -> list[str]:
+def render(state: Snapshot, width: int) -> list[str]:
     screen = io.StringIO()
-    console = Console(file=screen, width=width, height=height, color_system=None)
-    console.print(render_table(state, width, height))
+    console = Console(file=screen, width=width, color_system=None)
+    console.print(render_table(state))
     return screen.getvalue().splitlines()
 
 
@@ -122,28 +119,19 @@ def test_the_table_shows_names_times_and_steps_at_every_width(width: int) -> Non
     ]
     lines = render(snapshot(running=running), width)
     assert all(len(line) <= width for line in lines)
-    assert lines[0].split() == ["cell", "time", "steps"]
-    first, second = lines[1:3]
-    assert first.split()[1:3] == ["1:06:40", "12345/100000"]
-    shown = first.split()[0].removeprefix("...")
-    assert name.endswith(shown)
-    assert len(shown) >= min(len(name), width - 40)
-    assert second.split()[:3] == ["tiny/b/0", "0:05", "starting"]
-    assert " ".join(lines[3:]).startswith("0 done, 2 running, 4 waiting, about")
+    assert " ".join(lines).startswith("0 done, 2 running, 4 waiting, about")
+    head = next(i for i, line in enumerate(lines) if line.split() == ["cell", "time", "steps"])
+    first, *rest, last = lines[head + 1 :]
+    assert first.split()[1:] == ["1:06:40", "12345/100000"]
+    # A name that is too long for the terminal takes several lines.
+    assert "".join(line.split()[0] for line in (first, *rest)) == name
+    assert bool(rest) == (width < 100)
+    assert last.split() == ["tiny/b/0", "0:05", "starting"]
 
 
-def test_short_names_leave_room_for_bars_at_80_columns() -> None:
-    lines = render(snapshot(), 80)
-    assert lines[1].split()[:3] == ["tiny/a/0", "0:05", "1/2"]
-    assert len(lines[1].split()) == 4
-
-
-def test_more_cells_than_lines_are_counted() -> None:
+def test_more_cells_than_lines_leave_the_counts() -> None:
     running = [StartedCell(f"tiny/a/{seed}", None, 1.0) for seed in range(50)]
-    lines = render(snapshot(running=running), 80, height=24)
-    assert len(lines) <= 24
-    assert "and 30 more" in lines
-    assert lines[-1].startswith("0 done, 50 running")
+    assert render(snapshot(running=running), 80)[0].startswith("0 done, 50 running")
 
 
 def test_without_running_cells_there_are_only_the_counts() -> None:
@@ -152,9 +140,8 @@ def test_without_running_cells_there_are_only_the_counts() -> None:
 
 def test_the_live_table_takes_names_literally() -> None:
     running = [StartedCell("tiny/residual=[red]/0", Progress(1, 2, 5.0), 5.0)]
-    assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[1]
+    assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[2]
     live = LiveDisplay()
-    live.open()
     live.say("FAILED [x]")
     live.update(snapshot())
     live.close()

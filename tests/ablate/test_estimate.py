@@ -46,24 +46,11 @@ def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([Device(None, None)] * 4)
     rows = format_estimate(measured, timings, cores).splitlines()
-    assert rows[2].split() == [
-        "a",
-        "500",
-        "3,568",
-        "10.0",
-        "s",
-        "2",
-        "x",
-        "3",
-        "s",
-        "30:00",
-        "2.50",
-    ]
-    assert rows[3].split() == ["b", "could", "not", "be", "measured"]
+    assert " ".join(rows[1].split()) == "a 500 ms/step 3,568 steps 30:00 for a cell 2.50 GB"
+    assert rows[2].split() == ["b", "could", "not", "be", "measured"]
     # Two seeds each: half an hour on one core, and one hour on two cores. Two run at once.
-    assert rows[5] == (
-        "  6 cells to run: 5.00 core hours, 1.50 hours with 2 at once, "
-        "and 2 that could not be measured"
+    assert rows[4] == (
+        "  6 cells to run, 4 of them measured: 5.00 core hours, 1.50 hours with 2 at once"
     )
 
 
@@ -75,7 +62,9 @@ def test_finished_cells_cost_nothing(tmp_path: Path) -> None:
     for job in measured.jobs:
         result(job.cell).write(job.folder / "result.json")
     gpus = Slots([Device("0", None)] * 2)
-    assert format_estimate(measured, timings, gpus).endswith("  0 cells to run\n")
+    assert format_estimate(measured, timings, gpus).endswith(
+        "  0 cells to run, 0 of them measured: 0.00 GPU hours, 0.00 hours with 1 at once\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +86,13 @@ def test_each_model_is_timed_once(estimated: tuple[Path, int, str, str]) -> None
     """Seeds share one timing, and the estimate leaves no files."""
     path, code, output, messages = estimated
     assert code == 1
-    plain, broken, total = output.splitlines()[2:5]
+    plain, broken, total = output.splitlines()[1:4]
     # 1,200 images of digits in batches of 64, two epochs.
     assert plain.split()[0] == "plain"
-    assert plain.split()[2] == "36"
-    assert plain.split()[5:7] == ["2", "x"]
+    assert plain.split()[3:5] == ["36", "steps"]
     assert float(plain.split()[1]) > 0
     assert broken.split() == ["broken", "could", "not", "be", "measured"]
-    assert total.startswith("  4 cells to run: 0.0")
+    assert total.startswith("  4 cells to run, 2 of them measured: 0.0")
     assert messages.count("done ") == 1
     assert messages.count("diverged") == 1
     assert not (path / "runs").exists()

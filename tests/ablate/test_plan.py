@@ -30,11 +30,10 @@ def list_reported_seeds(folder: Path, name: str = "tiny") -> dict[str, list[int]
     return {variant.name: list(study.values(variant.name)) for variant in study.plan.variants}
 
 
-def describe(where: Path, out: Path) -> str:
-    """Return the output of `status` for a file of studies or a folder of runs."""
-    plans = status.read_plans(where, out, [])
-    texts = [status.describe(plan, at, status.read_cells(plan, at)) for plan, at in plans]
-    return "\n".join(texts)
+def describe(where: Path) -> str:
+    """Return the output of `status` for a folder of runs or of one study."""
+    plans = status.read_plans(where)
+    return "\n".join(status.describe(plan, status.read_cells(plan, at)) for plan, at in plans)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_a_trial_does_not_change_the_study(tmp_path: Path) -> None:
     assert len(plan(tmp_path, name).cells) == 4
     assert plan(tmp_path, name).title == "A tiny study (with training.max_steps=2)"
     assert list_reported_seeds(tmp_path, name) == {"ok": [0], "ok-2": []}
-    assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs", tmp_path)
+    assert "tiny: A tiny study\n  4 cells: 4 done\n" in describe(tmp_path / "runs")
 
 
 def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> None:
@@ -129,10 +128,10 @@ def test_the_plan_has_every_started_seed(tmp_path: Path) -> None:
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     assert plan(tmp_path).seeds == [0, 1, 4, 9]
     assert list_reported_seeds(tmp_path) == {"ok": [0, 4, 9], "crashonce": []}
-    of_file = describe(tmp_path / "ablations.yaml", tmp_path / "runs")
-    assert of_file == describe(tmp_path / "runs", tmp_path)
+    output = describe(tmp_path / "runs")
+    assert output == describe(tmp_path / "runs" / "tiny")
     assert {"3 done", "3 error", "2 missing"} == set(
-        of_file.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
+        output.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
     )
     # Seeds of an earlier version of the study do not count.
     studies.write(tmp_path, make_body("ok", "crashonce").replace("cells", "set: {zz: with}\ncells"))

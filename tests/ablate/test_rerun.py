@@ -24,7 +24,7 @@ def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     code, output = run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))
     assert code == 1
-    assert "3 cells: 1 done, 2 to run again\n" in output
+    assert "3 cells: 1 done, 2 to run\n" in output
     # The new folder of the cell has no trace of its first attempt, so it crashes again.
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
     assert list_set_aside(tmp_path) == ["crashonce/aside-1-0", "diverged/aside-1-0"]

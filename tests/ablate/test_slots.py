@@ -15,8 +15,8 @@ from lit_attn.schema.errors import ConfigError
 SMI = """\
 #!/bin/sh
 cat <<END
-0, GPU-aa, NVIDIA A100, 1000
-1, GPU-bb, NVIDIA A100, 900
+0, GPU-aa, 1000
+1, GPU-bb, 900
 END
 """
 
@@ -165,6 +165,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -173,8 +174,8 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (None, [("GPU-aa", 1000), ("GPU-bb", 900)]),
         ("GPU-bb", [("GPU-bb", 900)]),
-        # CUDA may number the GPUs differently, so the smaller memory counts for both.
-        ("1,0", [("1", 900), ("0", 900)]),
+        # CUDA is told to number the GPUs as nvidia-smi does.
+        ("1,0", [("1", 900), ("0", 1000)]),
         ("MIG-cc", [("MIG-cc", None)]),
     ],
 )

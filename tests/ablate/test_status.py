@@ -56,7 +56,7 @@ def test_every_state_is_shown_with_advice(
         (going.folder / "progress.json").write_text(progress)
         assert main(["status"]) == 0
         of_runs = capsys.readouterr().out
-        assert main(["status", "ablations.yaml"]) == 0
+        assert main(["status", "runs/tiny"]) == 0
         assert capsys.readouterr().out == of_runs
     assert of_runs.startswith("tiny: A tiny study\n  8 cells: ")
     assert {"2 done", "2 error", "1 running", "3 missing"} <= set(
@@ -68,8 +68,8 @@ def test_every_state_is_shown_with_advice(
     block = of_runs[start:].splitlines()
     assert "      | RuntimeError: the reactor is on fire" in block
     assert "      advice:    read the whole log, then run the cell alone" in block
-    assert "      log:       python -m lit_attn.ablate logs tiny/crash/1" in block
     relative = crash.folder.relative_to(tmp_path)
+    assert f"      log:       python -m lit_attn.ablate logs {relative}" in block
     assert f"      run alone: python -m lit_attn.train {relative}" in block
 
 
@@ -86,16 +86,16 @@ def test_steps_predict_the_time_left() -> None:
     # Diverged cells do not run again.
     assert estimate_time_left(running, cell("diverged", "w")) == 5.0
     cells = [running, cell("running", "u", halfway), missing]
-    text = status.describe(plan_of(cells), Path("runs/x"), cells)
+    text = status.describe(plan_of(cells), cells)
     assert "about 0:10 left with 2 at once" in text
 
 
 def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "runs", seeds=2, skip=(("belief", 1), ("belief2", 0)))
-    (study,) = status.read_plans(tmp_path / "runs", tmp_path, [])
+    write_study(tmp_path / "runs", seeds=2, skip=(("belief", 1), ("belief2", 0)))
+    (study,) = status.read_plans(tmp_path / "runs")
     cells = status.read_cells(*study)
     assert status.estimate_seconds_left("fake", cells, 1) == 2 * 61.5
-    assert "one after the other" in status.describe(study[0], folder, cells)
+    assert "one after the other" in status.describe(study[0], cells)
 
 
 def plan_of(cells: list[status.StudyCell]) -> Plan:
@@ -112,8 +112,8 @@ def test_every_failure_class_has_advice() -> None:
 def test_further_failures_are_only_counted(tmp_path: Path) -> None:
     failures = {("standard", seed): "killed" for seed in range(15)}
     folder = write_study(tmp_path / "runs", seeds=15, failures=failures)
-    (study,) = status.read_plans(tmp_path / "runs", tmp_path, ["fake"])
-    text = status.describe(study[0], folder, status.read_cells(*study))
+    (study,) = status.read_plans(folder)
+    text = status.describe(study[0], status.read_cells(*study))
     assert text.count("FAILED") == status.MAX_FAILED
     assert text.endswith("and 5 more failed cells\n")
 
@@ -126,11 +126,11 @@ def test_the_first_failed_rank_is_shown(tmp_path: Path) -> None:
         failure="out-of-memory", returncode=1, message="[rank3]: boom", rank=3, finished="now"
     )
     ended.write(attempt / "exit.json")
-    (study,) = status.read_plans(tmp_path / "runs", tmp_path, [])
-    text = status.describe(study[0], folder, status.read_cells(*study))
+    (study,) = status.read_plans(tmp_path / "runs")
+    text = status.describe(study[0], status.read_cells(*study))
     assert "FAILED   belief/0  out-of-memory on rank 3: [rank3]: boom" in text
     assert "| [rank3]: boom" in text
-    assert f"logs fake/belief/0 --runs {tmp_path / 'runs'}" in text
+    assert f"logs {attempt.parents[1]}" in text
 
 
 def test_a_missing_or_torn_plan_is_one_error_line(
@@ -138,8 +138,6 @@ def test_a_missing_or_torn_plan_is_one_error_line(
 ) -> None:
     assert main(["status", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"{tmp_path}: contains no study (no */plan.json)\n"
-    assert main(["status", str(tmp_path / "no.yaml")]) == 2
-    assert "no.yaml" in capsys.readouterr().err
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "plan.json").write_text("{")
     assert main(["status", str(tmp_path)]) == 2
@@ -192,7 +190,7 @@ def test_every_command_reads_one_file_per_finished_cell(
     assert lists == []
 
 
-def test_logs_shows_the_last_or_the_requested_attempt(
+def test_logs_shows_the_last_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = write(tmp_path)
@@ -204,8 +202,6 @@ def test_logs_shows_the_last_or_the_requested_attempt(
     (create_attempt(crash.folder) / "log.txt").write_text("the second\n")
     assert main(["logs", "tiny/crash/1"]) == 0
     assert capsys.readouterr().out == "the second\n"
-    assert main(["logs", "tiny/crash/1", "--attempt", "1"]) == 0
-    assert "the reactor" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -213,8 +209,7 @@ def test_logs_shows_the_last_or_the_requested_attempt(
     [
         (["tiny/crsh/1"], "runs: has no cell 'tiny/crsh/1'; did you mean 'tiny/crash/1'?"),
         (["tiny/new/0"], "tiny/new/0: has no log, because the cell was not started"),
-        (["tiny/crash/1", "--attempt", "7"], "--attempt 7: "),
-        (["tiny/crash/1", "--rank", "1"], "--rank 1: "),
+        (["tiny/no-log/0"], "runs/tiny/no-log/0-x/attempts/1: its log cannot be read: No such"),
     ],
 )
 def test_a_wrong_cell_or_log_is_one_error_line(
@@ -225,6 +220,7 @@ def test_a_wrong_cell_or_log_is_one_error_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write(tmp_path)
+    create_attempt(tmp_path / "runs" / "tiny" / "no-log" / "0-x")
     monkeypatch.chdir(tmp_path)
     assert main(["logs", *arguments]) == 2
     assert capsys.readouterr().err.startswith(message)
@@ -279,7 +275,7 @@ def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
 
 
 def test_a_watched_status_waits_for_the_first_run(tmp_path: Path) -> None:
-    with cli_of_status(tmp_path, "runs") as watching:
+    with cli_of_status(tmp_path) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline() == "runs: waiting for the first run\n"
         write_study(tmp_path / "runs", seeds=1)
@@ -287,9 +283,9 @@ def test_a_watched_status_waits_for_the_first_run(tmp_path: Path) -> None:
     assert output.rstrip().endswith("3 cells: 3 done")
 
 
-def cli_of_status(path: Path, where: str = "ablations.yaml") -> "subprocess.Popen[str]":
+def cli_of_status(path: Path) -> "subprocess.Popen[str]":
     code = "import sys; from lit_attn.ablate.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ["status", where, "--watch", "0.05"]
+    arguments = ["status", "--watch", "0.05"]
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=path,

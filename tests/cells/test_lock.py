@@ -124,7 +124,7 @@ def test_a_dead_holder_with_a_live_keeper_keeps_the_lock(tmp_path: Path) -> None
 def test_a_lock_of_a_dead_process_is_stale(
     tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_read_pid_namespace", lambda: lock.INITIAL_PID_NAMESPACE)
+    monkeypatch.setattr(lock, "INITIAL_PID_NAMESPACE", current_process().namespace)
     write_lock(tmp_path, **changes)
     assert read_holder(tmp_path) is None
     with hold_lock(tmp_path):

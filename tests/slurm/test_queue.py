@@ -10,7 +10,7 @@ from helpers.runs import make_body
 from lit_attn.ablate import slurm
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import NAME, Batch, BatchCell, find_tasks, merge_resources
+from lit_attn.ablate.slurm import NAME, Batch, find_tasks, merge_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, parse_minutes
@@ -23,7 +23,7 @@ def expand_study(path: Path, body: str = "") -> Matrix:
 
 
 def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
-    cells = [BatchCell(folder=job.cell.folder, attempts=attempts) for job in matrix.jobs]
+    cells = [(job.cell.folder, attempts) for job in matrix.jobs]
     Batch(cells=cells).write(matrix.folder / ".slurm" / token / "batch.json")
 
 
@@ -103,11 +103,6 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
     assert [task.is_over for task in find_tasks([matrix]).values()] == [False, True, False]
 
 
-def test_states_are_pending_running_or_over() -> None:
-    assert not slurm.PENDING & slurm.RUNNING
-    assert not (slurm.PENDING | slurm.RUNNING) & slurm.ENDS.keys()
-
-
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,8 +130,6 @@ class Recorder:
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
-
-    def open(self) -> None: ...
 
     def close(self) -> None: ...
 
