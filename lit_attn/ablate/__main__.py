@@ -89,15 +89,12 @@ def make_parser() -> argparse.ArgumentParser:
     several("--set", "KEY=VALUE", "Override a key of all variants, in a trial with own folders.")
     value("--limit", int, "N", "Run at most N of the missing cells.")
     value("--out", Path, "DIR", "Write results to DIR (default: runs, or runs/smoke).")
-    value(
-        "--reports", Path, "DIR", "Write tables to DIR (default: reports; with --smoke in --out)."
-    )
+    value("--reports", Path, "DIR", "Write tables to DIR (default: reports).")
     flag("--smoke", "Run one small step of every cell, in a separate folder.")
     value("--stall", float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30)
     value("--time", float, "MINUTES", "Stop an attempt after MINUTES; the cell saves.", math.inf)
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
-    several("--slurm", "KEY=VALUE", "Override a key of the study's `slurm:` section.")
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
     flag("--quiet-timing", "Measure step times first, with no other cell running.")
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
@@ -139,9 +136,9 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
             print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
             return 0
         if options.dry_run and options.estimate:
-            return 0 if dry_run.print_estimate(matrices, options.jobs, sys.stdout) else 1
+            return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
         if options.dry_run:
-            dry_run.print_cells(matrices, sys.stdout, with_costs=options.params)
+            dry_run.print_cells(matrices, with_costs=options.params)
             return 0
         return _run(matrices, options, target, chosen)
     except ConfigError as error:
@@ -174,10 +171,7 @@ def _require_none(unknown: list[str], options: list[str]) -> None:
     for word in unknown:
         if word.startswith("-"):
             raise ConfigError(f"{word}: unknown option{suggest(word, options)}")
-        raise ConfigError(
-            f"{word}: only one file of studies is allowed; write several seeds as --seeds 0,1,2 "
-            "and several studies as --study A --study B"
-        )
+        raise ConfigError(f"{word}: only one file of studies is allowed (seeds: --seeds 0,1,2)")
 
 
 def _complete_options(options: argparse.Namespace) -> None:
@@ -187,7 +181,7 @@ def _complete_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}: the number must be positive")
     conditions = {
         "--dry-run": (options.dry_run, ("params", "estimate")),
-        "--launcher slurm": (options.launcher == "slurm", ("slurm", "cancel")),
+        "--launcher slurm": (options.launcher == "slurm", ("cancel",)),
         "--paper": (options.paper, ("table", "small", "cost")),
     }
     for condition, (is_met, names) in conditions.items():
@@ -269,11 +263,10 @@ def _run(
     prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
     start = prepare(matrices, options, target)
     require_locks(options.out, "--out")
-    tables = [options.reports / matrix.name for matrix in matrices]
-    for folder in (options.reports, *(folder for folder in tables if folder.exists())):
+    for folder in (options.reports, *(options.reports / matrix.name for matrix in matrices)):
         require_writable(folder, "--reports")
 
-    matrices, failed_trials = (matrices, 0) if chosen else _tune(matrices, options, start)
+    matrices = matrices if chosen else _tune(matrices, options, start)
     states = [(job, job.state()) for matrix in matrices for job in matrix.jobs]
     diverged = 0
     if chosen is not None:
@@ -284,21 +277,19 @@ def _run(
     _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
     for matrix in matrices:
         if matrix.is_trial:
-            text = f"{matrix.folder}: trial; study {matrix.source.name} does not change"
-            write_line(text, sys.stdout)
+            write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
     done = sum(state == "done" and job.folder not in folders for job, state in states)
-    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run", sys.stdout)
+    write_line(f"{len(states)} cells: {done} done, {len(jobs)} to run")
     if diverged:
-        text = f"{diverged} cells diverged before and are skipped; `rerun failed` runs them again"
-        write_line(text, sys.stdout)
+        write_line(f"{diverged} cells diverged before and are skipped (see `rerun failed`)")
     summary = start(jobs)
     if summary.stopped_by in (None, signal.SIGINT):
         _write_tables(matrices, options)
     if summary.stopped_by is not None:
         return 128 + summary.stopped_by
-    is_incomplete = failed_trials or any(matrix.untuned for matrix in matrices)
-    return 1 if summary.failed or diverged or is_incomplete else 0
+    is_untuned = any(matrix.untuned for matrix in matrices)
+    return 1 if summary.failed or diverged or is_untuned else 0
 
 
 def _prepare_folders(
@@ -316,31 +307,26 @@ def _prepare_folders(
         raise ConfigError(f"--out {options.out}: cannot be written: {error.strerror}") from error
 
 
-def _tune(
-    matrices: list[Matrix], options: argparse.Namespace, start: "Start"
-) -> tuple[list[Matrix], int]:
-    """Run the trials of `tune`; return the cells of the tuned variants and the failed trials.
+def _tune(matrices: list[Matrix], options: argparse.Namespace, start: "Start") -> list[Matrix]:
+    """Run the trials of `tune` and return the cells of the tuned variants.
 
     A cell is tried once in a run: a search with a failed cell continues in the next run. Raises
     SystemExit if the run is stopped.
     """
     attempted: set[Path] = set()
-    failed, limit = 0, options.limit or sys.maxsize
     while True:
         trials = [job for m in matrices for job in m.trials if job.folder not in attempted]
         trials = [job for job in trials if job.state() not in ("done", "diverged")]
-        trials = trials[: limit - len(attempted)]
+        trials = trials[: options.limit]
         if not trials:
-            # The cells that remain of --limit.
-            options.limit = options.limit and limit - len(attempted)
-            return matrices, failed
+            return matrices
         _prepare_folders(matrices, options, trials, [])
-        write_line(f"tuning: {len(trials)} cells to run", sys.stdout)
+        write_line(f"tuning: {len(trials)} cells to run")
         summary = start(trials)
         if summary.stopped_by is not None:
             raise SystemExit(128 + summary.stopped_by)
-        failed += sum(outcome.failure != "diverged" for outcome in summary.failed)
         attempted.update(job.folder for job in trials)
+        options.limit = options.limit and options.limit - len(trials)
         matrices = _expand_studies(options)
 
 
@@ -357,13 +343,13 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
     write_reports(options.out, options.reports, names)
     for name in names:
         table = (options.reports / name / "table.md").read_text(encoding="utf-8")
-        write_line(f"\n{table}", sys.stdout)
-    write_line(f"{options.reports / 'index.html'}", sys.stdout)
+        write_line(f"\n{table}")
+    write_line(f"{options.reports / 'index.html'}")
     if options.paper:
         from lit_attn.report.papers_page import write_paper
 
         # The page has all tables, whichever of them this command has run.
-        write_line(str(write_paper(options.paper, options.out, options.reports)), sys.stdout)
+        write_line(str(write_paper(options.paper, options.out, options.reports)))
 
 
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
@@ -376,27 +362,25 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
     slots.check(job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs))
 
     def start(missing: list[Job]) -> "Summary":
-        write_line(f"{slots.at_once(job.cell for job in missing)} at once", sys.stdout)
+        write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         launcher = Launcher(target, options.smoke)
-        return Runner(launcher, slots, make_display(sys.stdout), _limits(options)).run(missing)
+        return Runner(launcher, slots, make_display(), _limits(options)).run(missing)
 
     return start
 
 
 def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
-    from lit_attn.ablate.slurm import Follower, merge_resources, submit_missing
-    from lit_attn.ablate.slurm_job import SlurmCell
+    from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
 
-    changes = parse_settings("--slurm", options.slurm)
-    requested = {matrix.folder: merge_resources(matrix, changes) for matrix in matrices}
+    for matrix in matrices:
+        require_resources(matrix)
 
     def start(missing: list[Job]) -> "Summary":
         cell = SlurmCell(Path(), target, options.smoke, _limits(options))
-        count = submit_missing(matrices, missing, requested, cell, options.jobs)
-        text = f"{count} jobs submitted, {len(missing) - count} already submitted"
-        write_line(text, sys.stdout)
-        return Follower(matrices, make_display(sys.stdout)).run(missing)
+        count = submit_missing(matrices, missing, cell, options.jobs)
+        write_line(f"{count} jobs submitted, {len(missing) - count} already submitted")
+        return Follower(matrices, make_display()).run(missing)
 
     return start
 

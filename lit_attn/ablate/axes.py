@@ -27,15 +27,6 @@ class Override:
 
 
 @dataclass(frozen=True)
-class AxisValue:
-    """A value of an axis: its part of a variant's name, its text in `exclude`, its override."""
-
-    name: str
-    text: str
-    override: Override
-
-
-@dataclass(frozen=True)
 class VariantSource:
     """A variant as written: its name, its overrides in order of application, and its line."""
 
@@ -70,31 +61,24 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
                 " and . _ = , + -, and begin with a letter or digit"
             )
         if variant.name in lines:
-            raise ConfigError(
-                f"{context}: two variants have the name '{variant.name}', the other one on line"
-                f" {lines[variant.name].line}"
-            )
+            text = f"two variants have the name '{variant.name}', the other one on line"
+            raise ConfigError(f"{context}: {text} {lines[variant.name].line}")
         lines[variant.name] = variant.where
     for name, mapping in source.study.overrides.items():
         override = Override(mapping, f"{source.name}.overrides.{name}")
         terms = set(name.split(","))
-        variants = [
-            replace(variant, overrides=(*variant.overrides, override))
-            if terms <= variant.terms
-            else variant
-            for variant in variants
-        ]
+        for number, variant in enumerate(variants):
+            if terms <= variant.terms:
+                variants[number] = replace(variant, overrides=(*variant.overrides, override))
     return variants
 
 
 def require_names(source: StudySource, variants: list[VariantSource]) -> None:
     """Raise ConfigError if `baseline`, `published` or `overrides` names no variant."""
     names = [variant.name for variant in variants]
-    keys = [("baseline", source.study.baseline)]
-    keys += [("published", name) for name in source.study.published]
-    for key, name in keys:
+    published = [(("published", name), name) for name in source.study.published]
+    for path, name in [(("baseline",), source.study.baseline), *published]:
         if name not in names:
-            path = (key,) if key == "baseline" else (key, name)
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
     columns = [entry["key"] for entry in read_asset("columns.yaml")]
     for place, key in enumerate(source.study.latex.columns or ()):
@@ -116,52 +100,40 @@ def _product(source: StudySource) -> Iterator[VariantSource]:
     groups = _zip_groups(source, axes)
     count = math.prod(len(axes[group[0]]) for group in groups)
     if count > MAX_VARIANTS:
-        raise source.error(
-            ("axes",),
-            f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants; use fewer"
-            " values, or split the study",
-        )
+        text = f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants"
+        raise source.error(("axes",), f"{text}; use fewer values, or split the study")
     rules = _exclusions(source, axes)
-    used_rules: set[int] = set()
+    unused_rules = set(range(len(rules)))
     steps = (zip(*(axes[key] for key in group), strict=True) for group in groups)
     for combination in itertools.product(*steps):
-        point = {
-            key: value
-            for group, values in zip(groups, combination, strict=True)
-            for key, value in zip(group, values, strict=True)
-        }
-        matching = [
-            index
-            for index, rule in enumerate(rules)
-            if all(point[key].text in texts for key, texts in rule.items())
-        ]
-        used_rules.update(matching)
-        if not matching:
-            values = [point[key] for key in axes]
-            name = ",".join(value.name for value in values)
-            overrides = tuple(value.override for value in values)
+        texts = itertools.chain(*combination)
+        point = dict(zip(itertools.chain(*groups), texts, strict=True))
+        excluding = [all(point[key] in texts for key, texts in rule.items()) for rule in rules]
+        unused_rules.difference_update(itertools.compress(range(len(rules)), excluding))
+        if not any(excluding):
+            name = ",".join(_term(source, key, point[key]) for key in axes)
+            overrides = tuple(axes[key][point[key]] for key in axes)
             yield VariantSource(name, overrides, source.tree.where["axes"])
-    for index in range(len(rules)):
-        if index not in used_rules:
-            raise source.error(("exclude", index), "excludes no combination of the axes")
+    for index in sorted(unused_rules):
+        raise source.error(("exclude", index), "excludes no combination of the axes")
 
 
-def _axis_values(source: StudySource, key: str) -> list[AxisValue]:
-    """Return the values of an axis: a list for one key, or a mapping of named overrides."""
-    axes = source.study.axes
-    written, path = axes[key], f"{source.name}.axes.{key}"
-    values = []
+def _axis_values(source: StudySource, key: str) -> dict[str, Override]:
+    """Return the override of each value of an axis: a list for one key, or named overrides."""
+    written, path = source.study.axes[key], f"{source.name}.axes.{key}"
+    values = {}
     if isinstance(written, Mapping):
         for name, mapping in written.items():
             if not isinstance(mapping, Mapping):
                 raise source.error(("axes", key, name), "needs a mapping of overrides")
-            values.append(AxisValue(name, name, Override(mapping, f"{path}.{name}")))
+            values[name] = Override(mapping, f"{path}.{name}")
     elif isinstance(written, Sequence):
         for value, where in zip(written, written.where, strict=True):
             mapping = Mapping(where)
             mapping.put(key, value, where)
-            name = _term(key, value, is_only_axis=len(axes) == 1)
-            values.append(AxisValue(name, format_value(value), Override(mapping, path)))
+            values[format_value(value)] = Override(mapping, path)
+        if len(values) < len(written):
+            raise source.error(("axes", key), "has a value twice")
     else:
         raise source.error(("axes", key), "needs a list of values, or a mapping of named overrides")
     if not values:
@@ -169,13 +141,15 @@ def _axis_values(source: StudySource, key: str) -> list[AxisValue]:
     return values
 
 
-def _term(key: str, value: object, is_only_axis: bool) -> str:
+def _term(source: StudySource, key: str, text: str, is_only_key: bool = True) -> str:
     """Return a value's part of a variant's name: `lr=0.001`, or `0.001` for the only axis."""
-    text = format_value(value)
-    return text if is_only_axis else f"{key.split('.')[-1]}={text}"
+    axes = source.study.axes
+    if isinstance(axes.get(key), Mapping) or (is_only_key and list(axes) == [key]):
+        return text
+    return f"{key.split('.')[-1]}={text}"
 
 
-def _zip_groups(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[tuple[str, ...]]:
+def _zip_groups(source: StudySource, axes: dict[str, dict[str, Override]]) -> list[tuple[str, ...]]:
     """Return the axes in groups that advance together, ordered by the first axis of each group."""
     group_of: dict[str, tuple[str, ...]] = {}
     for index, group in enumerate(source.study.zip):
@@ -192,7 +166,9 @@ def _zip_groups(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[t
     return list(dict.fromkeys(group_of.get(key, (key,)) for key in axes))
 
 
-def _exclusions(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[dict[str, set[str]]]:
+def _exclusions(
+    source: StudySource, axes: dict[str, dict[str, Override]]
+) -> list[dict[str, set[str]]]:
     """Return for each rule of `exclude` the texts of the excluded values by axis."""
     rules = []
     for index, rule in enumerate(source.study.exclude):
@@ -201,9 +177,8 @@ def _exclusions(source: StudySource, axes: dict[str, list[AxisValue]]) -> list[d
             if key not in axes:
                 raise source.error(("exclude", index, key), f"no axis '{key}'{suggest(key, axes)}")
             texts = {format_value(item) for item in (value if isinstance(value, list) else [value])}
-            choices = [axis_value.text for axis_value in axes[key]]
-            for text in texts - set(choices):
-                hint = suggest(text, choices)
+            for text in texts - axes[key].keys():
+                hint = suggest(text, axes[key])
                 raise source.error(("exclude", index, key), f"no value '{text}'{hint}")
             texts_of[key] = texts
         rules.append(texts_of)
@@ -215,20 +190,17 @@ def _included(source: StudySource) -> Iterator[VariantSource]:
 
     A key may be any key of a variant. A value of an axis of named overrides is one of its names.
     """
-    axes = source.study.axes
     for index, mapping in enumerate(source.study.include):
         path = f"{source.name}.include.{index}"
         names, overrides = [], []
         plain = Mapping(mapping.at)
         for key, value in mapping.items():
-            if isinstance(named := axes.get(key), Mapping):
+            names.append(_term(source, key, format_value(value), len(mapping) == 1))
+            if isinstance(named := source.study.axes.get(key), Mapping):
                 if value not in named:
                     hint = suggest(str(value), named)
                     raise source.error(("include", index, key), f"no value '{value}'{hint}")
                 overrides.append(Override(named[value], path))
-                names.append(str(value))
             else:
                 plain.put(key, value, mapping.where[key])
-                is_only_axis = len(axes) == 1 and key in axes and len(mapping) == 1
-                names.append(_term(key, value, is_only_axis))
         yield VariantSource(",".join(names), (*overrides, Override(plain, path)), mapping.at)

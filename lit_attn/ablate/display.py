@@ -80,8 +80,6 @@ def _groups(name: str) -> tuple[str, str, str]:
     return variant, variant.rpartition("/")[0], ""
 
 
-QUIET = 30.0
-"""Seconds without output after which plain output reports that the run goes on."""
 # Control characters and their visible form. Terminals execute escape sequences.
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
@@ -115,12 +113,11 @@ class Snapshot:
 
 
 class Display:
-    """Output of a runner: one line per event with the counts, and a line after long silence."""
+    """Output of a runner: one line per event, with the counts of the cells."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.pending: list[str] = []
-        self.last = time.monotonic()
 
     def close(self) -> None:
         """Write what is pending and end after the last cell, however the run ended."""
@@ -128,8 +125,6 @@ class Display:
 
     def update(self, snapshot: Snapshot) -> None:
         """Show the state of the run; called several times a second."""
-        if not self.pending and time.monotonic() - self.last > QUIET:
-            self.pending.append("still running")
         if self.pending:
             self._flush(f"  [{snapshot.summary()}]")
 
@@ -143,7 +138,6 @@ class Display:
         events, self.pending = self.pending, []
         if events:
             write_line("\n".join(events) + counts, self.stream)
-            self.last = time.monotonic()
 
 
 class LiveDisplay(Display):
@@ -183,17 +177,17 @@ class LiveDisplay(Display):
             self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_display(stream: TextIO = sys.stdout) -> Display:
-    """Return a live table if `stream` is a terminal, else plain lines."""
-    return LiveDisplay() if stream.isatty() else Display(stream)
+def make_display() -> Display:
+    """Return a live table if the output is a terminal, else plain lines."""
+    return LiveDisplay() if sys.stdout.isatty() else Display(sys.stdout)
 
 
-def write_line(text: str, stream: TextIO) -> None:
+def write_line(text: str, stream: TextIO | None = None) -> None:
     """Write a line at once. Ignore a full disk, and ignore a closed pipe from then on."""
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        silence(stream)
+        silence(stream or sys.stdout)
     except OSError:
         # The disk may have space again for the next line.
         pass

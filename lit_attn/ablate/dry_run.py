@@ -8,12 +8,12 @@ cells at once they slow each other down less.
 import operator
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from lit_attn.ablate.display import format_seconds
 from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.cells.folder import count_states
 from lit_attn.cells.records import Timing
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -24,39 +24,32 @@ if TYPE_CHECKING:
 TIMING_TARGET = "lit_attn.train:time_cell"
 
 
-def print_cells(matrices: list[Matrix], stream: TextIO, with_costs: bool) -> None:
+def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
     """Write every cell with its identity and state, `with_costs` also what its model costs."""
     for matrix in matrices:
         source = matrix.source
-        print(f"{matrix.name}: {matrix.title}", file=stream)
+        print(f"{matrix.name}: {matrix.title}")
         experiment, baseline = source.experiment_path, source.study.baseline
-        print(f"  experiment {experiment}, baseline {baseline}", file=stream)
+        print(f"  experiment {experiment}, baseline {baseline}")
         if not matrix.is_measured:
-            print("  match: time: the step times are not measured yet", file=stream)
+            print("  match: time: the step times are not measured yet")
         if matrix.tuning is not None:
-            trials = Counter(job.state() for job in matrix.trials)
-            text = ", ".join(f"{count} {state}" for state, count in trials.items())
+            text = count_states(job.state() for job in matrix.trials)
             tuned = len(matrix.written) - len(matrix.untuned)
             total = f"{tuned} of {len(matrix.written)} variants are tuned"
-            print(f"  tuning: {total}; cells of trials: {text}", file=stream)
+            print(f"  tuning: {total}; cells of trials: {text}")
         if with_costs:
-            _print_costs(matrix, stream)
+            _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
-        counts: Counter[str] = Counter()
-        for job in matrix.jobs:
-            state = job.state()
-            counts[state] += 1
+        states = [job.state() for job in matrix.jobs]
+        for job, state in zip(matrix.jobs, states, strict=True):
             cell = job.cell
-            print(
-                f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}",
-                file=stream,
-            )
-        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+            print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         product = f"{len(matrix.variants)} variants x {len(matrix.seeds)} seeds"
-        print(f"  {product} = {len(matrix.jobs)} cells: {states}\n", file=stream)
+        print(f"  {product} = {len(matrix.jobs)} cells: {count_states(states)}\n")
 
 
-def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> bool:
+def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     """Write the costs of each study; return True if every model could be timed."""
     from lit_attn.ablate.slots import make_slots
 
@@ -65,7 +58,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None, stream: TextIO) -> 
     slots.check(cells)
     timings = measure(cells, slots)
     for matrix in matrices:
-        print(format_estimate(matrix, timings, slots), file=stream)
+        print(format_estimate(matrix, timings, slots))
     return len(timings) == len({cell.kind for cell in cells})
 
 
@@ -113,11 +106,11 @@ def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") 
     return "\n".join(lines) + "\n"
 
 
-def _print_costs(matrix: Matrix, stream: TextIO) -> None:
+def _print_costs(matrix: Matrix) -> None:
     from lit_attn.models import factory
 
     width = max(len(variant.name) for variant in matrix.written)
-    print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width", file=stream)
+    print(f"  {'':<{width}}  {'parameters':>12}  {'MFLOPs':>9}  FFN width")
     for variant in matrix.written:
         data = variant.experiment.data
         try:
@@ -131,5 +124,4 @@ def _print_costs(matrix: Matrix, stream: TextIO) -> None:
         print(
             f"  {variant.name:<{width}}  {cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"
             f"  {ffn}{matched}",
-            file=stream,
         )

@@ -187,23 +187,18 @@ def _summarize(cell: Cell, baseline: Cell, pairs: Iterable[tuple[float, float]])
 
 def count_step_flops(variant: Variant) -> int:
     """Return the FLOPs of the products and convolutions of a training step, both passes."""
-    kind = _kind(variant)
-    if kind not in _FLOPS:
-        _FLOPS[kind] = _count_flops(variant)
-    return _FLOPS[kind]
-
-
-def _count_flops(variant: Variant) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     from lit_attn.models import factory
 
-    data = variant.experiment.data
-    model = factory.resolve(variant.experiment.model, variant.match_to, data)
-    network = factory.build(model, data, "meta").train()
-    with FlopCounterMode(display=False) as counter, factory.model_errors():
-        network(*data.signature().sample()).sum().backward()
-    return int(counter.get_total_flops()) * data.batch_size
+    kind, data = _kind(variant), variant.experiment.data
+    if kind not in _FLOPS:
+        model = factory.resolve(variant.experiment.model, variant.match_to, data)
+        network = factory.build(model, data, "meta").train()
+        with FlopCounterMode(display=False) as counter, factory.model_errors():
+            network(*data.signature().sample()).sum().backward()
+        _FLOPS[kind] = int(counter.get_total_flops()) * data.batch_size
+    return _FLOPS[kind]
 
 
 def _kind(variant: Variant) -> str:

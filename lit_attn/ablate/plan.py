@@ -10,6 +10,7 @@ status nor reports read, and runs the cells again from their first step.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -128,13 +129,10 @@ class Matrix:
         seeds = (*study.seeds, *sorted(others))
         # Cells of this command already have their identities.
         cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
-        planned = [
-            _plan_cell(
-                cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed), variant.name
-            )
-            for seed in seeds
-            for variant in self.variants
-        ]
+        planned = []
+        for seed, variant in itertools.product(seeds, self.variants):
+            cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
+            planned.append(_plan_cell(cell, variant.name))
         return Plan(
             study=self.name,
             title=self.title,
@@ -238,11 +236,8 @@ def expand(
         tuning, tuned, trials = _run_search(search, written, name, folder)
     variants = apply_criteria(source, written, folder, tuned)
     if (count := len(variants) * len(seeds)) > MAX_CELLS:
-        raise source.error(
-            ("seeds",),
-            f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the limit"
-            f" of {MAX_CELLS:,}; use fewer, or split the study",
-        )
+        text = f"{len(variants):,} variants x {len(seeds):,} seeds = {count:,} cells exceed the"
+        raise source.error(("seeds",), f"{text} limit of {MAX_CELLS:,}; split the study")
     cells = (variant.cell(name, seed) for seed in seeds for variant in variants)
     # Criteria may share cells.
     jobs = {path: Job(cell, path) for cell in cells for path in [folder / cell.folder]}
@@ -262,11 +257,10 @@ def _run_search(
         if not variants:
             # The step time is not measured yet.
             return None
-        cells = [variants[0].cell(study, seed) for seed in search.options.seeds]
         label = {"variant": f"{name}@{search.label(point)}"}
-        started = [
-            Job(c, folder / c.folder) for c in (cell.model_copy(update=label) for cell in cells)
-        ]
+        cells = [variants[0].cell(study, seed) for seed in search.options.seeds]
+        cells = [cell.model_copy(update=label) for cell in cells]
+        started = [Job(cell, folder / cell.folder) for cell in cells]
         ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in started}
         trial = search.summarize(point, ends)
         # The other seeds of a trial with a diverged cell are not needed.
@@ -310,8 +304,8 @@ def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> No
         except ConfigError as error:
             message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
             place = locate(variant.tree, message.partition(": ")[0].split("."))
-            context = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
-            raise ConfigError(f"{context}: {message}") from error
+            where = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
+            raise ConfigError(f"{where}: {message}") from error
 
 
 def _effective_settings(
@@ -387,18 +381,15 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
 
     from lit_attn.training.provenance import code_hash
 
-    data_hashes: dict[str, str] = {}
+    # Loading the data takes long, so cells with the same data share the hash.
+    hashes: dict[str, str] = {}
     for job in jobs:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
+        data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
         is_stale = result.code != code_hash(job.cell.parts)
-        if not is_stale:
-            # Loading the data takes long, so cells with the same data share the hash.
-            data = job.cell.experiment.data.model_dump_json()
-            if data not in data_hashes:
-                built = job.cell.experiment.data.build(job.cell.seed, torch.device("cpu"))
-                data_hashes[data] = str(built.fingerprint())
-            is_stale = result.data != data_hashes[data]
-        if is_stale:
+        if not is_stale and key not in hashes:
+            hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
+        if is_stale or result.data != hashes[key]:
             yield job

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -58,8 +58,8 @@ def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator
 class Outcome:
     """End of a cell in this run; `failure` is None if the cell has a result.
 
-    `is_stopped`: the user stopped the run. `is_crowded`: the cell ran out of memory on a shared
-    device. `is_lost`: the cell could not be started, or ended with the fork server.
+    `is_stopped`: the user stopped the run. `is_lost`: the cell could not be started, or ended with
+    the fork server.
     """
 
     job: Job
@@ -67,7 +67,6 @@ class Outcome:
     failure: FailureClass | None = None
     message: str = ""
     is_stopped: bool = False
-    is_crowded: bool = False
     is_lost: bool = False
 
     def describe(self, smoke: bool = False) -> str:
@@ -150,11 +149,14 @@ class Runner:
                         self._start()
                     self._collect()
                     self._allow_for_freeze()
-                    self._watch()
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
-                self._stop_all()
+                # After an unforeseen error, the running cells write a checkpoint and end.
+                self.urgency = max(self.urgency, STOP) if self.running else self.urgency
+                while self.running:
+                    self._enforce()
+                    self._collect()
                 self.display.close()
         return self.summary
 
@@ -223,7 +225,6 @@ class Runner:
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
-            is_shared = self.slots.is_shared(cell.slot)
             self.slots.give_back(cell.slot, cell.job.cell)
             try:
                 outcome = None if code == BUSY else self._record(cell, code)
@@ -233,23 +234,23 @@ class Runner:
                 lock.release_lock(cell.job.folder)
             if outcome is None:
                 self.queue.append(cell.job)
-                continue
-            if outcome.failure == "out-of-memory" and is_shared:
-                # Other cells may have used the memory: the retry gets a device of its own.
-                self.slots.give_whole(cell.job.cell)
-                outcome = replace(outcome, is_crowded=True)
-            self._finish(outcome)
+            else:
+                self._finish(outcome)
 
-    def _watch(self) -> None:
-        """Stop cells that exceed a limit."""
+    def _enforce(self) -> None:
+        """Stop cells that exceed a limit or that a signal ends, and kill them after the grace."""
+        now = time.monotonic()
         for cell in self.running.values():
             if cell.kill_at is not None:
-                continue
-            if cell.idle_seconds() > self.limits.stall:
+                if self.urgency > STOP or now > cell.kill_at:
+                    cell.signal(signal.SIGKILL)
+            elif cell.idle_seconds() > self.limits.stall:
                 # On SIGABRT the worker's fault handler writes the stack of every thread to the log.
                 cell.stop(signal.SIGABRT, GRACE, f"no step for {self.limits.stall:.0f} s")
             elif cell.seconds > self.limits.time:
                 cell.stop(signal.SIGTERM, GRACE, f"took longer than {self.limits.time:.0f} s")
+            elif self.urgency >= STOP:
+                cell.stop(signal.SIGTERM, GRACE)
 
     def _record(self, cell: CellProcess, code: int) -> Outcome:
         """Return the outcome of a cell that has ended, and write a failure to its last attempt."""
@@ -292,7 +293,7 @@ class Runner:
             return BACKOFF
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
-        if self.tries[key] > (1 if outcome.is_crowded else RETRIES.get(outcome.failure, 0)):
+        if self.tries[key] > RETRIES.get(outcome.failure, 0):
             return None
         return BACKOFF * 2.0 ** (self.tries[key] - 1)
 
@@ -311,36 +312,8 @@ class Runner:
         self.queue = deque(job for job in self.queue if job.variant != variant)
         self.resting = [(due, job) for due, job in self.resting if job.variant != variant]
         if skipped := waiting - len(self.queue) - len(self.resting):
-            self.display.say(
-                f"skipped  {variant}  {skipped} more seeds, because {SAME_FAILURES} "
-                "seeds failed in the same way; the next run tries them again"
-            )
-
-    def _enforce(self) -> None:
-        """Stop and kill cells as signals and limits require."""
-        now = time.monotonic()
-        for cell in self.running.values():
-            if self.urgency >= STOP and cell.kill_at is None:
-                cell.stop(signal.SIGTERM, GRACE)
-            elif self.urgency > STOP or (cell.kill_at is not None and now > cell.kill_at):
-                cell.signal(signal.SIGKILL)
-
-    def _stop_all(self) -> None:
-        """After an unforeseen error, let the running cells write a checkpoint, then kill them."""
-        for cell in self.running.values():
-            cell.stop(signal.SIGTERM, GRACE)
-        deadline = time.monotonic() + GRACE
-        while self.running:
-            if time.monotonic() > deadline:
-                for cell in self.running.values():
-                    cell.signal(signal.SIGKILL)
-            for sentinel in wait(list(self.running), timeout=TICK):
-                assert isinstance(sentinel, int)
-                cell = self.running.pop(sentinel)
-                code = cell.end()
-                with contextlib.suppress(OSError):
-                    self._record(cell, code)
-                    lock.release_lock(cell.job.folder)
+            text = f"{skipped} more seeds, because {SAME_FAILURES} seeds failed in the same way"
+            self.display.say(f"skipped  {variant}  {text}; the next run tries them again")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)

@@ -130,9 +130,10 @@ class Slots:
     def __init__(self, devices: list[Device], limit: int | None = None) -> None:
         self.devices = devices
         self.limit = limit or len(devices)
-        # Kinds (see Cell.kind) of the cells on each device, and of the cells in each slot.
+        self.count = 0
+        # Kinds (see Cell.kind) of the cells on each device, and the devices of cells on several.
         self.on_device: list[list[str]] = [[] for _ in devices]
-        self.in_slot: dict[Slot, list[str]] = {}
+        self.whole: set[int] = set()
         # Largest measured memory of each kind.
         self.memory: dict[str, int] = {}
 
@@ -145,10 +146,9 @@ class Slots:
         """Raise ConfigError if a cell needs more devices than there are."""
         for cell in cells:
             if (wanted := cell.experiment.training.devices) > len(self.devices):
-                raise ConfigError(
-                    f"{cell.study}: variant '{cell.variant}': training.devices: {wanted} exceeds "
-                    f"the {len(self.devices)} {self.unit}s of this machine"
-                )
+                text = f"{wanted} exceeds the {len(self.devices)} {self.unit}s of this machine"
+                where = f"{cell.study}: variant '{cell.variant}': training.devices"
+                raise ConfigError(f"{where}: {text}")
 
     def at_once(self, cells: Iterable[Cell]) -> int:
         """Return how many of `cells` may run at once, apart from memory."""
@@ -158,7 +158,7 @@ class Slots:
 
     def take(self, cell: Cell) -> Slot | None:
         """Reserve devices for `cell`. Return None if too few are free."""
-        if sum(map(len, self.in_slot.values())) >= self.limit:
+        if self.count >= self.limit:
             return None
         wanted, kind = cell.experiment.training.devices, cell.kind
         can_share = wanted == 1 and self.limit > len(self.devices)
@@ -169,14 +169,15 @@ class Slots:
         indices = tuple(free[:wanted])
         for index in indices:
             self.on_device[index].append(kind)
+        self.count += 1
+        self.whole.update(indices if wanted > 1 else ())
         names = [self.devices[index].gpu for index in indices]
-        slot = Slot(indices, tuple(name for name in names if name is not None) or None)
-        self.in_slot.setdefault(slot, []).append(kind)
-        return slot
+        return Slot(indices, tuple(name for name in names if name is not None) or None)
 
     def give_back(self, slot: Slot, cell: Cell) -> None:
         """Release the devices of `cell`."""
-        self.in_slot[slot].remove(cell.kind)
+        self.count -= 1
+        self.whole.difference_update(slot.devices)
         for index in slot.devices:
             self.on_device[index].remove(cell.kind)
 
@@ -184,25 +185,13 @@ class Slots:
         """Record that `cell` held `memory` bytes of a device."""
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 
-    def is_shared(self, slot: Slot) -> bool:
-        """Return True if several cells are on a device of `slot`."""
-        return any(len(self.on_device[index]) > 1 for index in slot.devices)
-
-    def give_whole(self, cell: Cell) -> None:
-        """From now on, give cells of the kind of `cell` devices of their own."""
-        self.learn(cell, max(device.memory or 0 for device in self.devices))
-
     def _fits(self, kind: str, index: int) -> bool:
         """Return True if a cell of `kind` fits on a device beside its other cells.
 
         At most one cell of a device may be of a kind that was not measured yet.
         """
         memory = self.devices[index].memory
-        is_whole = any(
-            kinds and len(slot.devices) > 1 and index in slot.devices
-            for slot, kinds in self.in_slot.items()
-        )
-        if is_whole or memory is None or not self.memory:
+        if index in self.whole or memory is None or not self.memory:
             return False
         kinds = [*self.on_device[index], kind]
         unmeasured = [one for one in kinds if one not in self.memory]

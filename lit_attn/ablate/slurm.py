@@ -1,35 +1,52 @@
-"""Cells as SLURM jobs: submission, search, display and cancellation.
+"""Cells as SLURM jobs: submission, search, display and cancellation, and what a job runs.
 
 A batch is a job array of cells of one study. Its folder `<study>/.slurm/<token>/` lists the cells
 before the array is submitted, and the array is named after the token. A later command on any
 terminal asks `squeue` for jobs of that name and so finds the job of every cell. The jobs do not
 depend on the command that follows them.
+
+A job is a runner of one cell, or one rank of a cell that spans several nodes. SLURM ends it in two
+ways. It sends SIGTERM if it requeues the job itself (preemption) or if the job was cancelled: the
+cell writes a checkpoint, and the job ends. It sends SIGUSR2 shortly before the time limit: the cell
+writes a checkpoint, and submitit requeues the job as often as the study's `slurm.timeouts` allows.
 """
 
 import contextlib
+import faulthandler
 import getpass
+import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import TICK, Outcome, Summary, handle_signals
-from lit_attn.ablate.slurm_job import SlurmCell
+from lit_attn.ablate.runner import TICK, Limits, Outcome, Runner, Summary, handle_signals
+from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import failure, folder
+from lit_attn.cells.failure import Preempted
+from lit_attn.cells.lock import HEARTBEAT, hold_lock
+from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
 from lit_attn.cells.records import Exit, FailureClass, Record
-from lit_attn.config.slurm import Slurm
-from lit_attn.config.source import Mapping
-from lit_attn.schema.errors import ConfigError, explain
+from lit_attn.config.cell import Cell
+from lit_attn.schema.base import load
+from lit_attn.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
 
 NAME = "lit_attn-"
 KILLED = {"CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"}
@@ -47,6 +64,104 @@ POLL = 10.0
 ABSENCES = 2
 """Consecutive requests that find neither a job nor a result before a cell counts as failed: a
 network disk may show the result late."""
+
+
+class TimeLimit:
+    """SIGUSR2, which SLURM sends before the time limit, handled as a SIGTERM and recorded."""
+
+    def __init__(self) -> None:
+        self.is_reached = False
+        handler = signal.getsignal(signal.SIGUSR2)
+        assert callable(handler)
+        self.requeue = handler  # submitit's
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        self.is_reached = True
+        signal.raise_signal(signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class SlurmCell:
+    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell."""
+
+    folder: Path
+    target: str
+    smoke: bool
+    limits: Limits
+
+    def __call__(self) -> None:
+        """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
+        job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
+        limit = TimeLimit()
+        os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+        if int(os.environ.get("SLURM_NNODES", "1")) > 1:
+            run_rank(job, self.target, self.smoke, limit)
+            return
+        # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 from the
+        # beginning.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        slots = make_slots(1)
+        slots.check([job.cell])
+        launcher = Launcher(self.target, self.smoke)
+        forkserver.ensure_running()
+        signal.signal(signal.SIGUSR2, limit.stop)
+        summary = Runner(launcher, slots, Display(sys.stdout), self.limits).run([job])
+        if job.state() == "done":
+            return
+        if limit.is_reached:
+            self._record_time_out()
+            limit.requeue(signal.SIGUSR2, None)
+        messages = [outcome.message for outcome in summary.outcomes]
+        raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
+
+    def _record_time_out(self) -> None:
+        """Correct the failure class, because the runner has only seen a SIGTERM."""
+        attempts = folder.list_attempts(self.folder)
+        if attempts and (end := folder.read_exit(attempts[-1])) is not None:
+            changes = {"failure": "timed-out", "message": "the time limit of its job was reached"}
+            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """Return what submitit requeues: the same call, which resumes from the checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
+    """Train as this task's rank of a cell that spans several nodes.
+
+    Every task of the job is a rank in a process of its own. Rank 0 holds the cell's lock and writes
+    its records. There is no runner: SLURM's time limit is the only limit, and SLURM ends all ranks
+    if one fails. Raises what training raises; rank 0 records it first.
+    """
+    os.environ[ACROSS_NODES] = "1"
+    signal.signal(signal.SIGUSR2, limit.stop)
+    train = load(target)
+    if os.environ["SLURM_PROCID"] != "0":
+        try:
+            train(job.folder, smoke=smoke)
+        except Preempted:
+            # Raised again, it would make SLURM end rank 0 before rank 0 has written the record.
+            print(traceback.format_exc())
+        return
+    # A previous job that died on another node holds the lock for some minutes.
+    while job.state() == "running":
+        time.sleep(HEARTBEAT)
+    with hold_lock(job.folder):
+        attempt = folder.create_attempt(job.folder)
+        redirect_output(attempt / folder.log_name(0))
+        faulthandler.enable()
+        try:
+            train(job.folder, smoke=smoke)
+        except BaseException as error:
+            text = traceback.format_exc()
+            print(text, flush=True)
+            failure.describe_end(1, text).write(attempt / "exit.json")
+            if not (isinstance(error, Preempted) and limit.is_reached):
+                raise
+    if limit.is_reached and job.state() != "done":
+        limit.requeue(signal.SIGUSR2, None)
 
 
 class Batch(Record):
@@ -128,13 +243,9 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def merge_resources(matrix: Matrix, changes: Mapping) -> Slurm:
-    """Return a study's `slurm:` section with `changes`; ConfigError if it does not suffice."""
-    written = matrix.source.study.slurm.model_dump(exclude_unset=True)
-    try:
-        slurm = Slurm.model_validate({**written, **changes})
-    except ValidationError as error:
-        raise explain(error, "--slurm") from error
+def require_resources(matrix: Matrix) -> None:
+    """Raise ConfigError if the `slurm:` section of a study does not suffice for its cells."""
+    slurm = matrix.source.study.slurm
     devices = {variant.experiment.training.devices for variant in matrix.written}
     largest = max(devices)
     if slurm.gpus is not None and slurm.gpus * slurm.nodes < largest:
@@ -148,21 +259,18 @@ def merge_resources(matrix: Matrix, changes: Mapping) -> Slurm:
             f"{matrix.source.name}: slurm.nodes: training.devices ({numbers}) must be one multiple "
             f"of {slurm.nodes} nodes"
         )
-    return slurm
 
 
 def submit_missing(
     matrices: Sequence[Matrix],
     missing: Sequence[Job],
-    resources: dict[Path, Slurm],
     cell: SlurmCell,
     at_once: int | None,
 ) -> int:
     """Submit the `missing` cells that are not running and have no job. Return their number.
 
-    `resources` are those of each study, by its folder; `cell` is one of the jobs without its
-    folder. At most `at_once` cells of a study run at once. Raises ConfigError if submitit is
-    missing, or if SLURM does not answer or refuses.
+    `cell` is a job without its folder. At most `at_once` cells of a study run at once. Raises
+    ConfigError if submitit is missing, or if SLURM does not answer or refuses.
     """
     try:
         tasks = find_tasks(matrices)
@@ -174,17 +282,11 @@ def submit_missing(
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         for start in range(0, len(study_jobs), MAX_ARRAY):
             array = study_jobs[start : start + MAX_ARRAY]
-            _submit(matrix.folder, array, resources[matrix.folder], cell, at_once)
+            _submit(matrix, array, cell, at_once)
     return len(jobs)
 
 
-def _submit(
-    study: Path,
-    jobs: Sequence[Job],
-    slurm: Slurm,
-    cell: SlurmCell,
-    at_once: int | None,
-) -> None:
+def _submit(matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None) -> None:
     try:
         from submitit.core.utils import FailedJobError
         from submitit.slurm.slurm import SlurmExecutor
@@ -192,17 +294,16 @@ def _submit(
         raise ConfigError(
             f"--launcher slurm: {error.name} is not installed; run pip install 'lit_attn[slurm]'"
         ) from error
-    token = secrets.token_hex(4)
-    batch = study / ".slurm" / token
+    slurm, token = matrix.source.study.slurm, secrets.token_hex(4)
+    batch = matrix.folder / ".slurm" / token
     for job in jobs:
         job.cell.write(job.folder / "config.yaml")
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
     Batch(cells=cells).write(batch / "batch.json")
     devices = jobs[0].cell.experiment.training.devices
-    parameters = slurm.model_dump(
-        include={"partition", "account", "qos", "constraint", "nodes", "mem"}
-    )
+    names = {"partition", "account", "qos", "constraint", "nodes", "mem"}
+    parameters = slurm.model_dump(include=names)
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
     parameters["setup"] = list(slurm.setup) or None
     try:

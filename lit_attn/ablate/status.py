@@ -8,7 +8,6 @@ import argparse
 import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from lit_attn.ablate.display import StartedCell, escape_control, estimate_time_l
 from lit_attn.cells.folder import (
     CellStatus,
     State,
+    count_states,
     list_attempts,
     log_name,
     read_cell,
@@ -33,6 +33,8 @@ MAX_FAILED = 10
 """Failed cells of a study that are described; the others are only counted."""
 LOG_LINES = 6
 """Last lines of a failed cell's log that are shown."""
+PAUSE = 2.0
+"""Seconds between two states of a study that is watched."""
 CLEAR = "\x1b[H\x1b[2J"
 
 ADVICE: dict[State, str] = {
@@ -72,10 +74,8 @@ def print_status(arguments: list[str]) -> int:
     )
     where = "Folder of runs (default: runs), or of one study in it."
     parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    watch = "Repeat every SECONDS (default 2) until every cell is done."
-    parser.add_argument(
-        "--watch", type=_parse_seconds, nargs="?", const=2.0, metavar="SECONDS", help=watch
-    )
+    watch = "Repeat until every cell is done."
+    parser.add_argument("--watch", action="store_true", help=watch)
     options = parser.parse_args(arguments)
     last = ""
     while True:
@@ -83,10 +83,11 @@ def print_status(arguments: list[str]) -> int:
             studies = [(plan, read_cells(plan, place)) for plan, place in read_plans(options.where)]
             text = "\n".join(describe(*study) for study in studies)
             is_over = all(cell.status.state == "done" for _, cells in studies for cell in cells)
-        except NoStudyError:
+        except ConfigError as error:
             if not options.watch:
                 raise
-            text, is_over = f"{options.where}: waiting for the first run", False
+            # The first run may still come.
+            text, is_over = f"{error}; waiting", False
         if options.watch and sys.stdout.isatty():
             sys.stdout.write(CLEAR)
         if text != last:
@@ -94,22 +95,17 @@ def print_status(arguments: list[str]) -> int:
         if is_over or not options.watch:
             return 0
         last = text
-        time.sleep(options.watch)
-
-
-class NoStudyError(ConfigError):
-    """A folder of runs contains no plan of a study."""
+        time.sleep(PAUSE)
 
 
 def read_plans(where: Path) -> list[tuple[Plan, Path]]:
     """Return the plans and folders of the studies in the folder `where`, or of the study `where`.
 
-    A plan that cannot be read is reported and skipped. Raises NoStudyError for a folder without
-    plans, and ConfigError if it has no readable plan.
+    A plan that cannot be read is reported and skipped. Raises ConfigError if there is no other.
     """
     paths = sorted(where.glob("plan.json")) or sorted(where.glob("*/plan.json"))
     if not paths:
-        raise NoStudyError(f"{where}: contains no study (no */plan.json)")
+        raise ConfigError(f"{where}: contains no study (no */plan.json)")
     plans, errors = [], []
     for path in paths:
         try:
@@ -132,15 +128,11 @@ def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
 
 def describe(plan: Plan, cells: list[StudyCell]) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice."""
-    states = Counter(cell.status.state for cell in cells)
-    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    at_once = max(1, states["running"])
+    states = [cell.status.state for cell in cells]
+    at_once = max(1, states.count("running"))
     seconds = estimate_seconds_left(plan.study, cells, at_once)
-    left = ""
-    if seconds:
-        parallel = f"with {at_once} at once" if states["running"] else "one after the other"
-        left = f"; about {format_seconds(seconds)} left {parallel}"
-    lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {counts}{left}"]
+    left = f"; about {format_seconds(seconds)} left with {at_once} at once" if seconds else ""
+    lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {count_states(states)}{left}"]
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
@@ -167,21 +159,15 @@ def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> f
     return estimate_time_left(finished, started, waiting, at_once)
 
 
-def _parse_seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise ValueError
-    return seconds
-
-
 def _describe_running(cell: StudyCell) -> str:
     progress = cell.status.progress
     if progress is None:
         return f"  running  {cell.name}  starting"
-    step, total, step_time, _ = progress
-    pace = "" if step_time is None else f", {step_time * 1e3:.4g} ms per step"
-    left = "" if step_time is None else f", about {format_seconds(step_time * (total - step))} left"
-    return f"  running  {cell.name}  {step}/{total} steps{pace}{left}"
+    text = f"  running  {cell.name}  {progress.step}/{progress.total} steps"
+    if (step_time := progress.step_time) is None:
+        return text
+    left = format_seconds(step_time * (progress.total - progress.step))
+    return f"{text}, {step_time * 1e3:.4g} ms per step, about {left} left"
 
 
 def _describe_failure(cell: StudyCell) -> Iterator[str]:

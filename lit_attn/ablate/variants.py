@@ -1,9 +1,9 @@
 """Variants of a study with their complete, validated experiments."""
 
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     # Variants share the overrides of an axis: each override is spelled out once.
     spelled: dict[Override, Change] = {}
     base = merge(normalize(source.experiment), common.experiment)
-    sections = _Sections()
+    sections: dict[Any, Any] = {}
     trees, experiments, matches = {}, {}, {}
     for variant in written:
         for override in variant.overrides:
@@ -110,9 +110,8 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         model = experiment.model
         match_to = None
         if matches[variant.name] == "parameters" and model != baseline:
-            _require_width(
-                f"{variant.where}: {source.name}: variant '{variant.name}'", model, baseline
-            )
+            context = f"{variant.where}: {source.name}: variant '{variant.name}'"
+            _require_width(context, model, baseline)
             match_to = baseline
         variants.append(
             Variant(
@@ -129,32 +128,28 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     return variants
 
 
-class _Sections:
-    """Cache of validated sections: a section that several variants share is validated once."""
-
-    def __init__(self) -> None:
-        self.by_text: dict[str, Any] = {}
-        # A section without overrides is the same object in every variant. The cache keeps a
-        # reference to the object so that its id stays unique.
-        self.by_id: dict[tuple[str, int], tuple[Any, Any]] = {}
-
-    def validate(self, name: str, value: Any) -> Any:
-        if (cached := self.by_id.get((name, id(value)))) is None:
-            text = f"{name}:{json.dumps(value, sort_keys=True)}"
-            if text not in self.by_text:
-                self.by_text[text] = _adapter(name).validate_python(value)
-            cached = self.by_id[name, id(value)] = (value, self.by_text[text])
-        return cached[1]
-
-
-@cache
+@functools.cache
 def _adapter(section: str) -> TypeAdapter[Any]:
     annotation: Any = Experiment.model_fields[section].annotation
     return TypeAdapter(annotation)
 
 
+def _validate_section(cache: dict[Any, Any], name: str, value: Any) -> Any:
+    """Return a validated section; `cache` has those of the other variants.
+
+    A section without overrides is the same object in every variant. The cache refers to the object,
+    so its id stays unique.
+    """
+    if (name, id(value)) not in cache:
+        text = f"{name}:{json.dumps(value, sort_keys=True)}"
+        if text not in cache:
+            cache[text] = _adapter(name).validate_python(value)
+        cache[name, id(value)] = (value, cache[text])
+    return cache[name, id(value)][1]
+
+
 def _validate(
-    source: StudySource, sections: _Sections, variant: VariantSource, tree: Mapping
+    source: StudySource, cache: dict[Any, Any], variant: VariantSource, tree: Mapping
 ) -> Experiment:
     """Return the experiment that `tree` describes. Raises ConfigError with the key and its line."""
     section = None
@@ -162,7 +157,7 @@ def _validate(
         values = {}
         for section, value in tree.items():
             is_section = section in Experiment.model_fields
-            values[section] = sections.validate(section, value) if is_section else value
+            values[section] = _validate_section(cache, section, value) if is_section else value
         section = None
         return Experiment.model_validate(values)
     except ValidationError as error:
@@ -173,9 +168,8 @@ def _validate(
         place = locate(tree, path) or Where(str(source.experiment_path))
         # A check of the complete experiment names the key in its message.
         key = f"{'.'.join(str(part) for part in keys)}: " if keys else ""
-        raise ConfigError(
-            f"{place}: {source.name}: variant '{variant.name}': {key}{message}"
-        ) from error
+        context = f"{place}: {source.name}: variant '{variant.name}'"
+        raise ConfigError(f"{context}: {key}{message}") from error
 
 
 def _require_width(context: str, model: Model, baseline: Model) -> None:
@@ -207,8 +201,6 @@ def _require_differences(source: StudySource, variants: Iterable[Variant]) -> No
     for variant in variants:
         identity = variant.cell(source.name, 0).fingerprint
         if identity in names:
-            raise ConfigError(
-                f"{variant.where}: {source.name}: variants '{names[identity]}' and"
-                f" '{variant.name}' compute the same"
-            )
+            text = f"variants '{names[identity]}' and '{variant.name}' compute the same"
+            raise ConfigError(f"{variant.where}: {source.name}: {text}")
         names[identity] = variant.name

@@ -13,6 +13,10 @@ from lit_attn.cells.records import Exit, FailureClass
 EXCEPTION = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Diverged|Preempted))(?::\s|$)"
 )
+EXCEPTION_CLASSES: dict[str, FailureClass] = {
+    "Diverged": "diverged", "ConfigError": "bad-configuration", "TimeoutError": "timed-out",
+    "Preempted": "killed", "SIGTERMException": "killed", "KeyboardInterrupt": "killed",
+}  # fmt: skip
 # The name of this package's exceptions is left out: the failure class says the same.
 OWN_EXCEPTION = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
@@ -79,15 +83,9 @@ def classify_failure(returncode: int, tail: str) -> FailureClass:
         if returncode == 0:
             return "error"
         line = tail
-    name = match[1] if received is None and (match := EXCEPTION.match(line)) else ""
-    if name == "Diverged":
-        return "diverged"
-    if name == "ConfigError":
-        return "bad-configuration"
-    if name in ("Preempted", "SIGTERMException", "KeyboardInterrupt"):
-        return "killed"
-    if name == "TimeoutError":
-        return "timed-out"
+    match = EXCEPTION.match(line)
+    if received is None and match and match[1] in EXCEPTION_CLASSES:
+        return EXCEPTION_CLASSES[match[1]]
     if NO_SPACE.search(line):
         return "no-space"
     return "out-of-memory" if OUT_OF_MEMORY.search(line) else "error"

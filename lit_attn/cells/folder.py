@@ -1,17 +1,17 @@
 """Reader of a cell's folder: its state, its attempts, their logs and its progress."""
 
 import errno
-import json
-import math
 import os
 import shlex
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from lit_attn.cells.lock import read_holder
-from lit_attn.cells.records import Exit, FailureClass, Result
+from lit_attn.cells.records import Exit, FailureClass, Record, Result
 from lit_attn.schema.errors import ConfigError
 
 FINAL_FAILURES: set[FailureClass] = {"diverged", "bad-configuration", "error"}
@@ -29,12 +29,12 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted"] | Fai
 """
 
 
-class Progress(NamedTuple):
+class Progress(Record):
     """Steps done and in total, seconds per step, and the most bytes reserved on a device."""
 
-    step: int
-    total: int
-    step_time: float | None = None
+    step: NonNegativeInt
+    total: PositiveInt
+    step_time: FiniteFloat | None = None
     memory: int | None = None
 
 
@@ -70,6 +70,11 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
 def read_state(folder: Path, identity: str) -> State:
     """Return the state of the cell with this `identity`."""
     return read_cell(folder, identity).state
+
+
+def count_states(states: Iterable[State]) -> str:
+    """Return `12 done, 3 missing`, in the order in which the states occur."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
 def read_result(folder: Path, identity: str) -> Result | None:
@@ -151,19 +156,9 @@ def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
 def read_progress(folder: Path) -> Progress | None:
     """Return the progress of a cell, or None if it has not written any."""
     try:
-        progress = json.loads((folder / "progress.json").read_bytes())
-        step, total = int(progress["step"]), int(progress["total"])
-        step_time, memory = progress.get("step_time"), progress.get("memory")
-    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
+        return Progress.model_validate_json((folder / "progress.json").read_bytes())
+    except (OSError, ValidationError):
         return None
-    if total < 1:
-        return None
-    return Progress(
-        step,
-        total,
-        step_time if isinstance(step_time, int | float) and math.isfinite(step_time) else None,
-        memory if isinstance(memory, int) else None,
-    )
 
 
 def progress_mtime(folder: Path) -> int:

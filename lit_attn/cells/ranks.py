@@ -86,15 +86,14 @@ class RankProcesses:
         failed = [(rank, code) for rank, code in ended if code]
         if not failed:
             return 0
-        tails = {
-            rank: "" if attempt is None else read_log_tail(attempt, rank) for rank, _ in failed
-        }
-        first, code = next(
-            ((rank, code) for rank, code in failed if not failure.is_echo(code, tails[rank])),
-            failed[0],
-        )
-        if attempt is not None and first:
-            print(failure.quote_rank_log(first, code, tails[first]), file=sys.stderr, flush=True)
+        first, code = failed[0]
+        if attempt is not None:
+            tails = {rank: read_log_tail(attempt, rank) for rank, _ in failed}
+            causes = (pair for pair in failed if not failure.is_echo(pair[1], tails[pair[0]]))
+            first, code = next(causes, failed[0])
+            if first:
+                text = failure.quote_rank_log(first, code, tails[first])
+                print(text, file=sys.stderr, flush=True)
         return 128 - code if code < 0 else code
 
     def kill(self) -> None:
@@ -140,9 +139,8 @@ def fork_ranks(count: int, body: Callable[[], object]) -> Iterator[RankProcesses
     try:
         for rank in range(count):
             parent_end, child_end = context.Pipe()
-            process = context.Process(
-                target=_run_rank, args=(rank, count, os.getpid(), child_end, body)
-            )
+            arguments = (rank, count, os.getpid(), child_end, body)
+            process = context.Process(target=_run_rank, args=arguments)
             process.start()
             child_end.close()
             ranks.processes.append(process)

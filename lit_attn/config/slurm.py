@@ -1,4 +1,4 @@
-"""Resources of a cell's SLURM job: `slurm:` of a study, and `--slurm KEY=VALUE`."""
+"""Resources of a cell's SLURM job: `slurm:` of a study."""
 
 import re
 from typing import Annotated

@@ -60,7 +60,7 @@ def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     code, output = run_cli(tmp_path, "--seeds", "0,")
     assert code == 1
-    assert "1 cells diverged before and are skipped; `rerun failed` runs them again" in output
+    assert "1 cells diverged before and are skipped (see `rerun failed`)" in output
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
     assert run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))[0] == 1
     assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
@@ -168,8 +168,7 @@ def test_set_changes_every_variant(
         (["--estimate"], "--estimate: needs --dry-run"),
         (["--dryrun"], "--dryrun: unknown option; did you mean '--dry-run'?"),
         (["--seeds", "0", "1"],
-         "1: only one file of studies is allowed; write several seeds as --seeds 0,1,2 and"
-         " several studies as --study A --study B"),
+         "1: only one file of studies is allowed (seeds: --seeds 0,1,2)"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_one_error_line(

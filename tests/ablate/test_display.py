@@ -20,7 +20,7 @@ from lit_attn.cells.folder import Progress
 
 WAITING = "tiny/c/0"
 RUNNING = [
-    StartedCell("tiny/a/0", Progress(1, 2, 5.0), 5.0),
+    StartedCell("tiny/a/0", Progress(step=1, total=2, step_time=5.0), 5.0),
     StartedCell("tiny/b/0", None, 5.0),
 ]
 
@@ -35,8 +35,8 @@ def test_there_is_no_estimate_before_a_cell_has_made_a_tenth_of_its_steps() -> N
     assert estimate_time_left([], [], [WAITING] * 3, 2) is None
     # After ten seconds, most of them for the imports and for the slow first step.
     early = [
-        StartedCell("tiny/a/0", Progress(9, 100, 0.5), 10.0),
-        StartedCell("tiny/b/0", Progress(50, 100), 10.0),
+        StartedCell("tiny/a/0", Progress(step=9, total=100, step_time=0.5), 10.0),
+        StartedCell("tiny/b/0", Progress(step=50, total=100), 10.0),
     ]
     assert estimate_time_left([], early, [WAITING] * 3, 2) is None
     summary = snapshot(waiting=[WAITING] * 3, running=early).summary()
@@ -114,7 +114,7 @@ def render(state: Snapshot, width: int) -> list[str]:
 def test_the_table_shows_names_times_and_steps_at_every_width(width: int) -> None:
     name = "digits@training.max_steps=2000/residual=perpendicular,zz=with/12"
     running = [
-        StartedCell(name, Progress(12_345, 100_000, 0.1), 4000.0),
+        StartedCell(name, Progress(step=12_345, total=100_000, step_time=0.1), 4000.0),
         StartedCell("tiny/b/0", None, 5.0),
     ]
     lines = render(snapshot(running=running), width)
@@ -139,7 +139,7 @@ def test_without_running_cells_there_are_only_the_counts() -> None:
 
 
 def test_the_live_table_takes_names_literally() -> None:
-    running = [StartedCell("tiny/residual=[red]/0", Progress(1, 2, 5.0), 5.0)]
+    running = [StartedCell("tiny/residual=[red]/0", Progress(step=1, total=2, step_time=5.0), 5.0)]
     assert "tiny/residual=[red]/0" in render(snapshot(running=running), 100)[2]
     live = LiveDisplay()
     live.say("FAILED [x]")

@@ -102,24 +102,6 @@ def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     assert large_slots.take(cell(0, lr=3.0)) is not None
 
 
-def test_a_kind_that_ran_out_of_memory_gets_whole_devices() -> None:
-    slots = cores_of(1000, limit=4)
-    slots.learn(cell(0, lr=2.0), 10)
-    slots.learn(cell(0), 10)
-    slot = slots.take(cell(0))
-    assert slot is not None
-    assert not slots.is_shared(slot)
-    other = slots.take(cell(0, lr=2.0))
-    assert other is not None
-    assert slots.is_shared(slot)
-    slots.give_back(slot, cell(0))
-    slots.give_whole(cell(0))
-    assert slots.take(cell(1)) is None
-    slots.give_back(other, cell(0, lr=2.0))
-    assert slots.take(cell(1)) is not None
-    assert slots.take(cell(1, lr=2.0)) is None
-
-
 def test_devices_of_unknown_memory_are_not_shared() -> None:
     slots = cores_of(None, limit=4)
     assert slots.take(cell(0)) is not None

@@ -74,7 +74,7 @@ def test_every_state_is_shown_with_advice(
 
 
 def test_steps_predict_the_time_left() -> None:
-    halfway = Progress(50, 100, 0.1)
+    halfway = Progress(step=50, total=100, step_time=0.1)
     running, missing = cell("running", progress=halfway), cell("missing", "w")
 
     def estimate_time_left(*cells: status.StudyCell) -> float | None:
@@ -95,7 +95,7 @@ def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
     (study,) = status.read_plans(tmp_path / "runs")
     cells = status.read_cells(*study)
     assert status.estimate_seconds_left("fake", cells, 1) == 2 * 61.5
-    assert "one after the other" in status.describe(study[0], cells)
+    assert "left with 1 at once" in status.describe(study[0], cells)
 
 
 def plan_of(cells: list[status.StudyCell]) -> Plan:
@@ -277,17 +277,19 @@ def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
 def test_a_watched_status_waits_for_the_first_run(tmp_path: Path) -> None:
     with cli_of_status(tmp_path) as watching:
         assert watching.stdout is not None
-        assert watching.stdout.readline() == "runs: waiting for the first run\n"
+        assert watching.stdout.readline() == "runs: contains no study (no */plan.json); waiting\n"
         write_study(tmp_path / "runs", seeds=1)
         output, _ = watching.communicate(timeout=TIMEOUT)
     assert output.rstrip().endswith("3 cells: 3 done")
 
 
 def cli_of_status(path: Path) -> "subprocess.Popen[str]":
-    code = "import sys; from lit_attn.ablate.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ["status", "--watch", "0.05"]
+    code = (
+        "import sys; from lit_attn.ablate import __main__, status\n"
+        "status.PAUSE = 0.05; sys.exit(__main__.main(['status', '--watch']))"
+    )
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code],
         cwd=path,
         stdout=subprocess.PIPE,
         text=True,

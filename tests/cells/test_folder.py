@@ -22,11 +22,11 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
     attempt = folder.create_attempt(job.folder)
     (job.folder / "progress.json").write_text('{"step": 1, "total": 4}')
     with hold_lock(job.folder):
-        assert read() == CellStatus("running", None, attempt, None, Progress(1, 4))
-    assert read() == CellStatus("interrupted", None, attempt, None, Progress(1, 4))
+        assert read() == CellStatus("running", None, attempt, None, Progress(step=1, total=4))
+    assert read() == CellStatus("interrupted", None, attempt, None, Progress(step=1, total=4))
     failed = Exit(failure="diverged", returncode=1, message="m", finished="f")
     failed.write(attempt / "exit.json")
-    assert read() == CellStatus("diverged", None, attempt, failed, Progress(1, 4))
+    assert read() == CellStatus("diverged", None, attempt, failed, Progress(step=1, total=4))
     result = fake_cells.result(job.cell)
     result.model_copy(update={"identity": "0000000000"}).write(job.folder / "result.json")
     assert read().state == "unreadable"
@@ -37,10 +37,13 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "progress"),
     [
-        ('{"step": 3, "total": 10, "step_time": 0.5, "memory": 7}', Progress(3, 10, 0.5, 7)),
-        ('{"step": 3, "total": 10, "new": 1}', Progress(3, 10)),
-        ('{"step": 3, "total": 10, "step_time": 1e400, "memory": "x"}', Progress(3, 10)),
-        ('{"step": 3, "total": 10, "step_time": NaN}', Progress(3, 10)),
+        (
+            '{"step": 3, "total": 10, "step_time": 0.5, "memory": 7}',
+            Progress(step=3, total=10, step_time=0.5, memory=7),
+        ),
+        ('{"step": 3, "total": 10, "new": 1}', Progress(step=3, total=10)),
+        ('{"step": 3, "total": 10, "step_time": 1e400}', None),
+        ('{"step": 3, "total": 10, "step_time": NaN}', None),
         ('{"step": 1e400, "total": 10}', None),
         ('{"step": 3, "total": 1e400}', None),
         ('{"step": 0, "total": 0}', None),

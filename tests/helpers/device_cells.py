@@ -110,7 +110,7 @@ def _main(root: Path) -> None:
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")
     for again in (jobs, [job for job in jobs if job.cell.variant == "stopped"]):
-        Runner(launcher, Slots([Device(None, None)] * 6), make_display(sys.stdout)).run(again)
+        Runner(launcher, Slots([Device(None, None)] * 6), make_display()).run(again)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ from helpers.runs import make_body
 from lit_attn.ablate import slurm
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import NAME, Batch, find_tasks, merge_resources
+from lit_attn.ablate.slurm import NAME, Batch, find_tasks
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, parse_minutes
-from lit_attn.config.source import Mapping, Where
 from lit_attn.schema.errors import ConfigError
 
 
@@ -62,16 +61,6 @@ def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, mess
     with pytest.raises(ConfigError) as caught:
         expand_study(tmp_path, f"\nslurm: {resources}")
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
-
-
-def test_the_command_line_overrides_resources(tmp_path: Path) -> None:
-    matrix = expand_study(tmp_path, "\nslurm: {partition: gpu, gpus: 2, time: 90}")
-    changes = Mapping(Where("--slurm"))
-    changes.put("time", "2:00:00", Where("--slurm"))
-    assert merge_resources(matrix, changes) == Slurm(partition="gpu", gpus=2, time="2:00:00")
-    changes.put("cpu", 4, Where("--slurm"))
-    with pytest.raises(ConfigError, match=r"^--slurm: cpu: unknown key.*'cpus'"):
-        merge_resources(matrix, changes)
 
 
 def test_resources_do_not_change_identities(tmp_path: Path) -> None:
@@ -171,7 +160,5 @@ def test_a_missing_slurm_is_one_error_line(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main([str(path), "--launcher", "slurm"]) == 2
     assert capsys.readouterr().err.startswith("--launcher slurm: ")
-    assert main([str(path), "--slurm", "gpus=1"]) == 2
-    assert capsys.readouterr().err == "--slurm: needs --launcher slurm\n"
     assert main([str(path), "--cancel"]) == 2
     assert capsys.readouterr().err == "--cancel: needs --launcher slurm\n"
