@@ -1,8 +1,7 @@
 """`--dry-run`: the cells of a study and their states, with `--params` or `--estimate` their costs.
 
 `--estimate` times a few steps of every distinct model on this machine, with as many models at once
-as there would be cells, so that models slow each other down as cells would. With fewer models than
-cells at once they slow each other down less.
+as there would be cells, so that models slow each other down as cells would.
 """
 
 import operator
@@ -11,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.ablate.display import format_seconds
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.cells.folder import count_states
 from lit_attn.cells.records import Timing
@@ -50,7 +48,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
-    """Write the costs of each study; return True if every model could be timed."""
+    """Write the hours of each study; return True if every model could be timed."""
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(jobs)
@@ -58,7 +56,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     slots.check(cells)
     timings = measure(cells, slots)
     for matrix in matrices:
-        print(format_estimate(matrix, timings, slots))
+        print(format_hours(matrix, timings, slots))
     return len(timings) == len({cell.kind for cell in cells})
 
 
@@ -79,31 +77,19 @@ def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
         return {kind: timing for kind, timing in timings.items() if timing is not None}
 
 
-def format_estimate(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
-    """Return every variant's costs, and the hours that the missing cells need."""
+def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:
+    """Return the hours of one device and of this machine that the missing cells need."""
     jobs = (*matrix.trials, *matrix.jobs)
-    kinds = {job.cell.variant: job.cell.kind for job in jobs}
-    width = max(map(len, kinds), default=0)
-    lines = [f"{matrix.name}: {matrix.title}"]
-    for name, kind in kinds.items():
-        if (timing := timings.get(kind)) is None:
-            lines.append(f"  {name:<{width}}  could not be measured")
-            continue
-        lines.append(
-            f"  {name:<{width}}  {timing.step_time * 1e3:>9.4g} ms/step  {timing.steps:>8,} steps"
-            f"  {format_seconds(timing.seconds):>9} for a cell  {timing.memory / 1e9:>6.2f} GB"
-        )
     missing = [job.cell for job in jobs if job.state() != "done"]
     measured = [cell for cell in missing if cell.kind in timings]
     hours = [timings[cell.kind].seconds / 3600 for cell in measured]
     devices = [cell.experiment.training.devices for cell in measured]
-    device_hours = sum(map(operator.mul, hours, devices))
-    at_once = slots.at_once(missing)
-    lines.append(
-        f"  {len(missing)} cells to run, {len(measured)} of them measured: {device_hours:.2f} "
-        f"{slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} at once"
+    device_hours, at_once = sum(map(operator.mul, hours, devices)), slots.at_once(missing)
+    return (
+        f"{matrix.name}: {len(missing)} cells to run, {len(measured)} of them measured: "
+        f"{device_hours:.2f} {slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} "
+        "at once"
     )
-    return "\n".join(lines) + "\n"
 
 
 def _print_costs(matrix: Matrix) -> None:

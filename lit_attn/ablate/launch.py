@@ -138,20 +138,10 @@ class Launcher:
         The caller releases the cell's lock. Raises ServerLost if the server ends meanwhile (the
         next call starts a new one), and OSError if the process cannot be created.
         """
-        process = self.context.Process(
-            target=ranks.run_cell_process,
-            args=(
-                job.folder,
-                job.identity,
-                self.target,
-                self.smoke,
-                slot.gpus,
-                len(slot.devices),
-                known_attempts,
-                lock.current_process(),
-            ),
-            name=job.name,
-        )
+        cell = (job.folder, job.identity, self.target, self.smoke)
+        arguments = (*cell, slot.gpus, len(slot.devices), known_attempts, lock.current_process())
+        run = ranks.run_cell_process
+        process = self.context.Process(target=run, args=arguments, name=job.name)
         _start_server()
         try:
             process.start()

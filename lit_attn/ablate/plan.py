@@ -22,18 +22,9 @@ from typing import get_args
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.cells import records
 from lit_attn.cells.folder import State, read_cell, read_result, read_state
 from lit_attn.cells.lock import CellLocked, hold_lock
-from lit_attn.cells.records import (
-    FailureClass,
-    Plan,
-    PlannedCell,
-    PlannedVariant,
-    Seal,
-    Seals,
-    Tuning,
-    TuningTrial,
-)
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
 from lit_attn.config.loggers import MetricLogger
@@ -94,7 +85,7 @@ class Matrix:
     folder: Path
     jobs: list[Job]
     trials: list[Job]
-    tuning: Tuning | None
+    tuning: records.Tuning | None
 
     @property
     def baseline(self) -> Variant:
@@ -121,7 +112,7 @@ class Matrix:
         ratios = read_ratios(self.folder, self.written, self.baseline)
         return {variant.name for variant in self.written} <= {self.baseline.name, *ratios}
 
-    def plan(self) -> Plan:
+    def plan(self) -> records.Plan:
         """Return the plan of all cells: the study's seeds, this command's, and every seed that has
         a folder already."""
         study = self.source.study
@@ -133,7 +124,7 @@ class Matrix:
         for seed, variant in itertools.product(seeds, self.variants):
             cell = cells.get((seed, variant.cell_name)) or variant.cell(self.name, seed)
             planned.append(_plan_cell(cell, variant.name))
-        return Plan(
+        return records.Plan(
             study=self.name,
             title=self.title,
             source=study.source,
@@ -141,7 +132,7 @@ class Matrix:
             metric=self.baseline.metric,
             criteria=list(study.match),
             variants=[
-                PlannedVariant(
+                records.PlannedVariant(
                     name=variant.name,
                     variant=variant.written_name,
                     criterion=variant.criterion,
@@ -166,15 +157,16 @@ class Matrix:
             self.tuning.write(self.folder / "tuning.json")
         path = self.folder / "seals.json"
         with one_at_a_time(self.folder, "seals"):
-            before = Seals.read(path)
+            before = records.Seals.read(path)
             entries = [] if before is None else before.entries
             seal = self.seal(plan.seeds)
             if not entries or entries[-1].hash != seal.hash:
                 # Results of variants that the plan no longer has were seen, too.
                 results = len(list(self.folder.glob("*/*/result.json")))
-                Seals(entries=[*entries, seal.model_copy(update={"results": results})]).write(path)
+                seal = seal.model_copy(update={"results": results})
+                records.Seals(entries=[*entries, seal]).write(path)
 
-    def seal(self, seeds: list[int]) -> Seal:
+    def seal(self, seeds: list[int]) -> records.Seal:
         """Return the decisions with their hash; measured times and tuned values come later."""
         study = self.source.study
         decisions = {
@@ -187,7 +179,7 @@ class Matrix:
             "exclude": study.exclude,
         }
         text = json.dumps(decisions, sort_keys=True)
-        return Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)
+        return records.Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)
 
     def _started_seeds(self) -> set[int]:
         """Return the seeds for which the folder of a cell with the same identity exists."""
@@ -203,8 +195,10 @@ class Matrix:
         return seeds
 
 
-def _plan_cell(cell: Cell, variant: str) -> PlannedCell:
-    return PlannedCell(variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder)
+def _plan_cell(cell: Cell, variant: str) -> records.PlannedCell:
+    return records.PlannedCell(
+        variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder
+    )
 
 
 def expand(
@@ -225,12 +219,15 @@ def expand(
     notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
         settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
-    name = _name(source.name, settings)
+    label = ",".join(settings)
+    if not LABEL.fullmatch(label):
+        label = hashlib.sha256(label.encode()).hexdigest()[:10]
+    name = f"{source.name}@{label}" if settings else source.name
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name
     search = read_search(source, seeds, written, changes)
     tuned = {variant.name: variant for variant in written}
-    tuning: Tuning | None = None
+    tuning: records.Tuning | None = None
     trials: list[Job] = []
     if search is not None:
         tuning, tuned, trials = _run_search(search, written, name, folder)
@@ -247,11 +244,11 @@ def expand(
 
 def _run_search(
     search: Search, written: list[Variant], study: str, folder: Path
-) -> tuple[Tuning, dict[str, Variant], list[Job]]:
+) -> tuple[records.Tuning, dict[str, Variant], list[Job]]:
     """Return the record of a search, the tuned variants, and the known cells of the trials."""
     jobs: dict[Path, Job] = {}
 
-    def evaluate(name: str, point: Point) -> TuningTrial | None:
+    def evaluate(name: str, point: Point) -> records.TuningTrial | None:
         tuned = {name: search.variant(name, point)}
         variants = apply_criteria(search.source, written, folder, tuned)
         if not variants:
@@ -326,16 +323,6 @@ def _effective_settings(
     return sorted(f"{key}={format_value(value)}" for key, value in changes.items())
 
 
-def _name(study: str, settings: list[str]) -> str:
-    """Return the study's name, with the settings of a trial (or their hash) after an @."""
-    if not settings:
-        return study
-    label = ",".join(settings)
-    if not LABEL.fullmatch(label):
-        label = hashlib.sha256(label.encode()).hexdigest()[:10]
-    return f"{study}@{label}"
-
-
 def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
     """Return the stale cells, the failed cells, or the one cell that `choice` names.
 
@@ -346,7 +333,7 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
     if choice == "stale":
         return list(_find_stale(jobs))
     if choice == "failed":
-        return [job for job in jobs if job.state() in get_args(FailureClass)]
+        return [job for job in jobs if job.state() in get_args(records.FailureClass)]
     named = [job for job in jobs if choice == job.name or Path(choice) == job.folder]
     if not named:
         choices = ["stale", "failed", *(job.name for job in jobs)]

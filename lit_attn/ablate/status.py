@@ -15,16 +15,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from lit_attn.ablate.display import StartedCell, escape_control, estimate_time_left, format_seconds
-from lit_attn.cells.folder import (
-    CellStatus,
-    State,
-    count_states,
-    list_attempts,
-    log_name,
-    read_cell,
-    read_log_tail,
-    rerun_command,
-)
+from lit_attn.cells import folder
+from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
@@ -37,7 +29,7 @@ PAUSE = 2.0
 """Seconds between two states of a study that is watched."""
 CLEAR = "\x1b[H\x1b[2J"
 
-ADVICE: dict[State, str] = {
+ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint",
     "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices or "
     "data.accumulate, which do not change the results",
@@ -120,10 +112,11 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
-    return [
-        StudyCell(planned, folder := place / planned.path, read_cell(folder, planned.identity))
-        for planned in (*plan.trials, *plan.cells)
-    ]
+    cells = []
+    for planned in (*plan.trials, *plan.cells):
+        path = place / planned.path
+        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
+    return cells
 
 
 def describe(plan: Plan, cells: list[StudyCell]) -> str:
@@ -132,7 +125,8 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     at_once = max(1, states.count("running"))
     seconds = estimate_seconds_left(plan.study, cells, at_once)
     left = f"; about {format_seconds(seconds)} left with {at_once} at once" if seconds else ""
-    lines = [f"{plan.study}: {plan.title}", f"  {len(cells)} cells: {count_states(states)}{left}"]
+    counts = f"{len(cells)} cells: {folder.count_states(states)}"
+    lines = [f"{plan.study}: {plan.title}", f"  {counts}{left}"]
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
@@ -175,12 +169,12 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     rank = f" on rank {end.rank}" if end is not None and end.rank else ""
     message = end.message if end is not None else "result.json is torn or of another identity"
     yield f"  FAILED   {cell.name}  {state}{rank}: {message}"
-    log = "" if attempt is None else read_log_tail(attempt)
+    log = "" if attempt is None else folder.read_log_tail(attempt)
     log_lines = [line for line in log.splitlines() if line.strip()]
     yield from (f"      | {line}" for line in log_lines[-LOG_LINES:])
     yield f"      advice:    {ADVICE[state]}"
     yield f"      log:       python -m lit_attn.ablate logs {shlex.quote(str(cell.folder))}"
-    yield f"      run alone: {rerun_command(cell.folder)}"
+    yield f"      run alone: {folder.rerun_command(cell.folder)}"
 
 
 POLL = 0.2
@@ -202,12 +196,12 @@ def print_log(arguments: list[str]) -> int:
     parser.add_argument("--watch", action="store_true", help="Show new lines until the cell ends.")
     options = parser.parse_args(arguments)
     cell = _find_cell(options.cell)
-    attempts = list_attempts(cell)
+    attempts = folder.list_attempts(cell)
     if not attempts:
         raise ConfigError(f"{cell}: has no log, because the cell was not started")
     stream = sys.stdout
     try:
-        log = (attempts[-1] / log_name(0)).open(encoding="utf-8", errors="replace")
+        log = (attempts[-1] / folder.log_name(0)).open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
     with log:

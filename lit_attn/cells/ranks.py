@@ -208,9 +208,15 @@ def _run_rank(
 
 
 def _kill_descendants() -> None:
-    """Kill all children, and theirs, which then are children of this process."""
+    """Kill all children, and theirs, which then are children of this process (Linux)."""
     deadline = time.monotonic() + KILL_TIMEOUT
-    while (children := _list_children()) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        children: list[int] = []
+        for path in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children += map(int, path.read_text().split())
+        if not children:
+            return
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -218,15 +224,6 @@ def _kill_descendants() -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.001)
-
-
-def _list_children() -> list[int]:
-    """Return the pids of this process's children; none if the system does not list them."""
-    try:
-        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    except OSError:
-        return []
-    return [int(pid) for text in lists for pid in text.split()]
 
 
 BUSY = 75
