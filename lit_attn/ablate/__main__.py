@@ -33,18 +33,15 @@ COMMANDS = {"status": status.print_status, "logs": status.print_log}
 
 EPILOG = """\
 other commands:
-  python -m lit_attn.ablate status [FOLDER]            show what is done, running or failed, and why
+  python -m lit_attn.ablate status [FOLDER]           show what is done, running or failed, and why
   python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
   python -m lit_attn.ablate rerun CHOICE FILE         set cells aside and run them again; CHOICE is
       stale (code, parts or data have changed), failed, or STUDY/VARIANT/SEED
   python -m lit_attn.ablate seal FILE                 print the plan and its hash, to commit it
-  (for a file of studies that has the name of a command, write ./status)
 
-exit codes:
-  0    every requested cell has a result
-  1    some cells have no result: they failed, or they diverged before (see rerun)
-  2    the configuration or the command line is wrong; nothing was started
-  130  stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); run the same command again to resume
+exit codes: 0: every requested cell has a result; 1: some cells have no result; 2: the configuration
+or the command line is wrong; 130: stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); run the same
+command again to resume
 """
 
 

@@ -31,14 +31,10 @@ CLEAR = "\x1b[H\x1b[2J"
 
 ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint",
-    "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices or "
-    "data.accumulate, which do not change the results",
-    "diverged": "change optimizer.lr, schedule.warmup or training.clip in the study; without a "
-    "change it would diverge again (`rerun failed` runs it anyway)",
-    "killed": "run the same command again to resume from the last checkpoint; if nobody killed the "
-    "cell, the machine was out of memory",
-    "timed-out": "run the same command again to resume from the last checkpoint; --stall and "
-    "--time set the limits, and the log shows where the cell stopped",
+    "out-of-memory": "run fewer cells at once (--jobs), or increase training.devices",
+    "diverged": "change optimizer.lr, schedule.warmup or training.clip, or it would diverge again",
+    "killed": "run the same command again to resume; if nobody killed it, the memory was full",
+    "timed-out": "run the same command again to resume; --stall and --time set the limits",
     "no-space": "free disk space, then run the same command again",
     "bad-configuration": "correct the key that the message names",
     "error": "read the whole log, then run the cell alone",
@@ -60,10 +56,8 @@ class StudyCell(NamedTuple):
 
 def print_status(arguments: list[str]) -> int:
     """Print the status, repeatedly with `--watch`, and return 0; ConfigError without a study."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.ablate status",
-        description="Show which cells are done, running or failed, and the time left.",
-    )
+    text = "Show which cells are done, running or failed, and the time left."
+    parser = argparse.ArgumentParser("python -m lit_attn.ablate status", description=text)
     where = "Folder of runs (default: runs), or of one study in it."
     parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
     watch = "Repeat until every cell is done."
@@ -187,10 +181,8 @@ def print_log(arguments: list[str]) -> int:
     Raises ConfigError if there is no such cell or log. On a terminal, control characters are
     printed in visible form.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.ablate logs",
-        description="Show the log of a cell's last attempt.",
-    )
+    text = "Show the log of a cell's last attempt."
+    parser = argparse.ArgumentParser("python -m lit_attn.ablate logs", description=text)
     where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
     parser.add_argument("cell", metavar="CELL", help=where)
     parser.add_argument("--watch", action="store_true", help="Show new lines until the cell ends.")

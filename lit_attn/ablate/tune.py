@@ -158,11 +158,11 @@ class Search:
         A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a
         cell has neither a result nor diverged.
         """
-        by_seed: dict[str, float | None] = dict.fromkeys(map(str, ends))
-        for seed, status in ends.items():
-            if status.result is not None:
-                logged = status.result.metrics[self.metric.name]
-                by_seed[str(seed)] = self.metric.scale * logged
+        name, scale = self.metric.name, self.metric.scale
+        by_seed = {
+            str(seed): None if status.result is None else scale * status.result.metrics[name]
+            for seed, status in ends.items()
+        }
         values = [value for value in by_seed.values() if value is not None]
         has_diverged = any(status.state == "diverged" for status in ends.values())
         if not has_diverged and len(values) < len(by_seed):

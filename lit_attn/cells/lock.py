@@ -221,17 +221,16 @@ def _create(path: Path, content: str) -> bool:
 
 def _wait_for_heartbeat(folder: Path) -> LockHolder | None:
     """Wait until it is known whether the holder is alive; return it if so."""
-    holder, first = read_holder(folder), None
-    while holder is not None and holder.is_alive() is None:
+    beats: set[tuple[int, int]] = set()
+    while (holder := read_holder(folder)) is not None and holder.is_alive() is None:
+        if not beats:
+            print(f"{folder}: waiting for a heartbeat of {holder}", file=sys.stderr)
         with contextlib.suppress(OSError):
-            last = (folder / "lock").stat()
-            if first is None:
-                print(f"{folder}: waiting for a heartbeat of {holder}", file=sys.stderr)
-                first = last
-            if (first.st_ino, first.st_mtime_ns) != (last.st_ino, last.st_mtime_ns):
-                return holder
+            status = (folder / "lock").stat()
+            beats.add((status.st_ino, status.st_mtime_ns))
+        if len(beats) > 1:
+            return holder
         time.sleep(HEARTBEAT / 10)
-        holder = read_holder(folder)
     return holder
 
 
