@@ -5,9 +5,7 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
@@ -35,38 +33,6 @@ class StartedCell(NamedTuple):
         return self.seconds + (steps.total - steps.step) * steps.step_time
 
 
-def estimate_time_left(
-    finished: Iterable[tuple[str, float]],
-    started: Iterable[StartedCell],
-    waiting: Iterable[str],
-    at_once: int,
-) -> float | None:
-    """Return the seconds until the last cell ends, or None if no cell has been measured.
-
-    `finished` are names and seconds. A cell is expected to take the mean of its variant, or else of
-    its study, or else of all cells: finished ones, and started ones as their steps predict.
-    """
-    started = list(started)
-    seconds: dict[str, list[float]] = {}
-    predicted = ((cell.name, cell.duration) for cell in started)
-    for name, duration in (*finished, *predicted):
-        if duration is not None:
-            for group in _groups(name):
-                seconds.setdefault(group, []).append(duration)
-    if not seconds:
-        return None
-    means = {group: sum(durations) / len(durations) for group, durations in seconds.items()}
-
-    def expect(name: str) -> float:
-        return next(means[group] for group in _groups(name) if group in means)
-
-    left = [max(0.0, expect(cell.name) - cell.seconds) for cell in started]
-    # Cells of one variant take equally long: each variant is looked up once.
-    variants = Counter(name.rpartition("/")[0] for name in waiting)
-    queued = sum(count * expect(f"{variant}/") for variant, count in variants.items())
-    return max(max(left, default=0.0), (queued + sum(left)) / at_once)
-
-
 def format_seconds(seconds: float) -> str:
     """Return `2:10` or `1:02:10`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -84,8 +50,7 @@ def _groups(name: str) -> tuple[str, str, str]:
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """State of a run at one moment.
 
     `waiting` are names of cells (`study/variant/seed`), `durations` are names and seconds of
@@ -99,9 +64,34 @@ class Snapshot:
     durations: list[tuple[str, float]]
     slots: int
 
+    def time_left(self) -> float | None:
+        """Return the seconds until the last cell ends, or None if no cell has been measured.
+
+        A cell is expected to take the mean of its variant, or else of its study, or else of all
+        cells: finished ones, and running ones as their steps predict.
+        """
+        seconds: defaultdict[str, list[float]] = defaultdict(list)
+        predicted = ((cell.name, cell.duration) for cell in self.running)
+        for name, duration in (*self.durations, *predicted):
+            if duration is not None:
+                for group in _groups(name):
+                    seconds[group].append(duration)
+        if not seconds:
+            return None
+        means = {group: sum(durations) / len(durations) for group, durations in seconds.items()}
+
+        def expect(name: str) -> float:
+            return next(means[group] for group in _groups(name) if group in means)
+
+        left = [max(0.0, expect(cell.name) - cell.seconds) for cell in self.running]
+        # Cells of one variant take equally long: each variant is looked up once.
+        variants = Counter(name.rpartition("/")[0] for name in self.waiting)
+        queued = sum(count * expect(f"{variant}/") for variant, count in variants.items())
+        return max(max(left, default=0.0), (queued + sum(left)) / self.slots)
+
     def summary(self) -> str:
         """Return `12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
-        left = estimate_time_left(self.durations, self.running, self.waiting, self.slots)
+        left = self.time_left()
         parts = [
             f"{self.done} done",
             f"{len(self.running)} running",

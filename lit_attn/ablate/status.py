@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from lit_attn.ablate.display import StartedCell, escape_control, estimate_time_left, format_seconds
+from lit_attn.ablate.display import Snapshot, StartedCell, escape_control, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.lock import read_holder
@@ -144,7 +144,7 @@ def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> f
                 started.append(StartedCell(name, progress, seconds))
             else:
                 waiting.append(name)
-    return estimate_time_left(finished, started, waiting, at_once)
+    return Snapshot(0, 0, waiting, started, finished, at_once).time_left()
 
 
 def _describe_running(cell: StudyCell) -> str:

@@ -11,7 +11,6 @@ from lit_attn.ablate.display import (
     LiveDisplay,
     Snapshot,
     StartedCell,
-    estimate_time_left,
     format_seconds,
     make_display,
     render_table,
@@ -23,6 +22,12 @@ RUNNING = [
     StartedCell("tiny/a/0", Progress(step=1, total=2, step_time=5.0), 5.0),
     StartedCell("tiny/b/0", None, 5.0),
 ]
+
+
+def estimate_time_left(
+    finished: list[tuple[str, float]], started: list[StartedCell], waiting: list[str], at_once: int
+) -> float | None:
+    return Snapshot(0, 0, waiting, started, finished, at_once).time_left()
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -52,7 +57,7 @@ def test_finished_cells_predict_the_time_left_of_their_variant_and_study() -> No
     finished = [("long/a/0", 100.0), ("short/a/0", 1.0), ("short/b/0", 2.0), ("short/b/1", 4.0)]
 
     def predict_time_left(*waiting: str) -> float | None:
-        return estimate_time_left(finished, [], waiting, 1)
+        return estimate_time_left(finished, [], list(waiting), 1)
 
     assert predict_time_left("short/a/1") == 1.0
     assert predict_time_left("short/b/2", "long/a/1") == 103.0

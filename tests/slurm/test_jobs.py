@@ -148,8 +148,8 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
         os.kill(parent(parent(list_holders(tmp_path)[0])), signal.SIGKILL)
         output, _ = process.communicate(timeout=TIMEOUT)
     assert "FAILED   tiny/gated/0  killed: its job ended: " in output
-    broken = ("--slurm", "setup=[no-such-command, exit 3]")
-    code, output = call(tmp_path, cluster, "--seeds", "1,", *broken)
+    studies.write(tmp_path, make_body("gated") + "\nslurm: {setup: [no-such-command, exit 3]}")
+    code, output = call(tmp_path, cluster, "--seeds", "1,")
     assert code == 1
     assert "error: its job ended before the cell began: FAILED; last line:" in output
     assert "no-such-command" in output
@@ -163,14 +163,14 @@ def test_a_submission_that_slurm_refuses_is_one_error_line(
     assert code == 2
     refused = "sbatch: error: Batch job submission failed: Invalid partition name specified"
     assert output.splitlines()[-1] == f"--launcher slurm: {refused}"
-    assert call(tmp_path, cluster, "--slurm", "partition=main")[0] == 0
+    assert call(tmp_path, cluster | {"SBATCH_PARTITION": "main"})[0] == 0
 
 
 def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> None:
     studies.write(tmp_path, make_body("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
-    assert call(tmp_path, cluster, "--slurm", "time=2:00:00", "--seeds", "0,")[0] == 0
+    assert call(tmp_path, cluster, "--seeds", "0,")[0] == 0
     (script,) = (tmp_path / "runs").glob("*/.slurm/*/*_submission.sh")
-    for line in ("--cpus-per-task=2", "--mem=500M", "--time=120"):
+    for line in ("--cpus-per-task=2", "--mem=500M", "--time=90"):
         assert f"#SBATCH {line}\n" in script.read_text()
     (log,) = (tmp_path / "runs").glob("*/*/*/attempts/1/log.txt")
     assert log.read_text() == f"threads {os.environ.get('OMP_NUM_THREADS', 2)}\n"
