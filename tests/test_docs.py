@@ -199,7 +199,7 @@ def test_documented_commands_have_their_options(page: Path) -> None:
         "ablations.yaml --study belief2-cifar100 --dry-run",
         "ablations.yaml --study belief2-imagenet --set data.path=/data/pets --set data.name=pets "
         "--set data.classes=37 --dry-run",
-        "status ablations.yaml",
+        "seal ablations.yaml --study digits",
     ],
 )
 def test_fast_commands_of_the_documentation_run(arguments: str, tmp_path: Path) -> None:

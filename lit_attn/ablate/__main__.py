@@ -24,7 +24,7 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
-    from lit_attn.ablate.runner import Limits, Summary
+    from lit_attn.ablate.runner import Summary
 
     Start = Callable[[list[Job]], Summary]
 
@@ -113,7 +113,10 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
             raise ConfigError("rerun: needs stale, failed or STUDY/VARIANT/SEED, and then the file")
         choice = words.pop(0) if command == "rerun" else None
         options, unknown = make_parser().parse_known_args(words)
-        _require_none(unknown, [f"--{name.replace('_', '-')}" for name in vars(options)])
+        if unknown:
+            names = [f"--{name.replace('_', '-')}" for name in vars(options)]
+            hint = suggest(unknown[0], names) if unknown[0][0] == "-" else "; seeds: --seeds 0,1,2"
+            raise ConfigError(f"{unknown[0]}: unknown option{hint}")
         _complete_options(options)
         matrices = _expand_studies(options)
         if command == "seal":
@@ -161,14 +164,6 @@ def parse_settings(option: str, settings: list[str]) -> Mapping:
             raise ConfigError(f"{where}: '{key}' is set twice")
         changes.put(key, parse_value(value, str(where)), where)
     return changes
-
-
-def _require_none(unknown: list[str], options: list[str]) -> None:
-    """Raise ConfigError for arguments that the parser does not know, such as `--seeds 0 1`."""
-    for word in unknown:
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: unknown option{suggest(word, options)}")
-        raise ConfigError(f"{word}: only one file of studies is allowed (seeds: --seeds 0,1,2)")
 
 
 def _complete_options(options: argparse.Namespace) -> None:
@@ -232,20 +227,18 @@ def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> 
     from lit_attn.ablate.match import measure_step_times
     from lit_attn.ablate.slots import make_slots
 
-    has_measured = False
-    for matrix in matrices:
-        is_needed = not (matrix.is_measured or options.dry_run or options.cancel)
-        if is_needed and options.launcher == "slurm":
+    is_idle = options.dry_run or options.cancel
+    needed = [m for m in matrices if options.quiet_timing or not (m.is_measured or is_idle)]
+    for matrix in needed:
+        if options.launcher == "slurm":
             raise ConfigError(
                 f"{matrix.name}: match: time: measure on a node first: srun python -m "
                 f"lit_attn.ablate {options.file} --study {matrix.source.name} --dry-run "
                 "--quiet-timing"
             )
-        if is_needed or options.quiet_timing:
-            allowed = options.allow_noisy_timing or options.smoke
-            measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
-            has_measured = True
-    return has_measured
+        allowed = options.allow_noisy_timing or options.smoke
+        measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
+    return bool(needed)
 
 
 def _run(
@@ -352,7 +345,7 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Runner
+    from lit_attn.ablate.runner import Limits, Runner
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(options.jobs)
@@ -361,31 +354,28 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         launcher = Launcher(target, options.smoke)
-        return Runner(launcher, slots, make_display(), _limits(options)).run(missing)
+        limits = Limits(60 * options.stall, 60 * options.time)
+        return Runner(launcher, slots, make_display(), limits).run(missing)
 
     return start
 
 
 def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
+    from lit_attn.ablate.runner import Limits
     from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
 
     for matrix in matrices:
         require_resources(matrix)
 
     def start(missing: list[Job]) -> "Summary":
-        cell = SlurmCell(Path(), target, options.smoke, _limits(options))
+        limits = Limits(60 * options.stall, 60 * options.time)
+        cell = SlurmCell(Path(), target, options.smoke, limits)
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{count} jobs submitted, {len(missing) - count} already submitted")
         return Follower(matrices, make_display()).run(missing)
 
     return start
-
-
-def _limits(options: argparse.Namespace) -> "Limits":
-    from lit_attn.ablate.runner import Limits
-
-    return Limits(stall=60 * options.stall, time=60 * options.time)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ a margin, must fit into what was free on it when the run began. Listing GPUs doe
 start CUDA.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -24,13 +25,6 @@ class Device(NamedTuple):
 
     gpu: str | None
     memory: int | None
-
-
-def list_devices() -> list[Device]:
-    """Return the visible GPUs, or the cores that this process may use, which share its memory."""
-    count, memory = count_cores(), available_memory()
-    core = Device(None, None if memory is None else memory // count)
-    return _list_gpus() or [core] * count
 
 
 def count_cores() -> int:
@@ -94,21 +88,15 @@ def _cgroup_memory() -> Iterator[int]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
+        limit, used, cache = names
         group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            if (memory := _free_memory(root / folder, *names)) is not None:
-                yield memory
-
-
-def _free_memory(group: Path, limit: str, used: str, cache: str) -> int | None:
-    """Return the limit of a control group minus its used bytes, without reclaimable page cache."""
-    try:
-        free = int((group / limit).read_text()) - int((group / used).read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        # The group does not exist here, or its limit is "max".
-        return None
-    return free + int(statistics.get(cache, 0))
+        for folder in (root / group, *(root / parent for parent in group.parents)):
+            # A group does not exist here, or its limit is "max".
+            with contextlib.suppress(OSError, ValueError):
+                free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                text = (folder / "memory.stat").read_text()
+                statistics = dict(line.split() for line in text.splitlines())
+                yield free + int(statistics.get(cache, 0))
 
 
 MARGIN = 1.1
@@ -201,5 +189,7 @@ class Slots:
 
 
 def make_slots(limit: int | None) -> Slots:
-    """Return the slots of this machine."""
-    return Slots(list_devices(), limit)
+    """Return the slots of the visible GPUs, or else of the cores, which share the memory."""
+    count, memory = count_cores(), available_memory()
+    core = Device(None, None if memory is None else memory // count)
+    return Slots(_list_gpus() or [core] * count, limit)

@@ -184,11 +184,6 @@ class Task(NamedTuple):
     def is_over(self) -> bool:
         return self.state in OVER
 
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """Sorting key of the jobs of a cell: the largest is the active job, or else the newest."""
-        return not self.is_over, int(self.id.split("_")[0])
-
 
 def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     """Return the job of every cell that SLURM still knows, by the cell's folder.
@@ -202,21 +197,19 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
             with contextlib.suppress(ValidationError):
                 cells = Batch.model_validate_json(path.read_bytes()).cells
                 batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
-    tasks: dict[Path, Task] = {}
-    output = ""
+    output, tasks = "", []
     if batches:
         user, columns = f"--user={getpass.getuser()}", "--format=%K|%i|%T|%j"
         output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
     for line in output.splitlines():
         index, task_id, state, name = ([*line.split("|", 3), "", "", ""])[:4]
-        if name not in batches:
-            continue
-        study, batch, cells = batches[name]
-        cell, attempts = cells[int(index) if index.isdecimal() else 0]
-        task = Task(task_id, state, batch, attempts)
-        if study / cell not in tasks or tasks[study / cell].rank < task.rank:
-            tasks[study / cell] = task
-    return tasks
+        if name in batches:
+            study, batch, cells = batches[name]
+            cell, attempts = cells[int(index) if index.isdecimal() else 0]
+            tasks.append((study / cell, Task(task_id, state, batch, attempts)))
+    # The job of a cell that counts is the active one, or else the newest.
+    tasks.sort(key=lambda pair: (not pair[1].is_over, int(pair[1].id.split("_")[0])))
+    return dict(tasks)
 
 
 def cancel(matrices: Iterable[Matrix]) -> int:

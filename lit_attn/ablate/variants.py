@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,9 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     spelled: dict[Override, Change] = {}
     base = merge(normalize(source.experiment), common.experiment)
     sections: dict[Any, Any] = {}
-    trees, experiments, matches = {}, {}, {}
+    widths = "parameters" if "parameters" in study.match else "none"
+    variants: list[Variant] = []
+    matched = set()
     for variant in written:
         for override in variant.overrides:
             if override not in spelled:
@@ -96,34 +98,23 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         tree = base
         for change in applied:
             tree = merge(tree, change.experiment)
-        trees[variant.name] = tree
-        experiments[variant.name] = _validate(source, sections, variant, tree)
+        experiment = _validate(source, sections, variant, tree)
         stated = [change.match for change in (common, *applied) if change.match is not None]
-        widths = "parameters" if "parameters" in study.match else "none"
-        matches[variant.name] = stated[-1] if stated else widths
+        if (stated or [widths])[-1] == "parameters":
+            matched.add(variant.name)
+        # Without variants before it, a mistake in the metric concerns all variants.
+        metric = _resolve_metric(source, experiment, variant.name if variants else "")
+        named = (variant.name, variant.where, tree)
+        variants.append(Variant(*named, experiment, None, metric, source.parts))
     require_names(source, written)
 
-    baseline = experiments[study.baseline].model
-    variants: list[Variant] = []
-    for variant in written:
-        experiment = experiments[variant.name]
-        model = experiment.model
-        match_to = None
-        if matches[variant.name] == "parameters" and model != baseline:
-            context = f"{variant.where}: {source.name}: variant '{variant.name}'"
+    baseline = next(v.experiment.model for v in variants if v.name == study.baseline)
+    for number, resolved in enumerate(variants):
+        model = resolved.experiment.model
+        if resolved.name in matched and model != baseline:
+            context = f"{resolved.where}: {source.name}: variant '{resolved.name}'"
             _require_width(context, model, baseline)
-            match_to = baseline
-        variants.append(
-            Variant(
-                variant.name,
-                variant.where,
-                trees[variant.name],
-                experiment,
-                match_to,
-                _resolve_metric(source, experiment, "" if not variants else variant.name),
-                source.parts,
-            )
-        )
+            variants[number] = replace(resolved, match_to=baseline)
     _require_differences(source, variants)
     return variants
 

@@ -149,9 +149,7 @@ class Result(Record):
     variant: str
     seed: int
     identity: str
-    metrics: dict[str, FiniteFloat] = Field(
-        description="values at the selected epoch by logged name"
-    )
+    metrics: dict[str, FiniteFloat] = Field(description="values at the selected epoch by name")
     selected_epoch: int
     steps: int
     epochs: int
@@ -162,9 +160,7 @@ class Result(Record):
     ffn_width: int | None = Field(description="FFN width after matching; null without an FFN")
     step_time: Spread
     evaluation_time: Spread | None = Field(None, description="of all splits; null in old records")
-    peak_memory: int = Field(
-        description="bytes on the fullest device: allocated on a GPU, resident set on a CPU"
-    )
+    peak_memory: int = Field(description="bytes on the fullest device (CPU: resident set)")
     wall_time: FiniteFloat = Field(description="seconds of all attempts")
     device: str
     attempts: int

@@ -168,7 +168,7 @@ def test_set_changes_every_variant(
         (["--estimate"], "--estimate: needs --dry-run"),
         (["--dryrun"], "--dryrun: unknown option; did you mean '--dry-run'?"),
         (["--seeds", "0", "1"],
-         "1: only one file of studies is allowed (seeds: --seeds 0,1,2)"),
+         "1: unknown option; seeds: --seeds 0,1,2"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_one_error_line(

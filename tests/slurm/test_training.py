@@ -32,14 +32,16 @@ COMMAND = (
     ("nodes", "options", "stop"),
     [
         (1, [], ["scontrol", "requeue"]),
-        (2, ["--set", "training.devices=2", "--slurm", "nodes=2"], ["scancel", "--signal=USR2"]),
+        (2, ["--set", "training.devices=2"], ["scancel", "--signal=USR2"]),
     ],
     ids=["one node, preempted", "two nodes, out of time"],
 )
 def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
     tmp_path: Path, nodes: int, options: list[str], stop: list[str]
 ) -> None:
-    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
+    path = studies.write(
+        tmp_path, f"baseline: a\nslurm: {{nodes: {nodes}}}\ncells: {{a: {{}}}}", EXPERIMENT
+    )
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
     with slurm_cluster.cluster(nodes) as environment:
         process = subprocess.Popen(
