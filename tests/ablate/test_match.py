@@ -110,9 +110,9 @@ def test_a_stretched_schedule_keeps_its_proportions() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("match: [time, time]", "ablations.yaml:9: studies.tiny.match: needs one or several of"),
-        ("match: [none, parameters]", "ablations.yaml:9: studies.tiny.match: needs one or several"),
-        ("match: []", "ablations.yaml:9: studies.tiny.match: needs one or several of"),
+        ("match: [time, time]", "ablations.yaml:9: studies.tiny.match: needs a list of"),
+        ("match: [none, parameters]", "ablations.yaml:9: studies.tiny.match: needs a list of"),
+        ("match: []", "ablations.yaml:9: studies.tiny.match: needs a list of"),
         ("match: flop", "ablations.yaml:9: studies.tiny.match.0: "),
     ],
 )
