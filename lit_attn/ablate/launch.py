@@ -39,8 +39,7 @@ class ServerLost(Exception):
 class CellProcess:
     """The process of a cell, which leads a process group of its own.
 
-    `kill_at` is the time at which it is killed after it was told to stop; `overdue` names the limit
-    that it exceeded.
+    `kill_at` is the time of SIGKILL after `stop`; `overdue` names the limit that was exceeded.
     """
 
     def __init__(self, job: Job, slot: Slot, process: ForkServerProcess) -> None:

@@ -3,9 +3,6 @@
 A run that does not compute what the study's file describes is a trial: a run with `--set`, or a
 smoke run. Its results and tables have their own folders next to the study's, named after the
 changes (`digits@training.max_steps=20`), so the plan and report of the study do not change.
-
-`rerun` renames the folders of the chosen cells to `aside-<number>-<seed>-<identity>`, which neither
-status nor reports read, and runs the cells again from their first step.
 """
 
 import contextlib
@@ -342,10 +339,10 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
 
 
 def set_aside(job: Job) -> None:
-    """Rename the folder of a cell, and write its config.yaml to a new one.
+    """Rename the folder of a cell to `aside-<number>-...`, and write its config.yaml to a new one.
 
-    A SLURM job that waits for its turn finds the config.yaml there. Raises ConfigError if the cell
-    is running, and OSError.
+    Neither status nor reports read the renamed folder. A SLURM job that waits finds the config.yaml
+    in the new one. Raises ConfigError if the cell is running, and OSError.
     """
     if not job.folder.exists():
         return

@@ -109,8 +109,8 @@ class Limits:
 class Runner:
     """Runs cells in slots, retries them, and stops them on signals.
 
-    A first SIGINT lets the running cells finish and starts no more. A second SIGINT, SIGTERM or
-    SIGHUP lets the cells write a checkpoint and end. A third kills them.
+    A first SIGINT lets the running cells finish. A second SIGINT, SIGTERM or SIGHUP lets them write
+    a checkpoint and end. A third kills them.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """Slots: which cells run at once on this machine, and on which devices.
 
-A cell takes whole devices, as many as its `training.devices`. If more cells run at once than there
-are devices, cells share devices by their measured memory: the memory of all cells of a device, with
-a margin, must fit into what was free on it when the run began. Listing GPUs does not
-start CUDA.
+If more cells run at once than there are devices, cells share devices by their measured memory: the
+memory of all cells of a device, with a margin, must fit into what was free when the run began.
 """
 
 import contextlib

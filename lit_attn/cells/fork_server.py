@@ -3,8 +3,8 @@
 The fork server imports this module first. The kernel then kills the server when the runner ends,
 even by `kill -9`. Every cell calls `die_with_parent` too, so that it ends with the server.
 
-No other signal ends the server. The runner answers a signal to its whole group (Ctrl-C, a closed
-terminal, `timeout`, a scheduler) while the cells finish or write their last checkpoints.
+No other signal ends the server, because cells write their last checkpoints after a signal to the
+whole group (Ctrl-C, a closed terminal, `timeout`, a scheduler).
 """
 
 import ctypes

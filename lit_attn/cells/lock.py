@@ -5,9 +5,8 @@ modification time every HEARTBEAT seconds. A process of this machine and this PI
 looked up in the process table. Every other holder (another machine, another container) is dead once
 its heartbeat was watched for STALE_AFTER seconds without a change. Clocks are never compared.
 
-A holder may have a keeper, which is the runner that started it. Its lock stays until the runner has
-recorded how the cell ended. Otherwise another runner could see a cell without any record of its
-end, and would try it again.
+A holder may have a keeper: the runner that started it, which removes the lock once it has recorded
+how the cell ended.
 """
 
 import contextlib

@@ -3,9 +3,6 @@
 The ranks are forked from a process that trains nothing itself: it holds the cell's lock, waits for
 the ranks, and ends whatever they leave behind. There is no command line that is executed again, and
 no port that two cells could both choose: the ranks meet at a file in a new temporary folder.
-
-The runner forks the process of a cell (`run_cell_process`) from a server that has torch loaded.
-User code runs only in the ranks, so nothing that it does ends that server.
 """
 
 import contextlib
