@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     from lit_attn.cells.lock import CellLocked, hold_lock
-    from lit_attn.cells.ranks import BUSY, fork_ranks
+    from lit_attn.cells.ranks import BUSY, run_ranks
 
     # Absolute, because the cell's code may change the working directory.
     folder: Path = options.cell.absolute()
@@ -55,11 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
         if devices == 1:
             with hold_lock(folder):
                 return _run_and_report(folder, options.smoke)
-        with (
-            fork_ranks(devices, lambda: sys.exit(_run_and_report(folder, options.smoke))) as ranks,
-            hold_lock(folder),
-        ):
-            return ranks.run(None)
+        with hold_lock(folder, is_beating=False) as start_heartbeat:
+            return run_ranks(
+                devices,
+                lambda: sys.exit(_run_and_report(folder, options.smoke)),
+                None,
+                start_heartbeat,
+            )
     except (CellLocked, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else BUSY

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -118,8 +118,10 @@ def read_holder(folder: Path) -> LockHolder | None:
 
 
 @contextlib.contextmanager
-def hold_lock(folder: Path, keeper: ProcessIdentity | None = None) -> Iterator[None]:
-    """Hold the cell's lock.
+def hold_lock(
+    folder: Path, keeper: ProcessIdentity | None = None, *, is_beating: bool = True
+) -> Iterator[Callable[[], None]]:
+    """Hold the cell's lock; return the function that starts its heartbeat, unless it `is_beating`.
 
     With a `keeper` the lock file stays when the context ends, until the keeper calls
     `release_lock`. Waits for the next heartbeat of a holder that cannot be looked up. Raises
@@ -135,12 +137,14 @@ def hold_lock(folder: Path, keeper: ProcessIdentity | None = None) -> Iterator[N
     inode = path.stat().st_ino
     done = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, inode, done), daemon=True)
-    thread.start()
+    if is_beating:
+        thread.start()
     try:
-        yield
+        yield thread.start
     finally:
         done.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         if keeper is None:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:

@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
@@ -49,102 +49,79 @@ the killer chooses the rank with the most memory."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class RankProcesses:
-    """Forked processes that wait for `run` before they call their function."""
+def run_ranks(
+    count: int,
+    body: Callable[[], object],
+    attempt: Path | None,
+    start_heartbeat: Callable[[], None],
+) -> int:
+    """Run `body` in `count` forked processes; return 0 or the exit code of the first that failed.
 
-    def __init__(self, processes: list[ForkProcess], pipes: list[Connection]) -> None:
-        self.processes = processes
-        self.pipes = pipes
+    Several have LOCAL_RANK and WORLD_SIZE set. Each rank writes its log to the folder `attempt`
+    (see `log_name`); this process appends the end of the first failed rank's log to its own output.
+    Without `attempt` the ranks write to the output of this process. `start_heartbeat` is called
+    after the forks, because a process with threads does not fork safely.
+    """
+    context = multiprocessing.get_context("fork")
+    processes: list[ForkProcess] = []
 
-    def run(self, attempt: Path | None) -> int:
-        """Start the ranks, wait for them, and return 0 or the exit code of the first that failed.
-
-        Each rank writes its log to the folder `attempt` (see `log_name`); this process appends the
-        end of the first failed rank's log to its own output. Without `attempt` the ranks write to
-        the output of this process.
-        """
-        previous = signal.signal(signal.SIGTERM, self._pass_on)
-        # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
-        # stacks and end.
-        signal.signal(signal.SIGABRT, signal.SIG_IGN)
-        with contextlib.ExitStack() as stack:
-            rendezvous = ""
-            if len(self.processes) > 1:
-                store = tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True)
-                rendezvous = f"{stack.enter_context(store)}/rendezvous"
-            try:
-                for pipe in self.pipes:
-                    # A rank that was stopped before this has ended already, and counts as failed.
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.send((rendezvous, attempt))
-                ended = self._wait()
-            finally:
-                signal.signal(signal.SIGTERM, previous)
-        failed = [(rank, code) for rank, code in ended if code]
-        if not failed:
-            return 0
-        first, code = failed[0]
-        if attempt is not None:
-            tails = {rank: read_log_tail(attempt, rank) for rank, _ in failed}
-            causes = (pair for pair in failed if not failure.is_echo(pair[1], tails[pair[0]]))
-            first, code = next(causes, failed[0])
-            if first:
-                text = failure.quote_rank_log(first, code, tails[first])
-                print(text, file=sys.stderr, flush=True)
-        return 128 - code if code < 0 else code
-
-    def kill(self) -> None:
-        """Kill the ranks that still run."""
-        for process in self.processes:
-            process.kill()
-            process.join()
-
-    def _wait(self) -> list[tuple[int, int]]:
-        """Return (rank, exit code) in the order of the ends. A failure ends the other ranks."""
-        ended: list[tuple[int, int]] = []
-        running = dict(enumerate(self.processes))
-        deadline = None
-        while running:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not wait([process.sentinel for process in running.values()], timeout):
-                self.kill()
-                break
-            for rank in [rank for rank, process in running.items() if process.exitcode is not None]:
-                code = running.pop(rank).exitcode
-                assert code is not None
-                ended.append((rank, code))
-                if code and deadline is None:
-                    deadline = time.monotonic() + SETTLE
-        return ended
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send SIGTERM to the ranks too, for senders that know only this process."""
-        for process in self.processes:
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in processes:
             if process.is_alive():
                 process.terminate()
 
+    with contextlib.ExitStack() as stack:
+        rendezvous = ""
+        if count > 1:
+            store = tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True)
+            rendezvous = f"{stack.enter_context(store)}/rendezvous"
+        try:
+            for rank in range(count):
+                arguments = (rank, count, os.getpid(), rendezvous, attempt, body)
+                processes.append(context.Process(target=_run_rank, args=arguments))
+                processes[-1].start()
+            start_heartbeat()
+            # Senders that know only this process reach the ranks too.
+            signal.signal(signal.SIGTERM, pass_on)
+            # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
+            # stacks and end.
+            signal.signal(signal.SIGABRT, signal.SIG_IGN)
+            ended = _wait_for_ranks(processes)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    failed = [(rank, code) for rank, code in ended if code]
+    if not failed:
+        return 0
+    first, code = failed[0]
+    if attempt is not None:
+        tails = {rank: read_log_tail(attempt, rank) for rank, _ in failed}
+        causes = (pair for pair in failed if not failure.is_echo(pair[1], tails[pair[0]]))
+        first, code = next(causes, failed[0])
+        if first:
+            print(failure.quote_rank_log(first, code, tails[first]), file=sys.stderr, flush=True)
+    return 128 - code if code < 0 else code
 
-@contextlib.contextmanager
-def fork_ranks(count: int, body: Callable[[], object]) -> Iterator[RankProcesses]:
-    """Fork `count` processes that will call `body`; several have LOCAL_RANK and WORLD_SIZE set.
 
-    Enter this context before the cell's lock: the lock has a thread, and a process with threads
-    does not fork safely. At its end all ranks are killed.
-    """
-    context = multiprocessing.get_context("fork")
-    ranks = RankProcesses([], [])
-    try:
-        for rank in range(count):
-            parent_end, child_end = context.Pipe()
-            arguments = (rank, count, os.getpid(), child_end, body)
-            process = context.Process(target=_run_rank, args=arguments)
-            process.start()
-            child_end.close()
-            ranks.processes.append(process)
-            ranks.pipes.append(parent_end)
-        yield ranks
-    finally:
-        ranks.kill()
+def _wait_for_ranks(processes: list[ForkProcess]) -> list[tuple[int, int]]:
+    """Return (rank, exit code) in the order of the ends. A failure ends the other ranks."""
+    ended: list[tuple[int, int]] = []
+    running = dict(enumerate(processes))
+    deadline = None
+    while running:
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not wait([process.sentinel for process in running.values()], timeout):
+            break
+        for rank in [rank for rank, process in running.items() if process.exitcode is not None]:
+            code = running.pop(rank).exitcode
+            assert code is not None
+            ended.append((rank, code))
+            if code and deadline is None:
+                deadline = time.monotonic() + SETTLE
+    return ended
 
 
 @contextlib.contextmanager
@@ -179,7 +156,12 @@ def redirect_output(log: Path) -> None:
 
 
 def _run_rank(
-    rank: int, count: int, parent: int, pipe: Connection, body: Callable[[], object]
+    rank: int,
+    count: int,
+    parent: int,
+    rendezvous: str,
+    attempt: Path | None,
+    body: Callable[[], object],
 ) -> None:
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent, restore_signals
@@ -192,8 +174,6 @@ def _run_rank(
         os._exit(1)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-    # The file where ranks meet, and the folder of the log.
-    rendezvous, attempt = pipe.recv()
     if count > 1:
         os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ[RENDEZVOUS] = rendezvous
@@ -265,14 +245,14 @@ def run_cell_process(
             if runner.is_alive() is False:
                 # The runner and the server ended before `die_with_parent` could take effect.
                 sys.exit(BUSY)
-            with fork_ranks(devices, train) as ranks, hold_lock(folder, runner):
+            with hold_lock(folder, runner, is_beating=False) as start_heartbeat:
                 if read_result(folder, identity) is not None:
                     return
                 if final_failure_since(folder, attempt_count) is not None:
                     sys.exit(BUSY)
                 attempt = create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-                if code := ranks.run(attempt):
+                if code := run_ranks(devices, train, attempt, start_heartbeat):
                     sys.exit(code)
     except CellLocked:
         sys.exit(BUSY)

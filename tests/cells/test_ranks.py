@@ -170,32 +170,33 @@ def test_devices_are_no_part_of_the_identity(tmp_path: Path) -> None:
     assert one.identity == two.identity
 
 
-def test_waiting_ranks_end_with_their_parent(tmp_path: Path) -> None:
-    """The parent may end before it starts them, for example if the cell is locked."""
+def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, time\n"
-        "from lit_attn.cells.ranks import fork_ranks\n"
-        "with fork_ranks(2, lambda: None) as made:\n"
-        "    print(*[process.pid for process in made.processes], flush=True)\n"
-        "    if sys.argv[1] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from pathlib import Path\n"
+        "from lit_attn.cells.ranks import run_ranks\n"
+        "folder = Path(sys.argv[1])\n"
+        "def body(): (folder / str(os.getpid())).touch(), time.sleep(1000)\n"
+        "def end():\n"
+        "    while len(list(folder.iterdir())) < 2: time.sleep(0.01)\n"
+        "    if folder.name == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    sys.exit(3)\n"
+        "run_ranks(2, body, None, end)\n"
     )
-    for how in ("kill", "leave"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, how], capture_output=True, text=True, check=False
-        )
-        pids = [int(pid) for pid in done.stdout.split()]
-        assert len(pids) == 2
+    for how, returncode in (("kill", -signal.SIGKILL), ("leave", 3)):
+        (tmp_path / how).mkdir()
+        done = subprocess.run([sys.executable, "-c", code, tmp_path / how], check=False)
+        assert done.returncode == returncode
+        pids = [int(path.name) for path in (tmp_path / how).iterdir()]
         wait_until(lambda pids=pids: not any(map(is_alive, pids)))
 
 
-def test_ranks_that_end_during_their_start_have_failed() -> None:
-    """A signal to the process group may arrive just before the start."""
+def test_ranks_that_end_by_a_signal_have_failed() -> None:
     code = (
-        "import sys\n"
+        "import os, signal, sys\n"
         "from lit_attn.cells import ranks\n"
-        "with ranks.fork_ranks(2, lambda: None) as made:\n"
-        "    for process in made.processes: process.terminate(), process.join()\n"
-        "    sys.exit(made.run(None))\n"
+        "def body(): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(ranks.run_ranks(2, body, None, lambda: None))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 143
@@ -233,7 +234,7 @@ def test_a_rank_that_had_to_be_killed_did_not_fail_first(tmp_path: Path) -> None
         "    if os.environ['LOCAL_RANK'] == '0': raise RuntimeError('Connection closed by peer')\n"
         "    time.sleep(1000)\n"
         "ranks.SETTLE = 0.1\n"
-        "with ranks.fork_ranks(2, body) as made: sys.exit(made.run(Path(sys.argv[1])))\n"
+        "sys.exit(ranks.run_ranks(2, body, Path(sys.argv[1]), lambda: None))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert done.returncode == 1
