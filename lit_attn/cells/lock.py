@@ -121,7 +121,7 @@ def read_holder(folder: Path) -> LockHolder | None:
 def hold_lock(
     folder: Path, keeper: ProcessIdentity | None = None, *, is_beating: bool = True
 ) -> Iterator[Callable[[], None]]:
-    """Hold the cell's lock; return the function that starts its heartbeat, unless it `is_beating`.
+    """Hold the cell's lock, and yield the function that starts its heartbeat if not `is_beating`.
 
     With a `keeper` the lock file stays when the context ends, until the keeper calls
     `release_lock`. Waits for the next heartbeat of a holder that cannot be looked up. Raises
