@@ -173,8 +173,8 @@ class Result(Record):
 class Timing(Record):
     """The cost of a whole cell, estimated from a few steps. Times are in seconds.
 
-    `startup` covers everything except steps and evaluations, `evaluation_time` one evaluation of
-    all splits, and `memory` is `peak_memory` of Result.
+    `startup` covers everything except steps and evaluations, and `evaluation_time` one evaluation
+    of all splits.
     """
 
     startup: FiniteFloat
@@ -182,7 +182,6 @@ class Timing(Record):
     steps: int
     evaluation_time: FiniteFloat
     evaluations: int
-    memory: int
 
     @property
     def seconds(self) -> float:

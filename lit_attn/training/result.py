@@ -228,5 +228,4 @@ def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
         evaluation_time=evaluation_time * sum(batches) / evaluated
         + diagnostics_total / evaluations,
         evaluations=evaluations,
-        memory=result.peak_memory,
     )

@@ -31,7 +31,6 @@ def timing(seconds: float) -> Timing:
         steps=round(2 * (seconds - 10 - 6)),
         evaluation_time=3.0,
         evaluations=2,
-        memory=2_500_000_000,
     )
 
 
