@@ -12,7 +12,7 @@ import pandas as pd
 from lit_attn.report import drawing
 from lit_attn.report.columns import STAR
 from lit_attn.report.comparison import ALPHA, Comparisons
-from lit_attn.report.drawing import COLOURS, GREY, shorten
+from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.effects import Effect
 from lit_attn.report.read import BUSY, StudyRecord
 
@@ -181,7 +181,7 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
         bottom.axhline(0, color=GREY, linewidth=0.8)
         bottom.set_xlabel(label)
     grid[0][0].set_ylabel(study.plan.metric.label)
-    grid[1][0].set_ylabel(f"difference to {shorten(shown[0], 20)}")
+    grid[1][0].set_ylabel(f"difference to {drawing.short_names(shown, 20)[0]}")
     drawing.add_legend(figure, key)
     return figure
 
