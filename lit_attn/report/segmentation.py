@@ -63,8 +63,8 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
 
     shown: dict[str, Panels] = {}
     legends: list[Legend] = []
-    for variant in study.plan.variants:
-        cell = study.variant_cells(variant.name)[0]
+    names = (variant.name for variant in study.plan.variants)
+    for cell in (cell for name in names for cell in study.variant_cells(name)[:1]):
         if cell.value is not None and cell.folder is not None:
             try:
                 panels = _read_panels(cell.folder / "pictures")
@@ -72,7 +72,7 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
             except (ConfigError, OSError, SyntaxError, ValueError) as error:
                 LOG.warning("%s: unreadable pictures are skipped: %s", cell.folder, error)
                 continue
-            shown |= {variant.name: panels} if panels else {}
+            shown |= {cell.variant: panels} if panels else {}
             legends += [legend] if panels and legend else []
     if not shown:
         return None

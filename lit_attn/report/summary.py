@@ -143,11 +143,11 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
 def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
     """Return the recorded experiment of a variant's first cell by key, or nothing."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    folder = study.variant_cells(variant)[0].folder
+    folders = [cell.folder for cell in study.variant_cells(variant) if cell.folder]
     try:
-        config = yaml.load((folder / "config.yaml").read_text("utf-8"), loader) if folder else {}
+        config = yaml.load((folders[0] / "config.yaml").read_text("utf-8"), loader)
         settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return {}
     return {
         str(key): value if isinstance(value, str) else json.dumps(value, default=str)

@@ -100,7 +100,7 @@ def make_tables(
     """Return every file of `folder` but the figures by name. The page has the `images`."""
     table = make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
-        if path := study.variant_cells(variant.name)[0].folder:
+        for path in [c.folder for c in study.variant_cells(variant.name) if c.folder][:1]:
             row[0] = row[0]._replace(link=os.path.relpath(path / "config.yaml", folder))
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)

@@ -12,7 +12,15 @@ import pandas as pd
 import pytest
 from helpers.fake_study import EFFECTS, accuracy_of, result, write_study
 
-from lit_attn.cells.records import Metric, PlannedCell, Result, Spread, read_metrics
+from lit_attn.cells.records import (
+    Metric,
+    Plan,
+    PlannedCell,
+    PlannedVariant,
+    Result,
+    Spread,
+    read_metrics,
+)
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
@@ -115,6 +123,14 @@ def test_a_study_without_results_has_a_report(tmp_path: Path) -> None:
     assert "0/5, 5 missing" in text
     assert "nan" not in text.lower()
     assert not (folder / "progress.svg").exists()
+
+
+def test_a_variant_that_is_not_tuned_yet_has_no_cells(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs")
+    plan = Plan.model_validate_json((study / "plan.json").read_bytes())
+    plan.variants.append(PlannedVariant(name="untuned"))
+    plan.write(study / "plan.json")
+    assert rows(report(tmp_path)).loc["untuned", ["n", "planned"]].tolist() == [0, 0]
 
 
 def test_without_a_baseline_there_is_no_difference(tmp_path: Path) -> None:
