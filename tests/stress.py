@@ -196,12 +196,11 @@ class Matrix60:
         return True
 
     def leave_lock(self) -> bool:
-        """Leave the lock of a process that has ended, or that ran before a restart."""
+        """Leave the lock of a process that has ended."""
         cells = self.idle_cells()
         if not cells:
             return False
-        changes = {"started": "1"} if self.chance.random() < 0.5 else {"boot": "earlier"}
-        text = current_process().model_copy(update=changes).model_dump_json()
+        text = current_process().model_copy(update={"started": "1"}).model_dump_json()
         with (
             contextlib.suppress(FileExistsError),
             (self.chance.choice(cells) / "lock").open("x") as f,

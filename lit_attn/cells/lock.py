@@ -1,9 +1,10 @@
 """The lock of a cell: at most one process trains it, on any machine that shares the disk.
 
 The file `lock` in the cell's folder names its holder, and the holder changes the file's
-modification time every HEARTBEAT seconds. A process of this machine and this PID namespace is
-looked up in the process table. Every other holder (another machine, another container) is dead once
-its heartbeat was watched for STALE_AFTER seconds without a change. Clocks are never compared.
+modification time every HEARTBEAT seconds. A process of this boot of this machine and this PID
+namespace is looked up in the process table. Every other holder (another machine, which may have the
+same host name, another container, this machine before a restart) is dead once its heartbeat was
+watched for STALE_AFTER seconds without a change. Clocks are never compared.
 
 A holder may have a keeper: the runner that started it, which removes the lock once it has recorded
 how the cell ended.
@@ -34,8 +35,6 @@ STALE_AFTER = 600.0
 """Seconds without a heartbeat after which a holder that cannot be looked up is dead."""
 LOST_LOCK = 75
 """Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h)."""
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""Name of the PID namespace outside all containers (PROC_PID_INIT_INO of the Linux kernel)."""
 
 
 class CellLocked(Exception):
@@ -61,13 +60,11 @@ class ProcessIdentity(BaseModel):
 
     def is_alive(self) -> bool | None:
         """Return True if the process runs, False if not, and None if it cannot be looked up."""
+        fields = ("host", "boot", "namespace")
         here = current_process()
-        if not here.namespace or (self.host, self.namespace) != (here.host, here.namespace):
+        if not here.namespace or any(getattr(self, n) != getattr(here, n) for n in fields):
             return None
-        if self.boot == here.boot:
-            return self.started == _start_time(self.pid)
-        # Outside containers, the same host name with another boot is this machine before a restart.
-        return False if self.namespace == INITIAL_PID_NAMESPACE else None
+        return self.started == _start_time(self.pid)
 
 
 class LockHolder(ProcessIdentity):
