@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
-from lit_attn.data.loading import loader, seeded
+from lit_attn.data.loading import read_batches, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
@@ -66,14 +67,13 @@ class ImageFileData(DataModule):
     """Splits of one data set.
 
     Unreadable images are named in the log and skipped: in training the next one replaces them, in
-    evaluation they are left out. Raises ConfigError if there are more than `data.unreadable` of
-    them, and if the folders do not match `data`.
+    evaluation they are left out. Raises ConfigError if a worker meets more than `data.unreadable`
+    of them, and if the folders do not match `data`.
     """
 
     def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.skipped: set[Path] = set()
         files = data.list_files()
         self.train = Reader(data, files["train"], augmented=True)
         self.splits: list[str] = [name for name in ("val", "test") if name in files]
@@ -100,8 +100,8 @@ class ImageFileData(DataModule):
         steps = range(start, stop)
         # An epoch has millions of samples, so they are drawn when they are needed.
         batches = map(self.samples, steps)
-        for step, read in zip(steps, self.read(self.train, batches), strict=True):
-            yield read.images, read.labels, step
+        for step, batch in zip(steps, self.read(self.train, batches), strict=True):
+            yield *batch, step
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         """Return a loader of as many batches on every process; sizes differ by at most one."""
@@ -110,12 +110,7 @@ class ImageFileData(DataModule):
         parts = np.array_split(self.share(np.arange(len(images))), count)
         units = [part.tolist() for part in parts]
         batches = [[(place, 0, self.data.size) for place in part] for part in units]
-        return EvaluationLoader(
-            batches,
-            lambda batches: ((read.images, read.labels) for read in self.read(images, batches)),
-            units,
-            len(images),
-        )
+        return EvaluationLoader(batches, partial(self.read, images), units, len(images))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return (images, targets); a training batch, which has its step, is mixed here."""
@@ -131,26 +126,9 @@ class ImageFileData(DataModule):
         pixels = self.data.size_in(step // self.steps_per_epoch)
         return [(place, seed, pixels) for place, seed in self.seeded_rows(step, self.draw_order)]
 
-    def read(self, images: "Reader", batches: Any) -> Iterator["Read"]:
+    def read(self, images: "Reader", batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches that workers read of `batches`, lists of samples, in their order."""
-        for read in loader(images, batches, images.collate, self.data.workers, pinned=True):
-            self.record(read.failures)
-            yield read
-
-    def record(self, failures: list[tuple[Path, str]]) -> None:
-        """Log each of `failures` once; raise ConfigError above the limit."""
-        for path, reason in failures:
-            if path in self.skipped:
-                continue
-            self.skipped.add(path)
-            count, limit = len(self.skipped), self.data.unreadable
-            if count > limit:
-                raise ConfigError(
-                    f"data.unreadable: {count} images cannot be read, more than the limit of "
-                    f"{limit}; the last: {path}: {reason}"
-                )
-            place = f"{count} of at most {limit}"
-            print(f"skipped an image that cannot be read ({place}): {path}: {reason}", flush=True)
+        return read_batches(images, batches, images.collate, self.data.workers, pinned=True)
 
     def draw_order(self, epoch: int) -> list[int]:
         repeats = self.data.repeats
@@ -220,14 +198,6 @@ def fingerprint(files: dict[str, Files]) -> str:
     return digest([*names, np.asarray(sizes)])
 
 
-class Read(NamedTuple):
-    """Readable images of one batch, their labels, and the unreadable images with the reasons."""
-
-    images: Tensor
-    labels: Tensor
-    failures: list[tuple[Path, str]]
-
-
 class Reader(Dataset[Any]):
     """Data set that reads and transforms the images of a split: `reader[place, seed, size]`.
 
@@ -237,53 +207,58 @@ class Reader(Dataset[Any]):
 
     def __init__(self, data: ImageFiles, files: Files, *, augmented: bool) -> None:
         self.files = files
+        self.limit = data.unreadable
         self.tries = 1 + (data.unreadable if augmented else 0)
+        self.skipped: set[Path] = set()
         sizes = {*data.sizes, data.size} if augmented else {data.size}
         self.transforms = {size: _transform(data, size, augmented) for size in sizes}
 
     def __len__(self) -> int:
         return len(self.files.labels)
 
-    def __getitem__(self, sample: tuple[int, int, int]) -> Any:
-        """Return image (3, S, S) or None, label, and the unreadable images tried before."""
+    def __getitem__(self, sample: tuple[int, int, int]) -> tuple[Tensor, int] | None:
+        """Return image (3, S, S) and label, or None if the image is unreadable."""
         first, seed, size = sample
-        failures = []
         for place in range(first, first + self.tries):
             place = place % len(self)
+            path, offset, length = self.files.find(place)
             try:
-                path, offset, length = self.files.find(place)
                 with path.open("rb") as file:
                     file.seek(offset)
                     image = Image.open(io.BytesIO(file.read(length))).convert("RGB")
             except UNREADABLE as error:
-                path = self.files.folder / self.files.names[place].decode()
-                failures.append((path, " ".join(str(error).split())))
+                self.skip(self.files.folder / self.files.names[place].decode(), error)
                 continue
             with seeded(seed):
-                return self.transforms[size](image), int(self.files.labels[place]), failures
-        return None, 0, failures
+                return self.transforms[size](image), int(self.files.labels[place])
+        return None
 
-    def collate(self, samples: list[Any]) -> Read:
-        images = [image for image, _, _ in samples if image is not None]
-        labels = [label for image, label, _ in samples if image is not None]
+    def skip(self, path: Path, error: Exception) -> None:
+        """Log an unreadable image once; raise ConfigError above the limit."""
+        if path in self.skipped:
+            return
+        self.skipped.add(path)
+        reason = f"{path}: {' '.join(str(error).split())}"
+        if len(self.skipped) > self.limit:
+            raise ConfigError(
+                f"data.unreadable: {len(self.skipped)} images cannot be read, more than the limit "
+                f"of {self.limit}; the last: {reason}"
+            )
+        print(f"skipped an image that cannot be read: {reason}", flush=True)
+
+    def collate(self, samples: list[tuple[Tensor, int] | None]) -> tuple[Tensor, Tensor]:
+        images = [sample[0] for sample in samples if sample is not None]
+        labels = [sample[1] for sample in samples if sample is not None]
         size = max(self.transforms)
-        return Read(
-            torch.stack(images) if images else torch.empty(0, 3, size, size),
-            torch.tensor(labels, dtype=torch.long),
-            [failure for _, _, failures in samples for failure in failures],
-        )
+        stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
+        return stacked, torch.tensor(labels, dtype=torch.long)
 
 
 def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     """Return timm's transform to a normalised tensor (3, size, size)."""
+    common = {"interpolation": data.interpolation, "mean": data.mean, "std": data.std}
     if not augmented:
-        return create_transform(
-            size,
-            interpolation=data.interpolation,
-            mean=data.mean,
-            std=data.std,
-            crop_pct=data.crop_share,
-        )
+        return create_transform(size, crop_pct=data.crop_share, **common)
     augment = data.augment
     resized = augment.crop == "resized"
     try:
@@ -297,11 +272,9 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
             hflip=augment.flip,
             color_jitter=0.0,
             auto_augment=augment.policy,
-            interpolation=data.interpolation,
-            mean=data.mean,
-            std=data.std,
             re_prob=augment.erasing,
             re_mode="pixel",
+            **common,
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(

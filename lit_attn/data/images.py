@@ -33,7 +33,10 @@ class ImageData(DataModule):
         is_on_host = any(step.stage == "bytes" for step in data.augment)
         places = {"train": torch.device("cpu") if is_on_host else device}
         self.tensors = {
-            name: tuple(torch.from_numpy(array).to(places.get(name, device)) for array in split)
+            name: tuple(
+                torch.from_numpy(np.ascontiguousarray(array)).to(places.get(name, device))
+                for array in split
+            )
             for name, split in splits.items()
         }
         images = splits["train"].images

@@ -11,23 +11,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset
 
+from lit_attn.schema.errors import ConfigError
 
-def loader(
+
+def read_batches(
     dataset: Dataset[Any],
     batches: Iterable[list[Any]],
     collate: Callable[[list[Any]], Any],
     workers: int,
     prepare: Callable[[], None] | None = None,
     pinned: bool = False,
-) -> DataLoader[Any]:
-    """Return a DataLoader that yields `collate(samples)` for each list of sample indices.
+) -> Iterator[Any]:
+    """Yield `collate(samples)` for each list of sample indices.
 
     Each of `workers` processes calls `prepare` first; with 0 workers this process reads. `pinned`
-    batches are copied to a GPU while it computes.
+    batches are copied to a GPU while it computes. Raises the ConfigErrors of the data set.
     """
-    return _Loader(
+    loader = _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
@@ -39,21 +42,21 @@ def loader(
         # A loader draws a seed for its workers, which is not used, from the global generator.
         generator=torch.Generator(),
     )
+    try:
+        yield from loader
+    except ConfigError as error:
+        # The message of an error in a worker begins with the worker's traceback.
+        raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators, from which timm and mmseg draw, and restore them at the end."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with isolate_rng(include_cuda=False):
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        yield
 
 
 class _Loader(DataLoader[Any]):

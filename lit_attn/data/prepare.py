@@ -86,36 +86,23 @@ def _parser() -> argparse.ArgumentParser:
     sources = parser.add_subparsers(dest="source", required=True)
     for name in (*TOKENIZERS, "pile", "text", "listops"):
         source = sources.add_parser(name)
-        source.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+        add_path = partial(source.add_argument, type=Path, metavar="PATH")
+        add_path("--out", required=True, help="folder to write")
         if name == "listops":
             continue
-        source.add_argument(
-            "--limit", type=int, metavar="TOKENS", help="stop after about TOKENS tokens"
-        )
+        source.add_argument("--limit", type=int, help="number of tokens after which to stop")
         if name == "pile":
             source.set_defaults(tokenizer="gpt-neox")
-            source.add_argument(
-                "--files",
-                type=Path,
-                required=True,
-                metavar="FOLDER",
-                help="files of Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps "
-                "(docs/setups.md, section 10)",
+            files = "Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps"
+            add_path(
+                "--files", required=True, help=f"folder of {files} (docs/setups.md, section 10)"
             )
             continue
-        source.add_argument(
-            "--tokenizer", choices=["bytes", "gpt2", "words"], default=TOKENIZERS.get(name, "bytes")
-        )
-        source.add_argument(
-            "--gpt2-folder",
-            type=Path,
-            metavar="FOLDER",
-            help="folder with encoder.json and vocab.bpe; without it the hub has them",
-        )
+        default = TOKENIZERS.get(name, "bytes")
+        source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
+        add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
         for split in SPLITS if name == "text" else ():
-            source.add_argument(
-                f"--{split}", type=Path, required=split != "test", metavar="FILE", help="text file"
-            )
+            add_path(f"--{split}", required=split != "test", help="text file")
     return parser
 
 

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.segmentation import (
-    IGNORED,
-    Pair,
-    Scenery,
-    list_pairs,
-    require_scenery,
-)
-from lit_attn.data.loading import loader, seeded
+from lit_attn.config.data.segmentation import IGNORED, Pair, Scenery, list_pairs
+from lit_attn.data.loading import read_batches, seeded
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.extras import require_mmseg
@@ -50,7 +44,6 @@ class SceneryData(DataModule):
         require_mmseg("data.kind")
         self.data = data
         self.root = data.prepare()
-        require_scenery(self.root)
         pairs = list_pairs(self.root, "training")
         rows = hold_out(data.validation, False, np.zeros(len(pairs)))
         training = [pairs[row] for row in rows.get("train", range(len(pairs)))]
@@ -61,7 +54,13 @@ class SceneryData(DataModule):
             split: SceneryFiles(data, pairs, augmented=False) for split, pairs in evaluated.items()
         }
         self.splits: list[str] = list(self.evaluated)
-        self.classes, self.palette = classes_and_palette(data)
+        self.classes, self.palette = data.class_names, [list(colour) for colour in data.palette]
+        if not self.classes:
+            from mmseg.utils import ade_classes, ade_palette
+
+            # One of ADE20K's names ends in a space.
+            self.classes = tuple(name.strip() for name in ade_classes())
+            self.palette = ade_palette()
         self.set_epoch(len(training), data.drop_last)
 
     def fingerprint(self) -> str:
@@ -89,11 +88,7 @@ class SceneryData(DataModule):
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
-        try:
-            yield from loader(dataset, batches, _collate, self.data.workers, _single_threaded)
-        except ConfigError as error:
-            # The message of an error in a worker begins with the worker's traceback.
-            raise ConfigError(str(error).rpartition("ConfigError: ")[2].strip()) from error
+        return read_batches(dataset, batches, _collate, self.data.workers, _single_threaded)
 
     def draw_order(self, epoch: int) -> list[int]:
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
@@ -211,16 +206,6 @@ def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery
             f"data.root: {path} has {labels.width} x {labels.height} pixels, its image "
             f"{sample['img_path']} has {width} x {height}"
         )
-
-
-def classes_and_palette(data: Scenery) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Return the names of the classes and their colours (red, green, blue)."""
-    if data.class_names:
-        return data.class_names, [list(colour) for colour in data.palette]
-    from mmseg.utils import ade_classes, ade_palette
-
-    # One of ADE20K's names ends in a space.
-    return tuple(name.strip() for name in ade_classes()), ade_palette()
 
 
 def _collate(samples: list[dict[str, Any]]) -> Batch:

@@ -149,7 +149,7 @@ def read_cifar(data: Cifar) -> dict[str, Split]:
             raise ConfigError(
                 f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: {reason}"
             ) from error
-        images = np.ascontiguousarray(downloaded.data.transpose(0, 3, 1, 2))
+        images = downloaded.data.transpose(0, 3, 1, 2)
         splits[name] = Split(images, np.asarray(downloaded.targets, dtype=np.int64))
     return splits
 
@@ -191,9 +191,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
             raise ConfigError(
                 f"{where}: y_{name} must be {kind} of {shape}, is {labels.dtype} of {labels.shape}"
             )
-        images = images.transpose(0, 3, 1, 2)
-        images = images if headers else np.ascontiguousarray(images)
-        splits[name] = make_split(images, labels, data)
+        splits[name] = make_split(images.transpose(0, 3, 1, 2), labels, data)
     return splits
 
 

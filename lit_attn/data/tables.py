@@ -163,11 +163,10 @@ def read_classes(
 
 def read_targets(data: TableTargets, tables: dict[str, Any], split: str) -> NDArray[np.float64]:
     """Return the numbers to predict (N, outputs) of `split`."""
-    return np.stack([_numbers(tables[split], column) for column in data.targets], axis=1)
-
-
-def _numbers(rows: Any, column: str) -> NDArray[np.float64]:
-    try:
-        return np.asarray([float(value) for value in rows[column]])
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"data.targets: column '{column}': a cell is not a number") from error
+    targets = []
+    for column in data.targets:
+        try:
+            targets.append([float(value) for value in tables[split][column]])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"data.targets: column '{column}': a cell is not a number") from error
+    return np.asarray(targets).T

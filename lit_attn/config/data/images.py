@@ -270,7 +270,7 @@ class ImageFiles(Data):
         TimmAugmentation(), description="timm's augmentation of training images"
     )
     unreadable: NonNegativeInt = outside_identity(
-        10, "images that cannot be read and are skipped before the cell fails"
+        10, "images that a worker process cannot read and skips before the cell fails"
     )
     workers: NonNegativeInt = outside_identity(
         8, "processes that read images; 0: the training process"

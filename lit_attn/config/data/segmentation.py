@@ -208,22 +208,21 @@ class Scenes(Scenery):
 
 def require_scenery(root: Path) -> None:
     """Raise ConfigError if `root` lacks a folder, images, or the labels of an image."""
-    for kind in ("images", "annotations"):
-        for split in ("training", "validation"):
-            if not (folder := root / kind / split).is_dir():
-                inside = root / "ADEChallengeData2016"
-                hint = f"; did you mean {inside}?" if inside.is_dir() else ""
-                raise ConfigError(
-                    f"data.root: {folder} is not a folder; root is ADE20K's ADEChallengeData2016 "
-                    f"or has its layout (`kind: scenes` needs no download){hint}"
-                )
     for split in ("training", "validation"):
         list_pairs(root, split)
 
 
-def list_pairs(root: Path, folder: str) -> list[Pair]:
-    """Return a folder's pairs by name; raise ConfigError if there are none or one lacks labels."""
-    images, annotations = root / "images" / folder, root / "annotations" / folder
+def list_pairs(root: Path, split: str) -> list[Pair]:
+    """Return a split's pairs by name; raise as `require_scenery`."""
+    images, annotations = root / "images" / split, root / "annotations" / split
+    for folder in (images, annotations):
+        if not folder.is_dir():
+            inside = root / "ADEChallengeData2016"
+            hint = f"; did you mean {inside}?" if inside.is_dir() else ""
+            raise ConfigError(
+                f"data.root: {folder} is not a folder; root is ADE20K's ADEChallengeData2016 or "
+                f"has its layout (`kind: scenes` needs no download){hint}"
+            )
     paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
     labels = {path.stem: path for path in annotations.glob("*.png")}
     if not paths:

@@ -84,7 +84,6 @@ class TableText(Table, NamedTokens):
 
     kind: Literal["table-text"] = "table-text"
     column_keys: ClassVar = ("text",)
-    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     text: str = Field("text", description="column of the documents")
     texts: ClassVar = method("lit_attn.data.tables:read_texts")
 

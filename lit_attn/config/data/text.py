@@ -9,11 +9,16 @@ from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.data.base import TokenData, method, require_files
 from lit_attn.config.signatures import LabelledTokens, TokenStream
+from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 # Target that is not to be predicted: padding, or a token that an earlier window predicts.
 IGNORED = -100
+
+
+# File of the words beside shards, one word a line.
+VOCABULARY = "vocabulary.txt"
 
 
 class Tokenizer(Kind):
@@ -104,7 +109,8 @@ class Words(Tokenizer):
         return load("lit_attn.data.text.tokenizers:WordEncoder").of(training, self.size)
 
     def encoder_of_shards(self, folder: Path) -> Any:
-        return load("lit_attn.data.text.streams:read_vocabulary")(folder)
+        words = read_text(folder / VOCABULARY).splitlines()
+        return load("lit_attn.data.text.tokenizers:WordEncoder")(words)
 
 
 class Tokens(TokenData):
@@ -113,7 +119,7 @@ class Tokens(TokenData):
     An epoch is `epoch_steps` steps; if null, the number of complete batches in the tokens.
     """
 
-    tokenizer: Tokenizer = Field(description="conversion of text to token ids")
+    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     context: PositiveInt = Field(1024, description="tokens of a sequence")
     order: Literal["random", "sequential", "files", "columns", "records"] = Field(
         "random",
@@ -179,7 +185,6 @@ class PythonText(Tokens):
     """
 
     kind: Literal["python-text"] = "python-text"
-    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids; bytes only")
     context: PositiveInt = Field(128, description="tokens of a sequence")
 
     @model_validator(mode="after")
@@ -201,7 +206,6 @@ class TextFiles(NamedTokens):
     """UTF-8 text files; without `val`, the last tenth of `train` is that split."""
 
     kind: Literal["text"] = "text"
-    tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     train: Path = outside_identity(..., "text file of the split train")
     val: Path | None = outside_identity(None, "text file of the split val")
     test: Path | None = outside_identity(None, "text file of the split test")

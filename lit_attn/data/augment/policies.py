@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 from torchvision.transforms import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
+from torchvision.transforms import RandAugment as TorchvisionRandAugment
 
 from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
 
@@ -104,12 +105,7 @@ class Policy:
 
 
 class AutoAugment(Policy):
-    """One of 25 sub-policies of two operations, each with its probability (Cubuk et al. 2019).
-
-    The variant of the CIFAR-100 set-up (docs/setups.md, section 2) differs from torchvision's:
-    shears are bicubic, rotations turn one way only, translations are not rounded to pixels, and
-    pixels from outside the image are grey.
-    """
+    """One of 25 sub-policies of two operations, as in the CIFAR-100 set-up (docs/setups.md)."""
 
     shear = Image.Resampling.BICUBIC
 
@@ -183,22 +179,12 @@ def _blanking_amounts(magnitude: int) -> dict[str, float]:
 
 def _torchvision_amounts(magnitude: int, size: int) -> dict[str, float]:
     """Return the strengths of torchvision: bin `magnitude` of 31 for images of `size` pixels."""
-
-    def bin_of(most: float) -> float:
-        return float(torch.linspace(0.0, most, 31)[magnitude])
-
-    return {
-        "Identity": 0.0,
-        **dict.fromkeys(("ShearX", "ShearY"), bin_of(0.3)),
-        # Torchvision translates by whole pixels.
-        **dict.fromkeys(("TranslateX", "TranslateY"), int(bin_of(150 / 331 * size))),
-        "Rotate": bin_of(30.0),
-        **dict.fromkeys(ENHANCEMENTS, bin_of(0.9)),
-        "Posterize": 8 - round(magnitude / 7.5),
-        "Solarize": float(torch.linspace(255.0, 0.0, 31)[magnitude]),
-        "AutoContrast": 0.0,
-        "Equalize": 0.0,
+    table = TorchvisionRandAugment()._augmentation_space(31, (size, size))
+    amounts = {
+        name: float(bins[magnitude] if bins.ndim else bins) for name, (bins, _) in table.items()
     }
+    # Torchvision translates by whole pixels.
+    return amounts | {name: int(amounts[name]) for name in ("TranslateX", "TranslateY")}
 
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:

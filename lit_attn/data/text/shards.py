@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_attn.data.text.streams import VOCABULARY, Ids, Source, Stream
+from lit_attn.config.data.text import VOCABULARY
+from lit_attn.data.text.streams import Ids, Source, Stream
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
 from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
@@ -77,12 +78,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
         return {}
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(meta, dict) or not {"vocabulary", "tokenizer"} <= meta.keys():
+            raise ValueError("has no 'vocabulary' and 'tokenizer'; prepare the folder again")
+        if (dtype := meta.setdefault("dtype", "uint16")) not in DTYPES:
+            raise ValueError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(meta, dict) or not {"vocabulary", "tokenizer"} <= meta.keys():
-        raise ConfigError(f"{path}: has no 'vocabulary' and 'tokenizer'; prepare the folder again")
-    if meta.get("dtype", "uint16") not in DTYPES:
-        raise ConfigError(f"{path}: dtype '{meta['dtype']}' is not one of {', '.join(DTYPES)}")
+        raise ConfigError(f"{path}: cannot be used: {error}") from error
     return meta
 
 

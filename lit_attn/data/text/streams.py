@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lit_attn import files
 from lit_attn.config.data.text import PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
-from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
+from lit_attn.data.text.tokenizers import Encoder, count_words
 from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.unsignedinteger]
@@ -26,9 +26,6 @@ BLOCKS = 1024
 
 # Share of the training text that becomes the split val if no file is.
 HELD_OUT = 0.1
-
-# File of the words beside shards, one word a line.
-VOCABULARY = "vocabulary.txt"
 
 # Parts of the standard library's folder that are not its source, and files of one build of Python.
 LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
@@ -109,11 +106,6 @@ def encode_texts(data: Tokens, texts: dict[str, list[tuple[str, str]]]) -> dict[
     training = texts["train"] if data.tokenizer.is_word_level else []
     encode: Encoder = data.tokenizer.encoder(text for _, text in training)
     return {split: _stream(documents, encode) for split, documents in texts.items()}
-
-
-def read_vocabulary(folder: Path) -> WordEncoder:
-    """Return the encoder of the words that `lit_attn.data.prepare` wrote beside the shards."""
-    return WordEncoder(read_text(folder / VOCABULARY).splitlines())
 
 
 def read_text(path: Path) -> str:
