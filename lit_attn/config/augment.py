@@ -5,7 +5,6 @@ images with a label for every pixel. A list of steps is applied in the order in 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -46,21 +45,6 @@ class Augmentation(Kind):
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
         """Return `images` with the mean and deviation by which this step normalises."""
         return images
-
-
-def check_order(steps: Sequence[Augmentation]) -> None:
-    """Raise ValueError unless the steps stand around one normalisation, each at its stage."""
-    stages = [step.stage for step in steps]
-    if stages.count("normalize") != 1:
-        raise ValueError(f"needs 'normalize' once, has it {stages.count('normalize')} times")
-    normalization = stages.index("normalize")
-    for position, step in enumerate(steps):
-        if step.stage == "bytes" and position > normalization:
-            raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
-        if step.stage in ("normalized", "batch") and position < normalization:
-            raise ValueError(f"'{step.kind}' works on normalised images: put it after normalize")
-        if step.stage == "batch" and position < len(steps) - 1:
-            raise ValueError(f"'{step.kind}' works on the batch: put it last")
 
 
 class FlipConfig(Augmentation):

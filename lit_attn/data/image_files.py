@@ -31,9 +31,6 @@ from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
 
-# DeiT's sampler, which timm copies, rounds an epoch of repeats down to a multiple of this.
-REPEATS_ROUND = 256
-
 TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
@@ -137,7 +134,8 @@ class ImageFileData(DataModule):
             num_replicas=1,
             rank=0,
             num_repeats=repeats,
-            selected_round=REPEATS_ROUND if repeats > 1 else 0,
+            # DeiT's sampler, which timm copies, rounds an epoch of repeats down.
+            selected_round=256 if repeats > 1 else 0,
         )
         sampler.set_epoch(int(numpy_generator(self.seed, "order", epoch).integers(2**63)))
         return list(sampler)
@@ -199,11 +197,7 @@ def fingerprint(files: dict[str, Files]) -> str:
 
 
 class Reader(Dataset[Any]):
-    """Data set that reads and transforms the images of a split: `reader[place, seed, size]`.
-
-    If `augmented`, all random numbers come from the seed, and the next readable image replaces an
-    unreadable one.
-    """
+    """Data set that reads and transforms the images of a split: `reader[place, seed, size]`."""
 
     def __init__(self, data: ImageFiles, files: Files, *, augmented: bool) -> None:
         self.files = files

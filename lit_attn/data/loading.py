@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def read_batches(
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=_WorkerStart(prepare),
+        worker_init_fn=partial(_start_worker, prepare),
         # The default in a cell of the runner would import everything again in each worker.
         multiprocessing_context="fork" if workers else None,
         pin_memory=pinned and torch.cuda.is_available(),
@@ -76,17 +77,11 @@ class _Loader(DataLoader[Any]):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _WorkerStart:
-    """First call of a worker process."""
-
-    def __init__(self, prepare: Callable[[], None] | None) -> None:
-        self.prepare = prepare
-
-    def __call__(self, worker: int) -> None:
-        if sys.platform == "linux":
-            threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
-        if self.prepare is not None:
-            self.prepare()
+def _start_worker(prepare: Callable[[], None] | None, worker: int) -> None:
+    if sys.platform == "linux":
+        threading.Thread(target=_exit_when_the_trainer_signals, daemon=True).start()
+    if prepare is not None:
+        prepare()
 
 
 def _exit_when_the_trainer_signals() -> None:

@@ -28,16 +28,12 @@ Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 # Pillow's modes of images with one 8-bit value per pixel.
 ONE_BYTE = {"1", "L", "P"}
 
-
 Sample = tuple[int, int]
 """Index of an image, and the seed of its augmentation."""
 
 
 class SceneryData(DataModule):
-    """Splits of one data set; "test" is ADE20K's validation folder.
-
-    Raises ConfigError if mmsegmentation or files are missing.
-    """
+    """Splits of one data set; raise ConfigError if mmsegmentation or files are missing."""
 
     def __init__(self, data: Scenery, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
@@ -88,7 +84,9 @@ class SceneryData(DataModule):
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
-        return read_batches(dataset, batches, _collate, self.data.workers, _single_threaded)
+        from mmengine.dataset import pseudo_collate
+
+        return read_batches(dataset, batches, pseudo_collate, self.data.workers, _single_threaded)
 
     def draw_order(self, epoch: int) -> list[int]:
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
@@ -206,10 +204,6 @@ def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery
             f"data.root: {path} has {labels.width} x {labels.height} pixels, its image "
             f"{sample['img_path']} has {width} x {height}"
         )
-
-
-def _collate(samples: list[dict[str, Any]]) -> Batch:
-    return {key: [sample[key] for sample in samples] for key in samples[0]}
 
 
 def _single_threaded() -> None:

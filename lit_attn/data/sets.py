@@ -17,16 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_attn.config.data.images import (
-    Cifar,
-    ClassFolders,
-    Digits,
-    Images,
-    Npz,
-    NpzTargets,
-    OwnImages,
-    WebDataset,
-)
+from lit_attn.config.data import images as config
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
@@ -50,7 +41,7 @@ def digest(parts: Iterable[bytes | str | NDArray[np.generic]]) -> str:
     return total.hexdigest()[:12]
 
 
-def load(data: Images) -> dict[str, Split]:
+def load(data: config.Images) -> dict[str, Split]:
     """Return "train", "test" and, if it exists or is held out, "val"; raise ConfigError."""
     splits: dict[str, Split] = data.read_splits()
     for name, split in splits.items():
@@ -61,7 +52,7 @@ def load(data: Images) -> dict[str, Split]:
     return splits
 
 
-def check_npz(data: Npz | NpzTargets) -> None:
+def check_npz(data: config.Npz | config.NpzTargets) -> None:
     """Raise the ConfigErrors that can be found without reading the images."""
     splits = read_npz(data, headers=True)
     for name, split in splits.items():
@@ -80,13 +71,11 @@ def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
     return steps
 
 
-def hold_out(
-    count: int, has_validation: bool, labels: NDArray[Any]
-) -> dict[str, NDArray[np.int64]]:
+def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArray[np.int64]]:
     """Return the training rows of "val" and "train" if `count` is positive, else nothing."""
     if not count:
         return {}
-    if has_validation:
+    if has_val:
         raise ConfigError(
             "data.validation: this data set has a validation split already; set it to 0"
         )
@@ -121,7 +110,7 @@ def fingerprint(splits: dict[str, Split]) -> str:
     )
 
 
-def read_digits(data: Digits) -> dict[str, Split]:
+def read_digits(data: config.Digits) -> dict[str, Split]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -134,7 +123,7 @@ def read_digits(data: Digits) -> dict[str, Split]:
     return {name: Split(images[index], labels[index]) for name, index in parts.items()}
 
 
-def read_cifar(data: Cifar) -> dict[str, Split]:
+def read_cifar(data: config.Cifar) -> dict[str, Split]:
     import torchvision
 
     kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
@@ -154,7 +143,7 @@ def read_cifar(data: Cifar) -> dict[str, Split]:
     return splits
 
 
-def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
+def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dict[str, Split]:
     """Read the splits; with `headers` the images are placeholders without memory."""
     where = f"data.path: {data.path}"
     try:
@@ -195,7 +184,7 @@ def read_npz(data: Npz | NpzTargets, headers: bool = False) -> dict[str, Split]:
     return splits
 
 
-def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: Images) -> Split:
+def make_split(images: NDArray[np.uint8], labels: NDArray[Any], data: config.Images) -> Split:
     """Return images with classes (N,) int64, or with targets (N, outputs) float32."""
     if data.num_outputs:
         return Split(images, labels.astype(np.float32).reshape(len(labels), data.num_outputs))
@@ -227,7 +216,7 @@ def find_splits(path: Path, pattern: str, content: str) -> dict[str, list[Path]]
     return splits
 
 
-def find_class_folders(data: ClassFolders) -> dict[str, list[Path]]:
+def find_class_folders(data: config.ClassFolders) -> dict[str, list[Path]]:
     """Return the class folders of every split; raise ConfigError if the classes do not agree."""
     splits = find_splits(data.path, "*/", "class folders")
     classes = {folder.name for folder in splits["train"] if any(folder.iterdir())}
@@ -242,7 +231,7 @@ def find_class_folders(data: ClassFolders) -> dict[str, list[Path]]:
     return splits
 
 
-def find_shards(data: WebDataset) -> dict[str, list[Path]]:
+def find_shards(data: config.WebDataset) -> dict[str, list[Path]]:
     """Return the tar files of every split; raise ConfigError if the first sample of one is bad."""
     shards = find_splits(data.path, "*.tar", "*.tar files")
     for path in chain(*shards.values()):
@@ -250,7 +239,7 @@ def find_shards(data: WebDataset) -> dict[str, list[Path]]:
     return shards
 
 
-def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
+def read_shard(data: config.WebDataset, path: Path) -> Iterator[tuple[str, int]]:
     """Yield (name, label) of every image of a tar file; a name is "file offset size".
 
     Raises ConfigError for a torn file, and for a sample without an image or a class.
@@ -275,7 +264,7 @@ def read_shard(data: WebDataset, path: Path) -> Iterator[tuple[str, int]]:
         raise ConfigError(f"data.path: {path}: {error}") from error
 
 
-def fit_image(name: str, source: Any, data: OwnImages) -> NDArray[np.uint8]:
+def fit_image(name: str, source: Any, data: config.OwnImages) -> NDArray[np.uint8]:
     """Return an image, path or file as (C, H, W); raise ConfigError, naming it, if it is bad."""
     try:
         with source if isinstance(source, Image.Image) else Image.open(source) as image:
@@ -286,7 +275,7 @@ def fit_image(name: str, source: Any, data: OwnImages) -> NDArray[np.uint8]:
     return np.asarray(resized).reshape(data.size, data.size, data.channels).transpose(2, 0, 1)
 
 
-def check_split(name: str, split: Split, data: Images) -> None:
+def check_split(name: str, split: Split, data: config.Images) -> None:
     images, labels = split
     source = f"data.path: {data.path}" if hasattr(data, "path") else f"data.kind: {data.kind}"
     if len(images) != len(labels):

@@ -258,9 +258,9 @@ def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.Monkey
     def first(self: object, worker: int) -> None:
         blocked_file.write_text(str(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 
-    monkeypatch.setattr(loading._WorkerStart, "__call__", first)
+    monkeypatch.setattr(loading, "_start_worker", first)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert list(loading.loader(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
+    assert list(loading.read_batches(range(4), [[0, 1], [2, 3]], sum, 1)) == [1, 5]
     assert blocked_file.read_text() == "True"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 

@@ -6,28 +6,25 @@ each batch and augmented by timm.
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from lit_attn.config.augment import Augmentation, NormalizeConfig, check_order
+from lit_attn.config.augment import Augmentation, NormalizeConfig
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageLabels, ImageTargets
 from lit_attn.schema.base import Config, outside_identity
 
+Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
 Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class Images(Data):
     """Images with one label each, held in memory and augmented on the device."""
+
+    training_images: ClassVar[int | None] = None
+    """Number of training images before any are held out; None if only the files tell."""
 
     epoch_length: PositiveInt = Field(1, description="passes over the data in an epoch")
     drop_last: bool = Field(True, description="leave out an epoch's last batch if it is not full")
@@ -39,13 +36,20 @@ class Images(Data):
     @field_validator("augment")
     @classmethod
     def _check_order(cls, steps: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
-        check_order(steps)
+        stages = [step.stage for step in steps]
+        if stages.count("normalize") != 1:
+            raise ValueError(f"needs 'normalize' once, has it {stages.count('normalize')} times")
+        normalization = stages.index("normalize")
+        for position, (step, stage) in enumerate(zip(steps, stages, strict=True)):
+            if stage == "bytes" and position > normalization:
+                raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
+            if stage in ("normalized", "batch") and position < normalization:
+                raise ValueError(
+                    f"'{step.kind}' works on normalised images: put it after normalize"
+                )
+            if stage == "batch" and position < len(steps) - 1:
+                raise ValueError(f"'{step.kind}' works on the batch: put it last")
         return steps
-
-    @property
-    def training_images(self) -> int | None:
-        """Number of training images before any are held out; None if only the files tell."""
-        return None
 
     @model_validator(mode="after")
     def _has_a_batch(self) -> Self:
@@ -249,7 +253,7 @@ class ImageFiles(Data):
     repeats: PositiveInt = Field(
         1, description="times that an epoch repeats each image (repeated augmentation)"
     )
-    validation: NonNegativeInt = Field(0, description="images held out of train, by a fixed split")
+    validation: Count = Field(0, description="images held out of train, by a fixed split")
     mean: tuple[float, float, float] = Field(
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
@@ -269,12 +273,10 @@ class ImageFiles(Data):
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"
     )
-    unreadable: NonNegativeInt = outside_identity(
+    unreadable: Count = outside_identity(
         10, "images that a worker process cannot read and skips before the cell fails"
     )
-    workers: NonNegativeInt = outside_identity(
-        8, "processes that read images; 0: the training process"
-    )
+    workers: Count = outside_identity(8, "processes that read images; 0: the training process")
 
     def signature(self) -> ImageLabels:
         return ImageLabels((3, self.size, self.size), self.classes, self.sizes)

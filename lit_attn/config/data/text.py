@@ -83,7 +83,10 @@ class GptNeox(Tokenizer):
     kind: Literal["gpt-neox"] = "gpt-neox"
     file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
     vocabulary: ClassVar = 50_277
-    encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_neox")
+
+    def encoder(self, training: Iterable[str]) -> Any:
+        load_subwords = load("lit_attn.data.text.tokenizers:load_subwords")
+        return load_subwords("EleutherAI/gpt-neox-20b", self.file, "file", self.vocabulary)
 
     def check_files(self) -> None:
         if self.file is not None:

@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_attn.config.augment import (
-    CropConfig,
-    ErasingConfig,
-    FlipConfig,
-    ImageFormat,
-    MixConfig,
-    NormalizeConfig,
-)
+from lit_attn.config import augment
 from lit_attn.config.data.images import Images
 
 Batch = tuple[Tensor, Tensor]
@@ -60,7 +53,7 @@ class Pipeline:
     def __init__(
         self, data: Images, mean: list[float], std: list[float], device: torch.device
     ) -> None:
-        images = ImageFormat(data.image_shape, data.num_classes, mean, std)
+        images = augment.ImageFormat(data.image_shape, data.num_classes, mean, std)
         for config in data.augment:
             images = config.with_statistics(images)
         built = [(config.stage, config.build(images)) for config in data.augment]
@@ -84,7 +77,7 @@ class Pipeline:
 class Flip:
     """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
-    def __init__(self, config: FlipConfig, _: ImageFormat) -> None:
+    def __init__(self, config: augment.FlipConfig, _: augment.ImageFormat) -> None:
         self.p = config.p
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
@@ -98,7 +91,7 @@ class Flip:
 class Crop:
     """Crop of the zero-padded image; parameters: the top row and the left column (N,) each."""
 
-    def __init__(self, config: CropConfig, _: ImageFormat) -> None:
+    def __init__(self, config: augment.CropConfig, _: augment.ImageFormat) -> None:
         self.padding = config.padding
 
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
@@ -116,7 +109,7 @@ class Crop:
 class Normalize:
     """Conversion to float, minus the mean, over the deviation of each channel."""
 
-    def __init__(self, _: NormalizeConfig, images: ImageFormat) -> None:
+    def __init__(self, _: augment.NormalizeConfig, images: augment.ImageFormat) -> None:
         self.mean = torch.tensor(images.mean).view(-1, 1, 1)
         self.std = torch.tensor(images.std).view(-1, 1, 1)
 
@@ -138,7 +131,7 @@ class Erasing:
 
     tries = 100
 
-    def __init__(self, config: ErasingConfig, images: ImageFormat) -> None:
+    def __init__(self, config: augment.ErasingConfig, images: augment.ImageFormat) -> None:
         self.config = config
         self.mean = torch.tensor(images.mean).view(-1, 1, 1)
         self.size = images.shape[1:]
@@ -168,22 +161,22 @@ class Erasing:
 
 
 class MixDraw(NamedTuple):
-    """Parameters of `Mix` for one batch."""
+    """Parameters of `Mix` for one batch: "none", "mixup" or "cutmix", and lambda for the mixture.
+
+    `centre` is (row, column) of CutMix's box relative to the image's size, and `others` has the
+    index (N,) of the image that each image is mixed with.
+    """
 
     kind: str
-    """"none", "mixup" or "cutmix"."""
     weight: float
-    """Lambda, before CutMix corrects it for the edges."""
     centre: tuple[float, float]
-    """(row, column) of CutMix's box, relative to the image's size."""
     others: Tensor
-    """Index (N,) of the image that each image is mixed with."""
 
 
 class Mix:
     """MixUp (Zhang et al. 2018) or CutMix (Yun et al. 2019) with a shuffled copy of the batch."""
 
-    def __init__(self, config: MixConfig, images: ImageFormat) -> None:
+    def __init__(self, config: augment.MixConfig, images: augment.ImageFormat) -> None:
         self.config = config
         self.num_classes = images.classes
 
@@ -216,9 +209,8 @@ class Mix:
 def cutmix(
     images: Tensor, others: Tensor, weight: float, row: float, column: float
 ) -> tuple[Tensor, float]:
-    """Replace a box of 1 - `weight` of the area by the other image's.
+    """Replace a box of 1 - `weight` of the area, cut at the edges, by the other image's.
 
-    `row` and `column` are the box's centre relative to the size; the box is cut at the edges.
     Returns the images and the share of pixels that stayed.
     """
     height, width = images.shape[-2:]

@@ -61,7 +61,12 @@ def open_shard(path: Path, dtype: np.dtype[Any]) -> Ids:
         size = path.stat().st_size
         if size == 0:
             raise ConfigError(f"{path}: is empty")
-        offset = _header(path, size)
+        magic, version, count = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
+        offset = HEADER_BYTES if (magic, version) == (MAGIC, VERSION) else 0
+        if offset and offset + 2 * count != size:
+            raise ConfigError(
+                f"{path}: its header counts {count:,} tokens, its size {(size - offset) // 2:,}"
+            )
         if (size - offset) % dtype.itemsize:
             raise ConfigError(
                 f"{path}: {size - offset:,} bytes are not whole tokens of {dtype.itemsize} bytes"
@@ -85,20 +90,6 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be used: {error}") from error
     return meta
-
-
-def _header(path: Path, size: int) -> int:
-    """Return the number of bytes before the first token."""
-    if size < HEADER_BYTES:
-        return 0
-    magic, version, count = np.fromfile(path, dtype="<i4", count=3)
-    if (magic, version) != (MAGIC, VERSION):
-        return 0
-    if HEADER_BYTES + 2 * int(count) != size:
-        raise ConfigError(
-            f"{path}: its header counts {count:,} tokens, its size {(size - HEADER_BYTES) // 2:,}"
-        )
-    return HEADER_BYTES
 
 
 class ShardWriter:
@@ -129,7 +120,11 @@ class ShardWriter:
                     f"{folder}: was started with {self.progress['recipe']}, not {recipe}; choose "
                     "another --out, or delete it"
                 )
-        self._truncate_uncounted()
+        for partial in folder.glob("*.bin.partial"):
+            split = partial.name.removesuffix(".bin.partial")
+            counted = self.progress["splits"].get(split, {}).get("tokens", 0)
+            with partial.open("r+b") as file:
+                file.truncate(counted * self.dtype.itemsize)
 
     @property
     def tokens(self) -> int:
@@ -191,13 +186,6 @@ class ShardWriter:
         }
         write_json(self.folder / META, meta)
         (self.folder / PROGRESS).unlink(missing_ok=True)
-
-    def _truncate_uncounted(self) -> None:
-        for partial in self.folder.glob("*.bin.partial"):
-            split = partial.name.removesuffix(".bin.partial")
-            counted = self.progress["splits"].get(split, {}).get("tokens", 0)
-            with partial.open("r+b") as file:
-                file.truncate(counted * self.dtype.itemsize)
 
     def _partial(self, split: str) -> Path:
         return self.folder / f"{split}.bin.partial"

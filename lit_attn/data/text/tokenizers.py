@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_attn.config.data.text import Gpt2, GptNeox
+from lit_attn.config.data.text import Gpt2
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
@@ -79,13 +79,13 @@ class SubwordEncoder:
 class WordEncoder:
     """White-space separated words; every line, also a blank one, ends with <eos>.
 
-    A word outside the vocabulary becomes <unk> if the vocabulary has <unk>, else a ConfigError.
+    A word outside the vocabulary becomes <unk> if the vocabulary has <unk>, else a ConfigError. The
+    place of a word in `words` is its id.
     """
 
     end: int | None = None
 
     def __init__(self, words: list[str]) -> None:
-        """Take `words` in the order of their ids."""
         self.words = words
         self.ids = {word: number for number, word in enumerate(words)}
         self.vocabulary = len(words)
@@ -156,11 +156,6 @@ def load_gpt2(config: Gpt2, _: Iterable[str]) -> SubwordEncoder:
     except Exception as error:  # The library raises no other class.
         raise ConfigError(f"data.tokenizer.folder: {config.folder}: {error}") from error
     return SubwordEncoder(tokenizer, config.vocabulary)
-
-
-def load_neox(config: GptNeox, _: Iterable[str]) -> SubwordEncoder:
-    """Return the encoder of a tokenizer.json, or of the hub's GPT-NeoX."""
-    return load_subwords("EleutherAI/gpt-neox-20b", config.file, "file", config.vocabulary)
 
 
 def load_subwords(hub_name: str, file: Path | None, key: str, vocabulary: int) -> SubwordEncoder:
