@@ -250,14 +250,15 @@ class Reader(Dataset[Any]):
 
 def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     """Return timm's transform to a normalised tensor (3, size, size)."""
-    common = {"interpolation": data.interpolation, "mean": data.mean, "std": data.std}
+    create = partial(
+        create_transform, size, interpolation=data.interpolation, mean=data.mean, std=data.std
+    )
     if not augmented:
-        return create_transform(size, crop_pct=data.crop_share, **common)
+        return create(crop_pct=data.crop_share)
     augment = data.augment
     resized = augment.crop == "resized"
     try:
-        return create_transform(
-            size,
+        return create(
             is_training=True,
             # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
             train_crop_mode="rrc" if resized else "rkrc",
@@ -268,7 +269,6 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
             auto_augment=augment.policy,
             re_prob=augment.erasing,
             re_mode="pixel",
-            **common,
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(
