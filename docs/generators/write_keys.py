@@ -119,6 +119,8 @@ def _describe(annotation: Any) -> str:
     if origin is tuple:
         count = "" if arguments[-1] is ... else f"{len(arguments)} of "
         return f"list: {count}{_describe(arguments[0])}"
+    if origin is dict:
+        return "mapping"
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in arguments)
     if isinstance(annotation, type) and issubclass(annotation, Config):

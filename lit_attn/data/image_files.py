@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
-from lit_attn.data.loading import read_batches, seeded
+from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
@@ -78,7 +78,7 @@ class ImageFileData(DataModule):
         self._fingerprint = fingerprint(files)
         augment = data.augment
         self.mixup: Mixup | None = None
-        if augment.mixes:
+        if augment.is_mixed:
             self.inseparable = 2
             self.mixup = Mixup(
                 augment.mixup,
@@ -115,7 +115,7 @@ class ImageFileData(DataModule):
         if self.mixup is None or not step:
             return images, labels
         drawn = numpy_generator(self.seed, f"mix {self.rank}", *step).integers(2**32)
-        with seeded(int(drawn)):
+        with use_seed(int(drawn)):
             return self.mixup(images, labels)
 
     def samples(self, step: int) -> list[tuple[int, int, int]]:
@@ -223,7 +223,7 @@ class Reader(Dataset[Any]):
             except UNREADABLE as error:
                 self.skip(self.files.folder / self.files.names[place].decode(), error)
                 continue
-            with seeded(seed):
+            with use_seed(seed):
                 return self.transforms[size](image), int(self.files.labels[place])
         return None
 

@@ -51,7 +51,7 @@ def read_batches(
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Seed the global generators, from which timm and mmseg draw, and restore them at the end."""
     with isolate_rng(include_cuda=False):
         random.seed(seed)

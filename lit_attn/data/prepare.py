@@ -67,7 +67,7 @@ def prepare(options: argparse.Namespace) -> None:
     encode: Encoder
     if name == "words":
         training = (text for split, text in source(0) if split == "train")
-        encode = WordEncoder.of(training, None)
+        encode = WordEncoder.learn(training, None)
     elif name == "gpt2":
         encode = config.Gpt2(folder=options.gpt2_folder).encoder(())
     else:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from lit_attn.config.data.segmentation import IGNORED, Pair, Scenery, list_pairs
-from lit_attn.data.loading import read_batches, seeded
+from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, hold_out
 from lit_attn.extras import require_mmseg
@@ -108,7 +108,7 @@ class SceneryFiles(Dataset[dict[str, Any]]):
     def __getitem__(self, sample: Sample) -> dict[str, Any]:
         index, seed = sample
         image, labels = self.pairs[index]
-        with seeded(seed):
+        with use_seed(seed):
             read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
         return read
 

@@ -23,6 +23,7 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
     assert page.count("| `lr` | number > 0 | required |") == 4
     assert "| `momentum` | number > 0, < 1 | `0.9` |" in page
     assert "| `depth` | whole number >= 2 | `10` |" in page
+    assert page.count("| `arguments` | mapping | `{}` |") == 5
 
 
 def test_every_key_has_a_description() -> None:

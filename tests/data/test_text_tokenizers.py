@@ -26,7 +26,7 @@ def test_bytes_end_with_a_zero() -> None:
 
 
 def test_words_have_ids_by_falling_frequency() -> None:
-    encoder = WordEncoder.of(["b a b\n\nc a b\n"], size=4)
+    encoder = WordEncoder.learn(["b a b\n\nc a b\n"], size=4)
     # b three times, <eos> three times (the blank line has one), a twice, c once.
     assert encoder.words == ["<eos>", "b", "a", "c"]
     assert encoder.encode(["b\n\na c\n"])[0].tolist() == [1, 0, 0, 2, 3, 0]
@@ -44,13 +44,13 @@ def test_last_line_without_a_line_feed_ends_too() -> None:
 
 def test_size_of_the_vocabulary_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer.size: 5, but .* has 4 different words"):
-        WordEncoder.of(["b a c\n"], size=5)
+        WordEncoder.learn(["b a c\n"], size=5)
 
 
 def test_unknown_words_become_unk_or_errors() -> None:
-    assert WordEncoder.of(["a <unk>"], None).encode(["b"])[0].tolist() == [1, 0]
+    assert WordEncoder.learn(["a <unk>"], None).encode(["b"])[0].tolist() == [1, 0]
     with pytest.raises(ConfigError, match="'b' is not in the vocabulary, which has no <unk>"):
-        WordEncoder.of(["a"], None).encode(["b"])
+        WordEncoder.learn(["a"], None).encode(["b"])
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_penn_treebank_has_its_known_size() -> None:
     path = SHARED / "ptb" / "ptb.train.txt"
     if not path.exists():
         pytest.skip("the Penn Treebank is not at hand")
-    encoder = WordEncoder.of([path.read_text()], size=10_000)
+    encoder = WordEncoder.learn([path.read_text()], size=10_000)
     (ids,) = encoder.encode([path.read_text()])
     assert len(ids) == 929_589
     assert (np.diff(np.bincount(ids)) <= 0).all()

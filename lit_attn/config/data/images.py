@@ -225,7 +225,7 @@ class TimmAugmentation(Config):
         return self
 
     @property
-    def mixes(self) -> bool:
+    def is_mixed(self) -> bool:
         """True if MixUp or CutMix makes targets probabilities."""
         return self.mix > 0 and (self.mixup > 0 or self.cutmix > 0)
 
@@ -292,7 +292,7 @@ class ImageFiles(Data):
 
     @model_validator(mode="after")
     def _mixes_pairs(self) -> Self:
-        if self.augment.mixes and self.batch_size % 2:
+        if self.augment.is_mixed and self.batch_size % 2:
             raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
         return self
 

@@ -109,7 +109,7 @@ class Words(Tokenizer):
         return self.size
 
     def encoder(self, training: Iterable[str]) -> Any:
-        return load("lit_attn.data.text.tokenizers:WordEncoder").of(training, self.size)
+        return load("lit_attn.data.text.tokenizers:WordEncoder").learn(training, self.size)
 
     def encoder_of_shards(self, folder: Path) -> Any:
         words = read_text(folder / VOCABULARY).splitlines()

@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_attn.config.data.text import VOCABULARY
 from lit_attn.data.text.streams import Ids, Source, Stream
-from lit_attn.data.text.tokenizers import Encoder, WordEncoder, count_words
+from lit_attn.data.text.tokenizers import Encoder, count_words
 from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
 
@@ -175,7 +175,7 @@ class ShardWriter:
                 partial.replace(final)
             with final.open("rb") as file:
                 counts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        if isinstance(self.encoder, WordEncoder):
+        if self.encoder.words:
             write_atomic(self.folder / VOCABULARY, "\n".join(self.encoder.words) + "\n")
         meta = {
             **self.progress["recipe"],

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,10 +22,11 @@ UNKNOWN = "<unk>"
 
 
 class Encoder(Protocol):
-    """Encoder between text and ids. `end` is the id that ends a document, or None."""
+    """Encoder between text and ids: the id that ends a document, and words that it has learned."""
 
     vocabulary: int
     end: int | None
+    words: Sequence[str] = ()
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
         """Return the ids of each document, its end included."""
@@ -37,7 +38,7 @@ class Encoder(Protocol):
         """Return the text of `ids`; ids that are not text (half a character) are replaced."""
 
 
-class ByteEncoder:
+class ByteEncoder(Encoder):
     """Bytes of UTF-8; a document ends with byte 0."""
 
     vocabulary = 256
@@ -53,7 +54,7 @@ class ByteEncoder:
         return bytes(ids).decode(errors="replace")
 
 
-class SubwordEncoder:
+class SubwordEncoder(Encoder):
     """Subwords of the library `tokenizers`; a document ends with <|endoftext|>."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", vocabulary: int) -> None:
@@ -76,7 +77,7 @@ class SubwordEncoder:
         return text
 
 
-class WordEncoder:
+class WordEncoder(Encoder):
     """White-space separated words; every line, also a blank one, ends with <eos>.
 
     A word outside the vocabulary becomes <unk> if the vocabulary has <unk>, else a ConfigError. The
@@ -91,8 +92,8 @@ class WordEncoder:
         self.vocabulary = len(words)
 
     @classmethod
-    def of(cls, documents: Iterable[str], size: int | None) -> "WordEncoder":
-        """Build the vocabulary of a training text, by falling frequency, then alphabetically.
+    def learn(cls, documents: Iterable[str], size: int | None) -> "WordEncoder":
+        """Learn the vocabulary of a training text, by falling frequency, then alphabetically.
 
         Raises ConfigError if its size is not the configured `size`.
         """
