@@ -266,7 +266,7 @@ def _run(
         diverged = sum(state == "diverged" for _, state in states)
     _prepare_folders(matrices, options, jobs, [] if chosen is None else jobs)
     for matrix in matrices:
-        if matrix.is_trial:
+        if matrix.name != matrix.source.name:
             write_line(f"{matrix.folder}: trial; study {matrix.source.name} does not change")
     folders = {job.folder for job in jobs}
     done = sum(state == "done" and job.folder not in folders for job, state in states)

@@ -26,11 +26,12 @@ class StartedCell(NamedTuple):
 
     @property
     def duration(self) -> float | None:
-        """Expected seconds of the whole cell from its own steps, or None."""
+        """Expected seconds of the complete cell from its steps so far, or None."""
         steps = self.progress
-        if steps is None or steps.step_time is None or steps.step < MEASURED * steps.total:
+        if steps is None or steps.step < MEASURED * steps.total:
             return None
-        return self.seconds + (steps.total - steps.step) * steps.step_time
+        rest = steps.remaining_seconds
+        return None if rest is None else self.seconds + rest
 
 
 def format_seconds(seconds: float) -> str:
@@ -64,7 +65,7 @@ class Snapshot(NamedTuple):
     durations: list[tuple[str, float]]
     slots: int
 
-    def time_left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Return the seconds until the last cell ends, or None if no cell has been measured.
 
         A cell is expected to take the mean of its variant, or else of its study, or else of all
@@ -83,21 +84,21 @@ class Snapshot(NamedTuple):
         def expect(name: str) -> float:
             return next(means[group] for group in _groups(name) if group in means)
 
-        left = [max(0.0, expect(cell.name) - cell.seconds) for cell in self.running]
+        running = [max(0.0, expect(cell.name) - cell.seconds) for cell in self.running]
         # Cells of one variant take equally long: each variant is looked up once.
         variants = Counter(name.rpartition("/")[0] for name in self.waiting)
         queued = sum(count * expect(f"{variant}/") for variant, count in variants.items())
-        return max(max(left, default=0.0), (queued + sum(left)) / self.slots)
+        return max(max(running, default=0.0), (queued + sum(running)) / self.slots)
 
     def summary(self) -> str:
         """Return `12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
-        left = self.time_left()
+        remaining = self.remaining_seconds()
         parts = [
             f"{self.done} done",
             f"{len(self.running)} running",
             *([f"{self.failed} failed"] if self.failed else []),
             f"{len(self.waiting)} waiting",
-            *([] if left is None else [f"about {format_seconds(left)} left"]),
+            *([] if remaining is None else [f"about {format_seconds(remaining)} left"]),
         ]
         return ", ".join(parts)
 

@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,15 +170,15 @@ def time_variants(folder: Path, *, smoke: bool = False) -> None:
     runs[0].result.model_copy(update={"identity": identity}).write(folder / "result.json")
 
 
-def _summarize(cell: Cell, baseline: Cell, pairs: Iterable[tuple[float, float]]) -> TimedVariant:
+def _summarize(cell: Cell, baseline: Cell, pairs: list[tuple[float, float]]) -> TimedVariant:
     """Return the step time of `cell` from pairs of its seconds and those of the baseline."""
-    seconds, ratios = zip(*((own, own / other) for own, other in pairs), strict=True)
+    ratios = [seconds / baseline_seconds for seconds, baseline_seconds in pairs]
     low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return TimedVariant(
         variant=cell.variant,
         kind=cell.kind,
         baseline_kind=baseline.kind,
-        seconds=statistics.median(seconds),
+        seconds=statistics.median(seconds for seconds, _ in pairs),
         ratio=ratio,
         spread=(high - low) / ratio,
     )
@@ -209,13 +208,11 @@ def _require_equal_lengths(
     source: StudySource, variant: Variant, baseline: Variant, criterion: str
 ) -> None:
     """Raise ConfigError if the steps of a variant are not comparable with the baseline's."""
-    own, other = variant.experiment, baseline.experiment
+    experiments, data = (variant.experiment, baseline.experiment), variant.experiment.data
     context = f"{variant.where}: {source.name}: variant '{variant.name}': match: {criterion}"
-    if own.data.at_final_size() != own.data:
+    if data.at_final_size() != data:
         raise ConfigError(f"{context}: excludes images that grow")
-    lengths = [(e.data, e.training.epochs, e.training.max_steps) for e in (own, other)]
+    lengths = [(e.data, e.training.epochs, e.training.max_steps) for e in experiments]
     if lengths[0] != lengths[1]:
-        raise ConfigError(
-            f"{context}: data, training.epochs and training.max_steps must be those of the "
-            f"baseline '{baseline.name}'"
-        )
+        keys = "data, training.epochs and training.max_steps"
+        raise ConfigError(f"{context}: {keys} must be those of the baseline '{baseline.name}'")

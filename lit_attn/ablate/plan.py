@@ -91,10 +91,6 @@ class Matrix:
         return next(variant for variant in self.written if variant.name == name)
 
     @property
-    def is_trial(self) -> bool:
-        return self.name != self.source.name
-
-    @property
     def untuned(self) -> list[Variant]:
         """Variants whose search has not ended, or in which every trial has diverged."""
         entries = () if self.tuning is None else self.tuning.variants

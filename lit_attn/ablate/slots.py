@@ -117,9 +117,9 @@ class Slots:
         self.devices = devices
         self.limit = limit or len(devices)
         self.count = 0
-        # Kinds (see Cell.kind) of the cells on each device, and the devices of cells on several.
+        # Kinds (see Cell.kind) of the cells on each device, and devices that allow only one cell.
         self.on_device: list[list[str]] = [[] for _ in devices]
-        self.whole: set[int] = set()
+        self.exclusive: set[int] = set()
         # Largest measured memory of each kind.
         self.memory: dict[str, int] = {}
 
@@ -138,9 +138,9 @@ class Slots:
 
     def at_once(self, cells: Iterable[Cell]) -> int:
         """Return how many of `cells` may run at once, apart from memory."""
-        wanted = [cell.experiment.training.devices for cell in cells]
-        whole = [len(self.devices) // devices for devices in wanted if devices > 1]
-        return max(1, min(self.limit, len(wanted), *whole))
+        counts = [cell.experiment.training.devices for cell in cells]
+        groups = [len(self.devices) // count for count in counts if count > 1]
+        return max(1, min(self.limit, len(counts), *groups))
 
     def take(self, cell: Cell) -> Slot | None:
         """Reserve devices for `cell`. Return None if too few are free."""
@@ -156,14 +156,14 @@ class Slots:
         for index in indices:
             self.on_device[index].append(kind)
         self.count += 1
-        self.whole.update(indices if wanted > 1 else ())
+        self.exclusive.update(indices if wanted > 1 else ())
         names = [self.devices[index].gpu for index in indices]
         return Slot(indices, tuple(name for name in names if name is not None) or None)
 
     def give_back(self, slot: Slot, cell: Cell) -> None:
         """Release the devices of `cell`."""
         self.count -= 1
-        self.whole.difference_update(slot.devices)
+        self.exclusive.difference_update(slot.devices)
         for index in slot.devices:
             self.on_device[index].remove(cell.kind)
 
@@ -172,17 +172,14 @@ class Slots:
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 
     def _fits(self, kind: str, index: int) -> bool:
-        """Return True if a cell of `kind` fits on a device beside its other cells.
-
-        At most one cell of a device may be of a kind that was not measured yet.
-        """
+        """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
         memory = self.devices[index].memory
-        if index in self.whole or memory is None or not self.memory:
+        if index in self.exclusive or memory is None or not self.memory:
             return False
         kinds = [*self.on_device[index], kind]
-        unmeasured = [one for one in kinds if one not in self.memory]
+        unmeasured = [other for other in kinds if other not in self.memory]
         largest = UNMEASURED * max(self.memory.values())
-        total = sum(self.memory.get(one, largest) for one in kinds)
+        total = sum(self.memory.get(other, largest) for other in kinds)
         return len(unmeasured) <= 1 and MARGIN * total <= memory
 
 

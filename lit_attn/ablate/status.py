@@ -21,8 +21,6 @@ from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
 
-MAX_FAILED = 10
-"""Failed cells of a study that are described; the others are only counted."""
 LOG_LINES = 6
 """Last lines of a failed cell's log that are shown."""
 PAUSE = 2.0
@@ -117,20 +115,17 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     """Return counts, the time left, the running cells, and the failed cells with advice."""
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
-    seconds = estimate_seconds_left(plan.study, cells, at_once)
-    left = f"; about {format_seconds(seconds)} left with {at_once} at once" if seconds else ""
     counts = f"{len(cells)} cells: {folder.count_states(states)}"
-    lines = [f"{plan.study}: {plan.title}", f"  {counts}{left}"]
+    if seconds := estimate_remaining_seconds(plan.study, cells, at_once):
+        counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
+    lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
-    failed = [cell for cell in cells if cell.status.state in ADVICE]
-    for cell in failed[:MAX_FAILED]:
-        lines += _describe_failure(cell)
-    if len(failed) > MAX_FAILED:
-        lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
+    for cell in cells:
+        lines += _describe_failure(cell) if cell.status.state in ADVICE else ()
     return escape_control("\n".join(lines) + "\n")
 
 
-def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> float | None:
+def estimate_remaining_seconds(study: str, cells: list[StudyCell], at_once: int) -> float | None:
     """Return the seconds until all cells but the diverged ones have a result, or None."""
     finished, started, waiting = [], [], []
     for cell in cells:
@@ -144,7 +139,7 @@ def estimate_seconds_left(study: str, cells: list[StudyCell], at_once: int) -> f
                 started.append(StartedCell(name, progress, seconds))
             else:
                 waiting.append(name)
-    return Snapshot(0, 0, waiting, started, finished, at_once).time_left()
+    return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()
 
 
 def _describe_running(cell: StudyCell) -> str:
@@ -152,10 +147,8 @@ def _describe_running(cell: StudyCell) -> str:
     if progress is None:
         return f"  running  {cell.name}  starting"
     text = f"  running  {cell.name}  {progress.step}/{progress.total} steps"
-    if (step_time := progress.step_time) is None:
-        return text
-    left = format_seconds(step_time * (progress.total - progress.step))
-    return f"{text}, {step_time * 1e3:.4g} ms per step, about {left} left"
+    seconds = progress.remaining_seconds
+    return text if seconds is None else f"{text}, about {format_seconds(seconds)} left"
 
 
 def _describe_failure(cell: StudyCell) -> Iterator[str]:

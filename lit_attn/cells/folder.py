@@ -37,6 +37,11 @@ class Progress(Record):
     step_time: FiniteFloat | None = None
     memory: int | None = None
 
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Seconds of the remaining steps, or None before the first measurement."""
+        return None if self.step_time is None else self.step_time * (self.total - self.step)
+
 
 class CellStatus(NamedTuple):
     """Status of a cell with the end of its last attempt; a done cell has only a result."""

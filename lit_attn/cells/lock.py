@@ -61,8 +61,8 @@ class ProcessIdentity(BaseModel):
     def is_alive(self) -> bool | None:
         """Return True if the process runs, False if not, and None if it cannot be looked up."""
         fields = ("host", "boot", "namespace")
-        here = current_process()
-        if not here.namespace or any(getattr(self, n) != getattr(here, n) for n in fields):
+        reader = current_process()
+        if not reader.namespace or any(getattr(self, n) != getattr(reader, n) for n in fields):
             return None
         return self.started == _start_time(self.pid)
 

@@ -27,7 +27,7 @@ RUNNING = [
 def estimate_time_left(
     finished: list[tuple[str, float]], started: list[StartedCell], waiting: list[str], at_once: int
 ) -> float | None:
-    return Snapshot(0, 0, waiting, started, finished, at_once).time_left()
+    return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()
 
 
 def snapshot(**changes: object) -> Snapshot:

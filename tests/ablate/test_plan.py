@@ -55,7 +55,6 @@ def test_a_trial_is_named_by_what_it_changes(
     expanded = matrix(tmp_path, *settings)
     assert (expanded.name, expanded.folder) == (name, tmp_path / "runs" / name)
     assert {job.cell.study for job in expanded.jobs} == {name}
-    assert expanded.is_trial == (name != "tiny")
 
 
 def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title(

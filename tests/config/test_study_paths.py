@@ -62,7 +62,7 @@ def test_a_path_on_the_command_line_is_relative_to_the_working_directory(
     monkeypatch.chdir("/")
     matrix = expand_study(tmp_path, "baseline: a\ncells: {a: {}}", IMAGES, "data.path=theirs")
     assert read_data(matrix, "a")["path"] == "/theirs"
-    assert not matrix.is_trial
+    assert matrix.name == matrix.source.name
 
 
 def test_nested_configurations_have_absolute_paths(tmp_path: Path) -> None:
