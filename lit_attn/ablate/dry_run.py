@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.cells.folder import count_states
 from lit_attn.cells.records import Timing
-from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,33 +47,28 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
-    """Write the hours of each study; return True if every model could be timed."""
+    """Time every distinct model and write the hours of each study; return False if one failed."""
+    # Imported here, because a plain dry run starts no processes.
+    from lit_attn.ablate.display import Display
+    from lit_attn.ablate.launch import Launcher
+    from lit_attn.ablate.runner import Runner
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(jobs)
     cells = [job.cell for matrix in matrices for job in (*matrix.trials, *matrix.jobs)]
     slots.check(cells)
-    timings = measure(cells, slots)
-    for matrix in matrices:
-        print(format_hours(matrix, timings, slots))
-    return len(timings) == len({cell.kind for cell in cells})
-
-
-def measure(cells: list[Cell], slots: "Slots") -> dict[str, Timing]:
-    """Return the timings of `cells` by `Cell.kind`; cells that fail are reported and left out."""
-    # Imported here, because a plain dry run starts no processes.
-    from lit_attn.ablate.display import Display
-    from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Runner
-
-    distinct = {cell.kind: cell for cell in cells}
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.at_once(cells))
+    timings = {}
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
-        jobs = {kind: Job(cell, Path(name) / kind) for kind, cell in distinct.items()}
-        Runner(launcher, slots, Display(sys.stderr)).run(jobs.values())
-        timings = {kind: Timing.read(job.folder / "timing.json") for kind, job in jobs.items()}
-        return {kind: timing for kind, timing in timings.items() if timing is not None}
+        samples = {cell.kind: Job(cell, Path(name) / cell.kind) for cell in cells}
+        Runner(launcher, slots, Display(sys.stderr)).run(samples.values())
+        for kind, job in samples.items():
+            if (timing := Timing.read(job.folder / "timing.json")) is not None:
+                timings[kind] = timing
+    for matrix in matrices:
+        print(format_hours(matrix, timings, slots))
+    return len(timings) == len(samples)
 
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> str:

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from lit_attn.ablate.plan import Matrix
     from lit_attn.ablate.slots import Slots
 
-MAX_SPREAD = 0.1
-"""Largest interquartile range of a ratio of step times, relative to its median."""
+MAX_SPREAD = 0.1  # Largest interquartile range of a ratio of step times, relative to its median.
 ROUNDS = 5
-STEPS = 20
-"""Steps of a variant in one round. The first steps are a warm-up and do not count."""
+STEPS = 20  # Steps of a variant in one round. The first steps are a warm-up and do not count.
 TARGET = "lit_attn.ablate.match:time_variants"
 # FLOPs of a step by Cell.kind.
 _FLOPS: dict[str, int] = {}

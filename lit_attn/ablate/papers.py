@@ -13,8 +13,7 @@ from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 
-UTILISATION = 0.4
-"""Share of a GPU's peak that is assumed; small models and fp32 cells reach less."""
+UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.
 PEAKS = {
     "H100": (9.89e14, 6.7e13),
     "H200": (9.89e14, 6.7e13),

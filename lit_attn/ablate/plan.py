@@ -35,8 +35,7 @@ SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
 # Label of a trial's folder. Study names contain no @, so no study can have the name of a trial.
 LABEL = re.compile(r"[A-Za-z0-9._=,+-]{1,80}")
-MAX_CELLS = 1_000_000
-"""Largest number of cells of a study."""
+MAX_CELLS = 1_000_000  # Largest number of cells of a study.
 
 
 @dataclass(frozen=True)
@@ -161,15 +160,11 @@ class Matrix:
 
     def seal(self, seeds: list[int]) -> records.Seal:
         """Return the decisions with their hash; measured times and tuned values come later."""
-        study = self.source.study
-        decisions = {
+        keys = {"baseline", "match", "tune", "exclude"}
+        decisions = self.source.study.model_dump(include=keys) | {
             "variants": {v.name: v.cell(self.name, 0).fingerprint for v in self.written},
-            "baseline": study.baseline,
             "seeds": seeds,
             "metric": self.baseline.metric.model_dump(),
-            "match": study.match,
-            "tune": study.tune,
-            "exclude": study.exclude,
         }
         text = json.dumps(decisions, sort_keys=True)
         return records.Seal(hash=hashlib.sha256(text.encode()).hexdigest()[:16], **decisions)

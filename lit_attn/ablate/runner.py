@@ -21,10 +21,8 @@ from lit_attn.cells import failure, folder, lock
 from lit_attn.cells.ranks import BUSY
 from lit_attn.cells.records import FailureClass
 
-TICK = 0.25
-"""Seconds between two checks of the running cells and two updates of the display."""
-GRACE = 15.0
-"""Seconds that a cell has to write its last checkpoint after it was told to stop."""
+TICK = 0.25  # Seconds between two checks of the running cells and two updates of the display.
+GRACE = 15.0  # Seconds that a cell has to write its last checkpoint after it was told to stop.
 RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """Retries of a cell within one run by failure class; other classes would fail again."""
 BACKOFF = 10.0
@@ -38,8 +36,7 @@ STOP = 2
 FREEZE = 0.1
 """Fraction of the stall limit that one pass of the runner's loop may take. A longer pass means that
 the runner was frozen, and probably its cells with it."""
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a run."""
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Signals that end a run.
 
 
 @contextlib.contextmanager

@@ -22,14 +22,14 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.launch import Launcher
@@ -40,8 +40,9 @@ from lit_attn.cells import failure, folder
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.lock import HEARTBEAT, hold_lock
 from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
-from lit_attn.cells.records import Exit, FailureClass, Record
+from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.cell import Cell
+from lit_attn.files import write_atomic
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 
@@ -53,14 +54,14 @@ KILLED = {"CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"}
 ENDS: dict[str, FailureClass] = dict.fromkeys(KILLED, "killed")
 ENDS |= {"TIMEOUT": "timed-out", "DEADLINE": "timed-out", "OUT_OF_MEMORY": "out-of-memory"}
 """Failure classes of the states in squeue that name the reason of a job's end."""
+BATCH = TypeAdapter(list[tuple[str, int]])
+"""Cells of a job array in the order of their indices: the folder below the study's, and the number
+of attempts before the submission."""
 OVER = {*ENDS, "COMPLETED", "FAILED"}
 """States of jobs that have ended. Jobs in all other states wait or run."""
-MAX_ARRAY = 1000
-"""Jobs of one array; SLURM's default limit is 1001."""
-WARNING = 120
-"""Seconds before the time limit at which a job is told to write a checkpoint."""
-POLL = 10.0
-"""Seconds between two requests to SLURM."""
+MAX_ARRAY = 1000  # Jobs of one array; SLURM's default limit is 1001.
+WARNING = 120  # Seconds before the time limit at which a job is told to write a checkpoint.
+POLL = 10.0  # Seconds between two requests to SLURM.
 ABSENCES = 2
 """Consecutive requests that find neither a job nor a result before a cell counts as failed: a
 network disk may show the result late."""
@@ -164,13 +165,6 @@ def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
         limit.requeue(signal.SIGUSR2, None)
 
 
-class Batch(Record):
-    """Cells of a job array in the order of their indices: the folder below the study's, and the
-    number of attempts before the submission."""
-
-    cells: list[tuple[str, int]]
-
-
 class Task(NamedTuple):
     """Job of a cell: its id such as `123_4`, its state in squeue, the folder of its batch, and the
     attempts of the cell before the submission."""
@@ -195,7 +189,7 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     for matrix in matrices:
         for path in (matrix.folder / ".slurm").glob("*/batch.json"):
             with contextlib.suppress(ValidationError):
-                cells = Batch.model_validate_json(path.read_bytes()).cells
+                cells = BATCH.validate_json(path.read_bytes())
                 batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
     output, tasks = "", []
     if batches:
@@ -255,10 +249,7 @@ def require_resources(matrix: Matrix) -> None:
 
 
 def submit_missing(
-    matrices: Sequence[Matrix],
-    missing: Sequence[Job],
-    cell: SlurmCell,
-    at_once: int | None,
+    matrices: list[Matrix], missing: list[Job], cell: SlurmCell, at_once: int | None
 ) -> int:
     """Submit the `missing` cells that are not running and have no job. Return their number.
 
@@ -293,7 +284,7 @@ def _submit(matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | Non
         job.cell.write(job.folder / "config.yaml")
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
-    Batch(cells=cells).write(batch / "batch.json")
+    write_atomic(batch / "batch.json", BATCH.dump_json(cells))
     devices = jobs[0].cell.experiment.training.devices
     names = {"partition", "account", "qos", "constraint", "nodes", "mem"}
     parameters = slurm.model_dump(include=names)

@@ -21,10 +21,8 @@ from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
 
-LOG_LINES = 6
-"""Last lines of a failed cell's log that are shown."""
-PAUSE = 2.0
-"""Seconds between two states of a study that is watched."""
+LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
+PAUSE = 1.0  # Seconds between two looks at a study or a log that is watched.
 CLEAR = "\x1b[H\x1b[2J"
 
 ADVICE: dict[folder.State, str] = {
@@ -116,7 +114,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     states = [cell.status.state for cell in cells]
     at_once = max(1, states.count("running"))
     counts = f"{len(cells)} cells: {folder.count_states(states)}"
-    if seconds := estimate_remaining_seconds(plan.study, cells, at_once):
+    if seconds := estimate_seconds(plan.study, cells, at_once):
         counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
@@ -125,7 +123,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     return escape_control("\n".join(lines) + "\n")
 
 
-def estimate_remaining_seconds(study: str, cells: list[StudyCell], at_once: int) -> float | None:
+def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float | None:
     """Return the seconds until all cells but the diverged ones have a result, or None."""
     finished, started, waiting = [], [], []
     for cell in cells:
@@ -164,10 +162,6 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
     yield f"      run alone: {folder.rerun_command(cell.folder)}"
 
 
-POLL = 0.2
-"""Seconds between two reads of a log that is watched."""
-
-
 def print_log(arguments: list[str]) -> int:
     """Print the log of a cell's last attempt, with `--watch` until the cell ends. Returns 0.
 
@@ -198,7 +192,7 @@ def print_log(arguments: list[str]) -> int:
             stream.flush()
             if has_ended or not options.watch:
                 return 0
-            time.sleep(POLL)
+            time.sleep(PAUSE)
 
 
 def _find_cell(text: str) -> Path:

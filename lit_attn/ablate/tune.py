@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from lit_attn.ablate.axes import NAME
-from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.ablate.variants import NAME, Variant, resolve
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.metrics import MetricChoice
@@ -28,11 +27,9 @@ from lit_attn.schema.base import Config
 from lit_attn.schema.errors import find_problem
 
 MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]'"
-BATCH = 4
-"""Trials that the TPE sampler proposes at once, before it gets their results."""
+BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their results.
 
-Point = tuple[int, ...]
-"""Index of the value of every tuned key."""
+Point = tuple[int, ...]  # Index of the value of every tuned key.
 Evaluate = Callable[[str, Point], TuningTrial | None]
 """Function that returns a trial of a variant, or None if cells of it have not ended."""
 

@@ -36,8 +36,7 @@ LOST_PEER = re.compile(
 FIRST_FAILED = "rank {} was the first to fail: "
 QUOTED = re.compile(FIRST_FAILED.format(r"(\d+)") + "(.*)")
 QUOTED_LINES = 40
-CRASH_LINES = 10
-"""Last lines of a log in which the cause of a crash in native code is searched."""
+CRASH_LINES = 10  # Last lines of a log in which the cause of a crash in native code is searched.
 
 STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals of the runner, a scheduler or the kernel's out-of-memory killer."""
@@ -151,7 +150,5 @@ def _first_failed_part(tail: str) -> str:
 
 def _last_exception(tail: str) -> str | None:
     """Return the last line of `tail` that ends a traceback."""
-    for line in reversed(tail.splitlines()):
-        if EXCEPTION.match(line):
-            return line.strip()
-    return None
+    lines = (line.strip() for line in reversed(tail.splitlines()) if EXCEPTION.match(line))
+    return next(lines, None)

@@ -29,12 +29,10 @@ from pydantic import BaseModel, ValidationError
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError
 
-HEARTBEAT = 10.0
-"""Seconds between two heartbeats."""
+HEARTBEAT = 10.0  # Seconds between two heartbeats.
 STALE_AFTER = 600.0
 """Seconds without a heartbeat after which a holder that cannot be looked up is dead."""
-LOST_LOCK = 75
-"""Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h)."""
+LOST_LOCK = 75  # Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h).
 
 
 class CellLocked(Exception):

@@ -23,13 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.cells import failure
-from lit_attn.cells.folder import (
-    create_attempt,
-    final_failure_since,
-    log_name,
-    read_log_tail,
-    read_result,
-)
+from lit_attn.cells import folder as cell_folder
 from lit_attn.cells.lock import CellLocked, LockError, ProcessIdentity, hold_lock
 from lit_attn.schema.base import load
 
@@ -37,8 +31,7 @@ RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
 ACROSS_NODES = "LIT_ATTN_ACROSS_NODES"
 """Environment variable that is set if SLURM has started the ranks, one for each of its tasks."""
-SETTLE = 3.0
-"""Seconds that the other ranks have to end after one has failed."""
+SETTLE = 3.0  # Seconds that the other ranks have to end after one has failed.
 END_SIGNAL = signal.SIGRTMIN + 7
 """Signal that makes the parent of the ranks kill every process that they have started, and end."""
 KILL_TIMEOUT = 5.0
@@ -48,13 +41,10 @@ OOM_SCORE = 500
 the killer chooses the rank with the most memory."""
 PR_SET_CHILD_SUBREAPER = 36
 
+Body = Callable[[], object]
 
-def run_ranks(
-    count: int,
-    body: Callable[[], object],
-    attempt: Path | None,
-    start_heartbeat: Callable[[], None],
-) -> int:
+
+def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Body) -> int:
     """Run `body` in `count` forked processes; return 0 or the exit code of the first that failed.
 
     Several have LOCAL_RANK and WORLD_SIZE set. Each rank writes its log to the folder `attempt`
@@ -98,7 +88,7 @@ def run_ranks(
         return 0
     first, code = failed[0]
     if attempt is not None:
-        tails = {rank: read_log_tail(attempt, rank) for rank, _ in failed}
+        tails = {rank: cell_folder.read_log_tail(attempt, rank) for rank, _ in failed}
         causes = (pair for pair in failed if not failure.is_echo(pair[1], tails[pair[0]]))
         first, code = next(causes, failed[0])
         if first:
@@ -156,12 +146,7 @@ def redirect_output(log: Path) -> None:
 
 
 def _run_rank(
-    rank: int,
-    count: int,
-    parent: int,
-    rendezvous: str,
-    attempt: Path | None,
-    body: Callable[[], object],
+    rank: int, count: int, parent: int, rendezvous: str, attempt: Path | None, body: Body
 ) -> None:
     # Imported here because importing this module ties the importing process to its parent.
     from lit_attn.cells.fork_server import die_with_parent, restore_signals
@@ -178,7 +163,7 @@ def _run_rank(
         os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ[RENDEZVOUS] = rendezvous
     if attempt is not None:
-        redirect_output(attempt / log_name(rank))
+        redirect_output(attempt / cell_folder.log_name(rank))
     # A crash in native code and SIGABRT write the stack of every thread to the log.
     faulthandler.enable()
     body()
@@ -203,8 +188,7 @@ def _kill_descendants() -> None:
         time.sleep(0.001)
 
 
-BUSY = 75
-"""Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h)."""
+BUSY = 75  # Exit code of a cell that another process holds (EX_TEMPFAIL of sysexits.h).
 
 
 def run_cell_process(
@@ -246,11 +230,11 @@ def run_cell_process(
                 # The runner and the server ended before `die_with_parent` could take effect.
                 sys.exit(BUSY)
             with hold_lock(folder, runner, is_beating=False) as start_heartbeat:
-                if read_result(folder, identity) is not None:
+                if cell_folder.read_result(folder, identity) is not None:
                     return
-                if final_failure_since(folder, attempt_count) is not None:
+                if cell_folder.final_failure_since(folder, attempt_count) is not None:
                     sys.exit(BUSY)
-                attempt = create_attempt(folder)
+                attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
                 if code := run_ranks(devices, train, attempt, start_heartbeat):
                     sys.exit(code)
@@ -258,7 +242,7 @@ def run_cell_process(
         sys.exit(BUSY)
     except LockError:
         # The runner reads the reason from the log.
-        redirect_output(create_attempt(folder) / "log.txt")
+        redirect_output(cell_folder.create_attempt(folder) / "log.txt")
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

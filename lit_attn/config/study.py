@@ -45,7 +45,7 @@ Criteria = Annotated[
         "list of parameters, flops and time, each once; or none in place of parameters",
     ),
 ]
-# These values stay mappings with lines until ablate.axes expands them.
+# These values stay mappings with lines until ablate.variants expands them.
 Overrides = Annotated[
     Any, _require(lambda value: isinstance(value, Mapping), "mapping of keys to values")
 ]

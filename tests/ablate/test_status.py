@@ -78,7 +78,7 @@ def test_steps_predict_the_time_left() -> None:
     running, missing = cell("running", progress=halfway), cell("missing", "w")
 
     def estimate_time_left(*cells: status.StudyCell) -> float | None:
-        return status.estimate_remaining_seconds("x", list(cells), 1)
+        return status.estimate_seconds("x", list(cells), 1)
 
     assert estimate_time_left(missing) is None
     # Five seconds for the second half of the cell, and ten for the cell that was not measured.
@@ -94,7 +94,7 @@ def test_finished_cells_predict_the_time_left(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=2, skip=(("belief", 1), ("belief2", 0)))
     (study,) = status.read_plans(tmp_path / "runs")
     cells = status.read_cells(*study)
-    assert status.estimate_remaining_seconds("fake", cells, 1) == 2 * 61.5
+    assert status.estimate_seconds("fake", cells, 1) == 2 * 61.5
     assert "left with 1 at once" in status.describe(study[0], cells)
 
 

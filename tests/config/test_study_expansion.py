@@ -7,9 +7,8 @@ from helpers import studies
 from pydantic import TypeAdapter
 
 from lit_attn.ablate import plan
-from lit_attn.ablate.axes import expand_axes
 from lit_attn.ablate.plan import expand
-from lit_attn.ablate.variants import resolve
+from lit_attn.ablate.variants import expand_axes, resolve
 from lit_attn.attention.parts import PerpendicularConfig, SplitConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.optimizers import Adam, AdamW

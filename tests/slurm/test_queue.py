@@ -10,10 +10,11 @@ from helpers.runs import make_body
 from lit_attn.ablate import slurm
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import NAME, Batch, find_tasks
+from lit_attn.ablate.slurm import BATCH, NAME, find_tasks
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, parse_minutes
+from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
 
@@ -23,7 +24,7 @@ def expand_study(path: Path, body: str = "") -> Matrix:
 
 def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
     cells = [(job.cell.folder, attempts) for job in matrix.jobs]
-    Batch(cells=cells).write(matrix.folder / ".slurm" / token / "batch.json")
+    write_atomic(matrix.folder / ".slurm" / token / "batch.json", BATCH.dump_json(cells))
 
 
 def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code: int = 0) -> None:
