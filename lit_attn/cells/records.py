@@ -112,7 +112,7 @@ class PlannedCell(Record):
     @field_validator("path")
     @classmethod
     def _inside_the_study(cls, path: str) -> str:
-        if path.startswith("/") or ".." in path.split("/"):
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise ValueError(f"'{path}' is outside the folder of the study")
         return path
 

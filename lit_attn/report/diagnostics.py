@@ -14,7 +14,7 @@ from lit_attn.report import drawing
 from lit_attn.report.columns import NOTHING, format_spread
 from lit_attn.report.drawing import COLOURS, GREY
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import Arrays, StudyRecord, read_arrays
+from lit_attn.report.read import Arrays, StudyRecord, read_arrays, read_or_skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,8 @@ def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
     arrays: dict[str, list[Arrays]] = {}
     for variant in study.plan.variants:
         for folder in (c.folder for c in study.finished_cells(variant.name) if c.folder):
-            rows += [(variant.name, *row) for row in read_diagnostics(folder / "diagnostics.csv")]
+            read = read_or_skip(read_diagnostics, folder / "diagnostics.csv") or ()
+            rows += [(variant.name, *row) for row in read]
             if content := read_arrays(folder / "attention.npz"):
                 arrays.setdefault(variant.name, []).append(content)
     values = pd.DataFrame(rows, columns=["variant", *DiagnosticRow._fields])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
 from lit_attn.report import stats
-from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_studies
+from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
 
 Records = dict[str, StudyRecord]
 """Studies by name."""
@@ -78,7 +78,8 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         return float(numbers["step_time"] * numbers["steps"] / numbers["epochs"])
     if value.startswith("diagnostics/"):
         _, layer, name = value.split("/")
-        rows = read_diagnostics(cell.folder / "diagnostics.csv") if cell.folder else []
+        path = cell.folder and cell.folder / "diagnostics.csv"
+        rows = (path and read_or_skip(read_diagnostics, path)) or []
         chosen = [row for row in rows if row.layer == int(layer) and row.name == name]
         last = [row.value for row in chosen if row.step == chosen[-1].step]
         return statistics.fmean(last) if last else None

@@ -14,6 +14,7 @@ from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, formats
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
+from lit_attn.report.read import read_or_skip
 from lit_attn.report.write import Section, render_page
 
 if TYPE_CHECKING:
@@ -223,7 +224,8 @@ def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> 
         study = records[reference.study]
         named = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
         for cell in study.finished_cells(reference.variant):
-            clock = read_clock(cell.folder / "clock.csv") if cell.folder else {}
+            path = cell.folder and cell.folder / "clock.csv"
+            clock = (path and read_or_skip(read_clock, path)) or {}
             for row in cell.curve(study.plan.metric if panel.y == "metric" else named):
                 # Epochs of the records count from 0.
                 times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}

@@ -5,11 +5,11 @@ import math
 import statistics
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.schema.errors import ConfigError, require, suggest
 
 Arrays = dict[str, "NDArray[Any]"]
+Content = TypeVar("Content")
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,8 @@ class CellRecord:
 
     def curve(self, metric: Metric) -> list[MetricRow]:
         """Return the logged rows of `metric` in printed units."""
-        rows = read_metrics(self.folder / "metrics.csv") if self.folder else []
+        path = self.folder and self.folder / "metrics.csv"
+        rows = (path and read_or_skip(read_metrics, path)) or []
         return [
             row._replace(value=row.value * metric.scale) for row in rows if row.name == metric.name
         ]
@@ -146,6 +148,15 @@ class StudyRecord:
         return statistics.median(times) if is_known else None
 
 
+def read_or_skip(read: Callable[[Path], Content], path: Path) -> Content | None:
+    """Return `read(path)`, or None (and a warning) for a file that cannot be read."""
+    try:
+        return read(path)
+    except (ConfigError, OSError) as error:
+        LOG.warning("%s: unreadable and skipped: %s", path, error)
+        return None
+
+
 def read_arrays(path: Path) -> Arrays:
     """Return the arrays of an .npz file, or nothing for a missing or damaged file (a warning)."""
     import numpy as np
@@ -174,7 +185,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
     count = 0
     for name in (chosen := names or list(plans)):
         try:
-            study = _read_study(plans[name])
+            study = _read_contrast(plans[name], _read_study(plans[name]))
         except ConfigError as error:
             count += 1
             if count == len(chosen):
@@ -184,8 +195,8 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
             yield study
 
 
-def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
-    """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
+def _read_study(path: Path) -> StudyRecord:
+    """Read the study of the plan at `path` without its contrast; ConfigError if it cannot."""
     try:
         plan = Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -197,9 +208,9 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     study = StudyRecord(
         plan.model_copy(update={"cells": []}),
         cells,
-        seals=Seals.read(path.with_name("seals.json")),
-        tuning=Tuning.read(path.with_name("tuning.json")),
-        step_times=StepTimes.read(path.with_name("step_times.json")),
+        seals=read_or_skip(Seals.read, path.with_name("seals.json")),
+        tuning=read_or_skip(Tuning.read, path.with_name("tuning.json")),
+        step_times=read_or_skip(StepTimes.read, path.with_name("step_times.json")),
     )
     name = plan.metric.name
     without = [cell for cell in cells if cell.status == f"without {name}"]
@@ -207,13 +218,17 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
         result = read_result(Path(without[0].path), without[0].identity)
         hint = suggest(name, result.metrics) if result else ""
         raise ConfigError(f"{path}: metric.name: no cell has '{name}'{hint}")
-    other = path.parents[1] / (plan.contrast or "") / "plan.json"
-    if not is_contrast and plan.contrast and other.exists():
-        contrast = _read_study(other, is_contrast=True)
-        if contrast.plan.metric == plan.metric:
-            return replace(study, contrast=contrast)
-        LOG.warning("%s: contrast: the metric of %s differs", path, plan.contrast)
     return study
+
+
+def _read_contrast(path: Path, study: StudyRecord) -> StudyRecord:
+    """Add the contrast that the plan of a study at `path` names, if that can be read."""
+    other = path.parents[1] / (study.plan.contrast or "") / "plan.json"
+    contrast = read_or_skip(_read_study, other) if other.exists() else None
+    if contrast and contrast.plan.metric != study.plan.metric:
+        LOG.warning("%s: contrast: the metric of %s differs", path, study.plan.contrast)
+        contrast = None
+    return replace(study, contrast=contrast)
 
 
 def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
@@ -223,7 +238,11 @@ def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
         return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
-    status = f"without {metric.name}" if result else read_state(Path(path), identity)
+    status: str = f"without {metric.name}"
+    if result is None:
+        status = (
+            read_or_skip(lambda folder: read_state(folder, identity), Path(path)) or "unreadable"
+        )
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 

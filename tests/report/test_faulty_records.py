@@ -43,6 +43,66 @@ def test_torn_arrays_and_pictures_are_skipped_with_a_warning(
     assert [message.count("skipped") for message in caplog.messages] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "diagnostics.csv"])
+def test_a_csv_file_that_cannot_be_read_is_one_warning(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    path = next(study.glob("v1/0-*")) / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert pd.read_csv(folder / "table.csv")["n"].tolist() == [2, 2, 2]
+    (warning,) = caplog.messages
+    assert f"{path}: unreadable and skipped" in warning
+
+
+@pytest.mark.parametrize("content", ["{", '{"entries": []}'])
+@pytest.mark.parametrize("name", ["seals.json", "tuning.json", "step_times.json"])
+def test_a_side_record_that_cannot_be_read_leaves_the_table(
+    tmp_path: Path, name: str, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    (study / name).write_text(content)
+    arguments = [str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
+    assert main(arguments) == 0
+    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    (warning,) = caplog.messages
+    assert f"fake/{name}: unreadable and skipped" in warning
+    assert "\n" not in warning
+
+
+def test_a_torn_contrast_leaves_the_study(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_study(tmp_path / "runs", seeds=2, contrast="torn")
+    write_study(tmp_path / "runs", name="torn").joinpath("plan.json").write_text("{")
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports", ["fake"])
+    assert folder.name == "fake"
+    assert "torn/plan.json: unreadable and skipped" in caplog.messages[0]
+
+
+def test_a_path_that_no_file_can_have_is_a_damaged_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_study(tmp_path / "runs")
+    plan = write_study(tmp_path / "runs", name="torn") / "plan.json"
+    plan.write_text(plan.read_text().replace('"path": "v0/0-', '"path": "v0/\\u00000-'))
+    assert "\\u0000" in plan.read_text()
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert folder.name == "fake"
+    assert "torn/plan.json: is not a plan" in caplog.text
+
+
+def test_a_cell_that_cannot_be_read_is_unreadable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    plan = study / "plan.json"
+    plan.write_text(plan.read_text().replace('"path": "v1/0-', f'"path": "v1/{"a" * 300}/0-'))
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert "1/2, 1 unreadable" in (folder / "table.md").read_text()
+    assert "File name too long" in caplog.text
+
+
 def test_a_line_with_an_enormous_field_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(f"step,epoch,name,value\n1,0,{'x' * 200_000},1\n2,1,loss,0.5\n")
