@@ -1,15 +1,17 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
-import itertools
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
 from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
 from lit_attn.report import stats
+from lit_attn.report.columns import DAGGER
+from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
 
 Records = dict[str, StudyRecord]
@@ -21,19 +23,21 @@ DECIMALS = re.compile(r"\d+\.(\d+)")
 
 
 class Entry(NamedTuple):
-    """A cell of a table: the published text, our values of each seed, and our text."""
+    """A cell of a table: the published text, our values of each seed, our text, our variants."""
 
     row: str
     column: str
     published: str
     values: Values
     ours: str
+    references: list[Reference]
 
 
 class Verdict(NamedTuple):
     """A claim, the titles of our studies (small models have other data), and the differences.
 
-    `judgement` is "agree", "disagree", "undecided" (the interval contains 0) or "not run".
+    `judgement` is "agree", "disagree", "not run", "undecided" (the interval contains 0) or
+    "undecided: <reason>"; a dagger marks results from different code or data.
     """
 
     text: str
@@ -94,6 +98,7 @@ def make_entries(
     `pattern` selects the variants: in `released-*` the star is the variant of a row.
     """
     located = source.locate(table, pattern=pattern)
+    located = {cell: line for cell, line in located.items() if line.study in records}
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     starts: dict[str, float] = {}
@@ -112,24 +117,65 @@ def make_entries(
                     starts[heading] = statistics.fmean(values[heading].values())
                 start = starts.get(heading)
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
-        texts = [_format(table, h, values[h], first.get(h, {})) for h in table.columns]
+        line = []
+        for (heading, column), published in zip(table.columns.items(), row.cells, strict=True):
+            parts = [(name, part) for part in column.mean or (heading,)]
+            references = [located[part] for part in parts if part in located]
+            text = _format(table, heading, values[heading], first.get(heading, {}))
+            if _is_busy(records, references, column.value, values[heading]):
+                text = "busy machine"
+            text = _add_count(text, len(values[heading]), records, references)
+            line.append(Entry(name, heading, published, values[heading], text, references))
         first = first or values
-        line = zip(table.columns, row.cells, values.values(), texts, strict=True)
-        grid.append([Entry(name, *entry) for entry in line])
+        grid.append(line)
     return grid
 
 
+def _add_count(text: str, count: int, records: Records, references: list[Reference]) -> str:
+    """Add the number of seeds, the seeds without a result and the dagger to the text of a cell."""
+    cells = _find_cells(records, references)
+    missing = Counter(cell.status for cell in cells if cell.status != "done")
+    if not text and not FAILURES & missing.keys():
+        return ""
+    number = f"n={count}"
+    if count < (planned := len({cell.seed for cell in cells})):
+        statuses = (f", {n} {status}" for status, n in sorted(missing.items()))
+        number += f" of {planned}{''.join(statuses)}"
+    baselines = [Reference(r.study, records[r.study].plan.baseline) for r in references]
+    mark = f" {DAGGER}" if _is_mixed(records, [*references, *baselines]) else ""
+    return f"{text} ({number}){mark}".strip()
+
+
+def _find_cells(records: Records, references: Iterable[Reference]) -> list[CellRecord]:
+    return [cell for r in references for cell in records[r.study].variant_cells(r.variant)]
+
+
+def _is_busy(records: Records, references: list[Reference], value: str, values: Values) -> bool:
+    """Return True for times or speeds that differ too much over the seeds."""
+    metrics = (records[reference.study].plan.metric.name for reference in references)
+    names = metrics if value == "metric" else [value]
+    is_time = any(name.endswith(("_time", "_per_second", "/seconds")) for name in names)
+    return is_time and max(values.values(), default=0) > BUSY * min(values.values(), default=0)
+
+
+def _is_mixed(records: Records, references: list[Reference]) -> bool:
+    """Return True if results of one study come from different code or data."""
+    sources = {
+        (r.study, cell.measurements.get("code"), cell.measurements.get("data"))
+        for r in references
+        for cell in records[r.study].finished_cells(r.variant)
+    }
+    return len(sources) > len({study for study, *_ in sources})
+
+
 def _format(table: Table, heading: str, values: Values, first: Values) -> str:
-    """Return our text of a cell: mean ± standard deviation (n), with the decimals of the paper.
+    """Return our text of a cell: mean ± standard deviation, with the decimals of the paper.
 
     `first` has the values of the first row, and is empty in the first row.
     """
     if not values:
         return ""
-    column, count = table.columns[heading], f"(n={len(values)})"
-    is_time = column.value.endswith(("_time", "_per_second"))
-    if is_time and max(values.values()) > BUSY * min(values.values()):
-        return f"busy machine {count}"
+    column = table.columns[heading]
     place = list(table.columns).index(heading)
     published = [row.cells[place] for row in table.rows.values()]
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
@@ -142,7 +188,7 @@ def _format(table: Table, heading: str, values: Values, first: Values) -> str:
     if column.overhead:
         overhead = 100 * (mean / statistics.fmean(first.values()) - 1) if first else None
         texts.append("(-)" if overhead is None else f"({overhead:.1f}%)")
-    return " ".join([*texts, count])
+    return " ".join(texts)
 
 
 def count_decimals(published: str) -> int:
@@ -156,27 +202,54 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
     verdicts = []
     grid = make_entries(source, item, records) if isinstance(item, Table) else []
     cells = {(entry.row, entry.column): entry for line in grid for entry in line}
-    located = source.locate(item)
+    located = {key: r for key, r in source.locate(item).items() if r.study in records}
     for claim in item.claims:
         names = (claim.row, claim.against)
-        keys: list[Any] = list(names)
+        value = "metric"
         if isinstance(item, Table):
             column = claim.column or next(iter(item.columns))
-            keys = list(itertools.product(names, item.columns[column].mean or (column,)))
-            pair = [cells[name, column] for name in names]
-            ours = [entry.values for entry in pair]
+            value, pair = item.columns[column].value, [cells[name, column] for name in names]
             high, low = (find_numbers(entry.published)[0] for entry in pair)
             digits, published = max(count_decimals(entry.published) for entry in pair), high - low
             text = f"{published:+.{digits}f}"
         else:
-            ours = [measure(records, located.get(name), "metric") for name in names]
-            study = records.get(located[claim.row].study) if claim.row in located else None
-            is_lower_better = study is not None and study.plan.metric.goal == "min"
+            pair = [
+                Entry(n, "", "", measure(records, line, value), "", [line] if line else [])
+                for n, line in zip(names, map(located.get, names), strict=True)
+            ]
+            lines = (records[line.study] for line in pair[0].references)
+            is_lower_better = any(study.plan.metric.goal == "min" for study in lines)
             digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-        studies = dict.fromkeys(located[key].study for key in keys if key in located)
-        titles = "; ".join(records[name].plan.title for name in studies if name in records)
-        verdicts.append(Verdict(claim.text, titles, text, *_judge(published, ours, digits)))
+        references = [reference for entry in pair for reference in entry.references]
+        plans = {r.study: records[r.study].plan for r in references}
+        difference, count, judgement = _judge(published, [e.values for e in pair], digits)
+        goals = {p.metric.goal for p in plans.values()} if value == "metric" else {"min", "max"}
+        failed = [_find_failed(records, entry.references) for entry in pair]
+        is_decided = judgement in ("agree", "disagree")
+        if any(_is_busy(records, e.references, value, e.values) for e in pair):
+            judgement = "undecided: busy machine"
+        elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
+            counts = zip(map(len, failed), names, strict=True)
+            judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
+        judgement += f" {DAGGER}" if _is_mixed(records, references) else ""
+        titles = "; ".join(plan.title for plan in plans.values())
+        verdicts.append(Verdict(claim.text, titles, text, difference, count, judgement))
     return verdicts
+
+
+def _find_failed(records: Records, references: list[Reference]) -> set[int]:
+    return {c.seed for c in _find_cells(records, references) if c.status in FAILURES}
+
+
+def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
+    """Return True if the test that ranks failed seeds last finds the same direction."""
+    ours, theirs = (entry.values for entry in pair)
+    seeds = sorted((ours.keys() | failed[0]) & (theirs.keys() | failed[1]))
+    values = [[by_seed.get(seed) for seed in seeds] for by_seed in (ours, theirs)]
+    ranks = stats.rank_with_failures(values[0], values[1], goal == "max")
+    gain = sum(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
+    gain = gain if goal == "max" else -gain
+    return (stats.sign_flip_p(ranks) or 1.0) <= ALPHA and gain * sum(ranks) > 0
 
 
 def _judge(published: float, ours: list[Values], digits: int) -> tuple[str, int, str]:

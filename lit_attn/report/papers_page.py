@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from lit_attn.report import diagnostics, drawing, formats
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
 from lit_attn.report.read import read_or_skip
+from lit_attn.report.results import describe_records
 from lit_attn.report.write import Section, render_page
 
 if TYPE_CHECKING:
@@ -92,14 +94,16 @@ def make_tables(
     """
     grid = make_entries(source, item, records)
     studies = {study for study, _ in source.references(item)}
-    titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies & set(records))]
+    studies &= set(records)
+    titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies)]
+    warnings = [f"{s}: {w}" for s in sorted(studies) for w in describe_records(records[s])[1]]
     notes = [item.note] if item.note else []
     if source.size:
         return [
             _lay_out(item, grid, f"{caption} Published.", notes, "p"),
-            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"),
+            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o", warnings),
         ]
-    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
+    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po", warnings)]
     for pattern in item.readings:
         lines = make_entries(source, item, records, pattern)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
@@ -109,7 +113,12 @@ def make_tables(
 
 
 def _lay_out(
-    item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
+    item: PaperTable,
+    grid: list[list[Entry]],
+    title: str,
+    notes: list[str],
+    content: str,
+    warnings: Sequence[str] = (),
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
     lines = list(zip(*grid, strict=True)) if item.transposed else grid
@@ -122,7 +131,8 @@ def _lay_out(
         rows += [ours] if content == "o" or ("o" in content and any(e.ours for e in line)) else []
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
     note = formats.read_asset("tables.yaml")["paper"]["note"]
-    return Table(["", *headings], rows, title, notes=[*notes, note] if "o" in content else notes)
+    notes = [*notes, note] if "o" in content else notes
+    return Table(["", *headings], rows, title, list(warnings), notes)
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:

@@ -56,7 +56,7 @@ def make_results_table(
     if not study.values(plan.baseline):
         notes.append(SENTENCES["no_baseline"].format(baseline=plan.baseline))
     notes += _describe_plan(study, comparisons.level)
-    provenance, warnings = _describe_records(study)
+    provenance, warnings = describe_records(study)
     return Table(
         [column.heading.format(**names) for column in columns],
         [list(row) for row in zip(*cells, strict=True)],
@@ -150,7 +150,7 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     return notes
 
 
-def _describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
+def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results that cannot be compared."""
     distinct = {
         name: sorted(set(study.measurements(name)))

@@ -14,7 +14,7 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate.papers import expand_paper
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.records import Spread
+from lit_attn.cells.records import Exit, Result, Spread
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.report.papers import judge_claims, make_entries, read_records
@@ -157,6 +157,88 @@ def test_claims_compare_the_interval_with_the_published_side(
     assert verdict.pairs == 5
     assert verdict.judgement == judgement
     assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
+
+
+def fail(runs: Path, variant: str, seeds: range) -> None:
+    """Replace results by failures."""
+    for seed in seeds:
+        for path in runs.rglob(f"{variant}/{seed}-*/result.json"):
+            end = Exit(failure="diverged", returncode=1, message="loss is nan")
+            end.write(path.parent / "attempts" / "1" / "exit.json")
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("variant", "seeds", "failures", "judgement"),
+    [
+        ("belief", 5, 2, "undecided: 2 failed (BeliefFormer)"),
+        ("belief", 5, 5, "undecided: 5 failed (BeliefFormer)"),
+        ("belief", 10, 3, "undecided: 3 failed (BeliefFormer)"),
+        # Ten pairs in favour of the variant are enough for the test of ranks.
+        ("standard", 10, 2, "agree"),
+    ],
+)
+def test_failed_seeds_are_counted_and_ranked_last(
+    tmp_path: Path, variant: str, seeds: int, failures: int, judgement: str
+) -> None:
+    def value(name: str, seed: int) -> float:
+        return 0.8 + 0.05 * (name == "belief") + 0.001 * (seed % 3)
+
+    run_invented(tmp_path, "beliefformer", ["3"], value, seeds=seeds)
+    fail(tmp_path, variant, range(failures))
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    assert verdict.judgement == judgement
+    row = {"belief": "BeliefFormer", "standard": "Transformer"}[variant]
+    text = entries(tmp_path, "beliefformer", "3")[row, "val. acc"]
+    assert text.endswith(f"(n={seeds - failures} of {seeds}, {failures} diverged)")
+    assert entries(tmp_path, "beliefformer", "3")["BeliefFormer*", "val. acc"].endswith(
+        f"(n={seeds})"
+    )
+
+
+def test_a_claim_about_a_speed_is_undecided_on_a_busy_machine(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["2"], lambda name, seed: 3.0)
+    for path in tmp_path.rglob("result.json"):
+        record = Result.model_validate_json(path.read_bytes())
+        speed = 2000 - 500 * (record.variant == "belief-star") - record.seed
+        metrics = record.metrics | {"train/tokens_per_second": speed}
+        record.model_copy(update={"metrics": metrics}).write(path)
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["2"]
+    assert (
+        judge_claims(source, item, read_records(source, [item], tmp_path))[0].judgement == "agree"
+    )
+    for path in tmp_path.rglob("standard/4-*/result.json"):
+        path.write_text(path.read_text().replace("1996", "3996"))
+    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    assert verdict.judgement == "undecided: busy machine"
+    cell = entries(tmp_path, "beliefformer", "2")["Transformer", "tokens/s in training"]
+    assert cell == "busy machine (n=5)"
+
+
+def test_a_column_whose_metric_is_a_speed_has_times(tmp_path: Path) -> None:
+    run_invented(tmp_path, "dcmha", ["6-sizes"], lambda name, seed: 1000.0 + 250 * (seed == 4))
+    assert entries(tmp_path, "dcmha", "6-sizes")["405M", "TFM++"] == "busy machine (n=5)"
+
+
+def test_rows_of_other_code_have_a_dagger_and_the_table_a_warning(tmp_path: Path) -> None:
+    run_invented(
+        tmp_path, "beliefformer", ["3"], lambda n, s: 0.8 + 0.05 * (n == "belief") + s / 1e4
+    )
+    for path in tmp_path.rglob("belief/0-*/result.json"):
+        path.write_text(path.read_text().replace('"code": "c"', '"code": "d"'))
+    cells = entries(tmp_path, "beliefformer", "3")
+    assert cells["BeliefFormer", "val. acc"].endswith("(n=5) †")
+    assert cells["BeliefFormer*", "val. acc"].endswith("(n=5)")
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    records = read_records(source, [item], tmp_path)
+    verdicts = judge_claims(source, item, records)
+    assert [verdict.judgement[-1] for verdict in verdicts] == ["†", "d", "†"]
+    (warning,) = make_tables(source, item, records, "T")[0].warnings
+    assert warning.startswith("beliefformer-cifar10: code differs between runs (c, d): rows with †")
 
 
 def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> None:
