@@ -84,11 +84,13 @@ class Claim(Config):
 class Layout(Config):
     """Keys of tables and figures: `absent` is the reason why no study measures them.
 
-    `small` names studies of the small size that differ from the paper's `small`.
+    `note` compares our set-up with the paper's. `small` names studies of the small size that differ
+    from the paper's `small`, and `small_note` stands on their pages instead of `note`.
     """
 
     caption: str
     note: str = ""
+    small_note: str = ""
     absent: str | None = None
     claims: tuple[Claim, ...] = ()
     small: dict[str, str] = Field({})

@@ -1,5 +1,6 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
+import math
 import re
 import statistics
 from collections import Counter
@@ -181,6 +182,9 @@ def _format(table: Table, heading: str, values: Values, first: Values) -> str:
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
+    if column.value == "parameters":
+        # Small models have far fewer parameters than the paper's: two digits remain.
+        digits = max(digits, 1 - math.floor(math.log10(mean)))
     units = {match[1] for text in published if (match := UNIT.match(text))}
     texts = [f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")]
     if len(set(values.values())) > 1:

@@ -45,7 +45,9 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     images: dict[str, dict[str, bytes]] = {}
     for number, item in items.items():
         name = f"Table {number}".replace("Table figure-", "Figure ")
-        reason = f" Not measured: {item.absent}" if item.absent else ""
+        is_absent = item.absent and not source.references(item)
+        reason = f" Not measured: {item.absent}" if is_absent else ""
+        note = item.small_note if source.size else item.note
         caption = f"{name}. {item.caption}.{reason}"
         drawings: dict[str, dict[str, bytes]] = {}
         if isinstance(item, PaperTable):
@@ -57,7 +59,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         elif isinstance(item, Figure):
             drawn = _draw_figure(source, item, records)
             drawings = {f"{number}-{kind}": images for kind, images in drawn.items()}
-            captions |= dict.fromkeys(drawings, f"{caption} {item.note}".strip())
+            captions |= dict.fromkeys(drawings, f"{caption} {note}".strip())
             tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
         images |= drawings
         for stem, kinds in drawings.items():
@@ -97,7 +99,8 @@ def make_tables(
     studies &= set(records)
     titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies)]
     warnings = [f"{s}: {w}" for s in sorted(studies) for w in describe_records(records[s])[1]]
-    notes = [item.note] if item.note else []
+    note = item.small_note if source.size else item.note
+    notes = [note] if note else []
     if source.size:
         return [
             _lay_out(item, grid, f"{caption} Published.", notes, "p"),

@@ -269,6 +269,30 @@ def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     assert "<td>Belief2-Attention on handwritten digits</td>" in claims
 
 
+def test_small_pages_state_no_condition_of_the_published_set_up(tmp_path: Path) -> None:
+    for paper in ("beliefformer", "dcmha"):
+        source = read_paper(paper, "embedded", FOLDER)
+        page = write_paper(source, tmp_path / "runs", tmp_path).with_name("index.md").read_text()
+        for item in source.items(()).values():
+            assert not item.note or item.note not in page
+            assert not source.references(item) or f"{item.caption}. Not measured" not in page
+            assert item.small_note in page
+    assert (
+        "Not measured: No study translates"
+        in write_paper(read_paper("mgk", "embedded", FOLDER), tmp_path / "runs", tmp_path)
+        .with_name("index.md")
+        .read_text()
+    )
+
+
+def test_parameters_of_small_models_have_two_digits(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["2"], lambda name, seed: 3.0, "embedded")
+    for path in tmp_path.rglob("result.json"):
+        path.write_text(re.sub(r'"parameters": \d+', '"parameters": 27712', path.read_text()))
+    cells = entries(tmp_path, "beliefformer", "2", "embedded")
+    assert cells["Transformer", "no. of parameters"] == "0.028M (-) (n=5)"
+
+
 def test_counts_of_the_published_set_up_do_not_scale_small_results(tmp_path: Path) -> None:
     """320 is the number of evaluation batches of the published set-up."""
     heading = "inference time (s) per iteration"
