@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.papers import Layout, PaperSource, Reference
+from lit_attn.config.papers import Layout, PaperSource, Reference, Table
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -47,13 +47,28 @@ def expand_paper(
     studies = read_studies(source.studies_path)
     source.require("no study", needed, studies)
     matrices = []
+    known: dict[str, list[str]] = {}
     for study, variants in needed.items():
         matrix = expand(studies[study], out, changes, seeds, smoke)
-        names = [variant.name for variant in matrix.variants]
+        known[study] = names = [variant.name for variant in matrix.variants]
         source.require(f"study '{study}' has no variant", sorted(variants), names)
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
+    for item in items.values():
+        if isinstance(item, Table) and not source.size and not item.absent:
+            _require_readings(source, item, known)
     return matrices
+
+
+def _require_readings(source: PaperSource, item: Table, known: dict[str, list[str]]) -> None:
+    """Raise ConfigError for a reading without any variant; `known` are variants by study."""
+    for reading in item.readings:
+        lines = source.locate(item, reading=reading).values()
+        names = [name for line in lines for name in known[line.study]]
+        if isinstance(reading, dict):
+            source.require("no study of the table has the variant", reading.values(), names)
+        elif not {line.variant for line in lines} & set(names):
+            source.require("no variant matches the reading", [reading], ())
 
 
 def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dict[Reference, float]:

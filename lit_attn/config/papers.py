@@ -57,6 +57,10 @@ class Column(Config):
     absent: str | None = None
 
 
+Reading = str | dict[str, str]
+"""Further variants: a pattern in which * is the variant of a row, or variants by row."""
+
+
 class Row(Config):
     """A row of a table with the published cells, `|` between them."""
 
@@ -95,10 +99,10 @@ class Layout(Config):
     claims: tuple[Claim, ...] = ()
     small: dict[str, str] = Field({})
 
-    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
+    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
         """Return STUDY/VARIANT by the label of a line, or by the row and column of a cell.
 
-        In `pattern` the star is the variant of a row. `is_small` leaves out what small models lack.
+        `is_small` leaves out what small models lack.
         """
         raise NotImplementedError
 
@@ -106,25 +110,24 @@ class Layout(Config):
 class Table(Layout):
     """A table as printed. With `transposed` the paper prints the columns as rows.
 
-    `readings` are patterns of further variants, in which * is the variant of a row. `slips` gives
-    the reason why a cell (ROW | COLUMN) contradicts the paper's other cells.
+    `slips` gives the reason why a cell (ROW | COLUMN) contradicts the paper's other cells.
     """
 
     columns: dict[str, Column] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1)
     transposed: bool = False
-    readings: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
     slips: dict[str, str] = Field({})
 
-    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
-        cells = itertools.product(self.rows.items(), self.columns.items())
+    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
+        names = {name: row.variant for name, row in self.rows.items() if row.variant}
+        if isinstance(reading, str):
+            reading = {name: reading.replace("*", variant) for name, variant in names.items()}
+        cells = itertools.product(reading.items(), self.columns.items())
         return {
-            (name, heading): f"{column.study}/{column.variant}".replace(
-                "{}", pattern.replace("*", row.variant)
-            )
-            for (name, row), (heading, column) in cells
-            if row.variant and column.study and not column.absent
-            if not (is_small and column.per > 1)
+            (name, heading): f"{column.study}/{column.variant}".replace("{}", variant)
+            for (name, variant), (heading, column) in cells
+            if column.study and not column.absent and not (is_small and column.per > 1)
         }
 
     @model_validator(mode="after")
@@ -138,7 +141,8 @@ class Table(Layout):
         ]
         for name in filter(None, itertools.chain(*named)):
             require("no column", name, self.columns)
-        for name in (name for claim in self.claims for name in (claim.row, claim.against)):
+        rows = [name for claim in self.claims for name in (claim.row, claim.against)]
+        for name in itertools.chain(rows, *(r for r in self.readings if isinstance(r, dict))):
             require("no row", name, self.rows)
         return self
 
@@ -169,7 +173,7 @@ class Figure(Layout):
     draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
     last_step: PositiveInt | None = None
 
-    def variants(self, pattern: str = "*", is_small: bool = False) -> dict[Any, str]:
+    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
         return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
 
     @model_validator(mode="after")
@@ -223,16 +227,16 @@ class PaperSource:
         return {name: item for name, item in items.items() if not numbers or name in numbers}
 
     def locate(
-        self, item: Layout, lines: dict[Any, str] | None = None, pattern: str = "*"
+        self, item: Layout, lines: dict[Any, str] | None = None, reading: Reading = "*"
     ) -> dict[Any, Reference]:
         """Return the variants of `lines`, or of all lines or cells, that this size measures.
 
-        Keys and `pattern` are those of `Layout.variants`.
+        The keys are those of `Layout.variants`.
         """
         data = self.paper.small_data if self.size == "real" else {}
         small = self.paper.small | data | item.small
         located = {}
-        lines = item.variants(pattern, bool(self.size)) if lines is None else lines
+        lines = item.variants(reading, bool(self.size)) if lines is None else lines
         for key, line in lines.items():
             study, _, variant = line.partition("/")
             if self.size:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
-from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
+from lit_attn.config.papers import (
+    COSTS,
+    Layout,
+    PaperSource,
+    Reading,
+    Reference,
+    Table,
+    find_numbers,
+)
 from lit_attn.report import stats
 from lit_attn.report.columns import DAGGER
 from lit_attn.report.comparison import ALPHA, FAILURES
@@ -92,13 +100,10 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
 
 
 def make_entries(
-    source: PaperSource, table: Table, records: Records, pattern: str = "*"
+    source: PaperSource, table: Table, records: Records, reading: Reading = "*"
 ) -> list[list[Entry]]:
-    """Return the cells of a table, row by row.
-
-    `pattern` selects the variants: in `released-*` the star is the variant of a row.
-    """
-    located = source.locate(table, pattern=pattern)
+    """Return the cells of a table, row by row."""
+    located = source.locate(table, reading=reading)
     located = {cell: line for cell, line in located.items() if line.study in records}
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}

@@ -107,10 +107,11 @@ def make_tables(
             _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o", warnings),
         ]
     tables = [_lay_out(item, grid, caption, [*notes, *titles], "po", warnings)]
-    for pattern in item.readings:
-        lines = make_entries(source, item, records, pattern)
+    for reading in item.readings:
+        lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
-            title = f"{caption} Alternative reading: variants {pattern}."
+            names = reading if isinstance(reading, str) else ", ".join(reading.values())
+            title = f"{caption} Alternative reading: variants {names}."
             tables.append(_lay_out(item, shown, title, [], "o"))
     return tables
 

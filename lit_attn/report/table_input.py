@@ -39,6 +39,17 @@ def read_table(
         raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
+    named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or frame]
+    for name in frame.select_dtypes(exclude="number").drop(columns="variant"):
+        if name not in (*named, *COSTS):
+            continue
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = frame[name][numbers.isna() & frame[name].notna()]
+        if len(wrong) and numbers.notna().any():
+            raise ConfigError(
+                f"{path}: row {wrong.index[0] + 1}, column '{name}': '{wrong.iloc[0]}' is not"
+                " a number; correct it, or choose other columns with --metric"
+            )
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
     if not chosen:

@@ -139,6 +139,23 @@ def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
     assert "50.00" in " ".join(cell.text for row in second.rows for cell in row)
 
 
+def test_readings_of_single_rows_are_shown(tmp_path: Path) -> None:
+    source = read_paper("dcmha", "", FOLDER)
+    table = source.paper.tables["9"]
+    matrix = expand(read_studies(ROOT / "ablations.yaml")["dcmha-ablation"], tmp_path)
+    matrix.write_plan()
+    for job in matrix.jobs:
+        if job.cell.variant == "global-rank-2":
+            invented = result(job.cell, {matrix.plan().metric.name: 12.5})
+            invented.write(job.folder / "result.json")
+    _, second = make_tables(source, table, read_records(source, [table], tmp_path), "T")
+    assert second.title == (
+        "T Alternative reading: variants global-rank-1, global-rank-2, global-rank-4."
+    )
+    assert [row[0].text for row in second.rows] == ["R=2"]
+    assert second.rows[0][1].text.startswith("12.50 (n=")
+
+
 @pytest.mark.parametrize(
     ("difference", "judgement"), [(0.05, "agree"), (-0.05, "disagree"), (0.0, "undecided")]
 )

@@ -85,6 +85,11 @@ def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:
         ("variant,seed,score\na,x,1\n", "needs a variant and a seed, which is an integer"),
         ("variant,seed,score\na,0,1\na,0,2\n", "variant 'a' has seed 0 twice"),
         ("variant,seed,note\na,0,x\n", "no numeric column that could be a metric"),
+        (
+            "variant,seed,score,loss\na,0,1,0.5\na,1,2,x\n",
+            "results.csv: row 2, column 'loss': 'x' is not a number; correct it",
+        ),
+        ("variant,seed,score,step_time\na,0,1,x\na,1,2,3\n", "row 1, column 'step_time': 'x'"),
         ("", "cannot be read as CSV"),
     ],
 )
@@ -92,6 +97,15 @@ def test_another_table_is_refused_in_one_line(text: str, message: str, tmp_path:
     path = tmp_path / "results.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
+        read_table(path)
+
+
+def test_a_text_cell_in_a_column_that_is_not_chosen_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("variant,seed,score,note,device\na,0,1,3 runs,CPU\na,1,2,4,CPU\n")
+    (study,) = read_table(path, metrics=["score:min"])
+    assert study.plan.metric.goal == "min"
+    with pytest.raises(ConfigError, match="column 'note'"):
         read_table(path)
 
 
