@@ -54,21 +54,14 @@ def expand_paper(
         source.require(f"study '{study}' has no variant", sorted(variants), names)
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
-    for item in items.values():
-        if isinstance(item, Table) and not source.size and not item.absent:
-            _require_readings(source, item, known)
+    tables = [item for item in items.values() if isinstance(item, Table) and not source.size]
+    for table, reading in ((item, reading) for item in tables for reading in item.readings):
+        lines = source.locate(table, reading=reading).values()
+        names = {name for line in lines for name in known.get(line.study, ())}
+        unknown = reading.values() if isinstance(reading, dict) else [reading]
+        if isinstance(reading, dict) or not any(line.variant in names for line in lines):
+            source.require("no variant for the reading", unknown, names)
     return matrices
-
-
-def _require_readings(source: PaperSource, item: Table, known: dict[str, list[str]]) -> None:
-    """Raise ConfigError for a reading without any variant; `known` are variants by study."""
-    for reading in item.readings:
-        lines = source.locate(item, reading=reading).values()
-        names = [name for line in lines for name in known[line.study]]
-        if isinstance(reading, dict):
-            source.require("no study of the table has the variant", reading.values(), names)
-        elif not {line.variant for line in lines} & set(names):
-            source.require("no variant matches the reading", [reading], ())
 
 
 def estimate_hours(source: PaperSource, matrices: list[Matrix], gpu: str) -> dict[Reference, float]:

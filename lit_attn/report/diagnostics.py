@@ -43,7 +43,7 @@ def read_study_diagnostics(study: StudyRecord) -> Diagnostics:
     arrays: dict[str, list[Arrays]] = {}
     for variant in study.plan.variants:
         for folder in (c.folder for c in study.finished_cells(variant.name) if c.folder):
-            read = read_or_skip(read_diagnostics, folder / "diagnostics.csv") or ()
+            read = read_or_skip(read_diagnostics, folder, "diagnostics.csv") or ()
             rows += [(variant.name, *row) for row in read]
             if content := read_arrays(folder / "attention.npz"):
                 arrays.setdefault(variant.name, []).append(content)

@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
-from lit_attn.config.papers import (
-    COSTS,
-    Layout,
-    PaperSource,
-    Reading,
-    Reference,
-    Table,
-    find_numbers,
-)
+from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
 from lit_attn.report import stats
 from lit_attn.report.columns import DAGGER
 from lit_attn.report.comparison import ALPHA, FAILURES
@@ -91,8 +83,7 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         return float(numbers["step_time"] * numbers["steps"] / numbers["epochs"])
     if value.startswith("diagnostics/"):
         _, layer, name = value.split("/")
-        path = cell.folder and cell.folder / "diagnostics.csv"
-        rows = (path and read_or_skip(read_diagnostics, path)) or []
+        rows = read_or_skip(read_diagnostics, cell.folder, "diagnostics.csv") or []
         chosen = [row for row in rows if row.layer == int(layer) and row.name == name]
         last = [row.value for row in chosen if row.step == chosen[-1].step]
         return statistics.fmean(last) if last else None
@@ -100,7 +91,7 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
 
 
 def make_entries(
-    source: PaperSource, table: Table, records: Records, reading: Reading = "*"
+    source: PaperSource, table: Table, records: Records, reading: str | dict[str, str] = "*"
 ) -> list[list[Entry]]:
     """Return the cells of a table, row by row."""
     located = source.locate(table, reading=reading)
@@ -123,55 +114,42 @@ def make_entries(
                     starts[heading] = statistics.fmean(values[heading].values())
                 start = starts.get(heading)
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
-        line = []
+        grid.append([])
         for (heading, column), published in zip(table.columns.items(), row.cells, strict=True):
             parts = [(name, part) for part in column.mean or (heading,)]
             references = [located[part] for part in parts if part in located]
-            text = _format(table, heading, values[heading], first.get(heading, {}))
-            if _is_busy(records, references, column.value, values[heading]):
-                text = "busy machine"
-            text = _add_count(text, len(values[heading]), records, references)
-            line.append(Entry(name, heading, published, values[heading], text, references))
+            entry = Entry(name, heading, published, values[heading], "", references)
+            text = _format(table, heading, entry.values, first.get(heading, {}))
+            text = "busy machine" if _is_busy(records, entry, column.value) else text
+            grid[-1].append(entry._replace(ours=_add_count(text, entry, records)))
         first = first or values
-        grid.append(line)
     return grid
 
 
-def _add_count(text: str, count: int, records: Records, references: list[Reference]) -> str:
+def _add_count(text: str, entry: Entry, records: Records) -> str:
     """Add the number of seeds, the seeds without a result and the dagger to the text of a cell."""
-    cells = _find_cells(records, references)
-    missing = Counter(cell.status for cell in cells if cell.status != "done")
-    if not text and not FAILURES & missing.keys():
+    cells = _find_cells(records, entry)
+    statuses = Counter(cell.status for cell in cells if cell.status != "done")
+    if not text and not FAILURES & statuses.keys():
         return ""
-    number = f"n={count}"
-    if count < (planned := len({cell.seed for cell in cells})):
-        statuses = (f", {n} {status}" for status, n in sorted(missing.items()))
-        number += f" of {planned}{''.join(statuses)}"
-    baselines = [Reference(r.study, records[r.study].plan.baseline) for r in references]
-    mark = f" {DAGGER}" if _is_mixed(records, [*references, *baselines]) else ""
-    return f"{text} ({number}){mark}".strip()
+    count, planned = len(entry.values), len({cell.seed for cell in cells})
+    missing = [f"{number} {status}" for status, number in sorted(statuses.items())]
+    number = ", ".join([f"n={count} of {planned}", *missing]) if count < planned else f"n={count}"
+    studies = [(records[r.study], r.variant) for r in entry.references]
+    is_mixed = any(study.is_mixed(variant, study.plan.baseline) for study, variant in studies)
+    return f"{text} ({number}){f' {DAGGER}' * is_mixed}".strip()
 
 
-def _find_cells(records: Records, references: Iterable[Reference]) -> list[CellRecord]:
-    return [cell for r in references for cell in records[r.study].variant_cells(r.variant)]
+def _find_cells(records: Records, entry: Entry) -> list[CellRecord]:
+    return [cell for r in entry.references for cell in records[r.study].variant_cells(r.variant)]
 
 
-def _is_busy(records: Records, references: list[Reference], value: str, values: Values) -> bool:
+def _is_busy(records: Records, entry: Entry, value: str) -> bool:
     """Return True for times or speeds that differ too much over the seeds."""
-    metrics = (records[reference.study].plan.metric.name for reference in references)
-    names = metrics if value == "metric" else [value]
-    is_time = any(name.endswith(("_time", "_per_second", "/seconds")) for name in names)
-    return is_time and max(values.values(), default=0) > BUSY * min(values.values(), default=0)
-
-
-def _is_mixed(records: Records, references: list[Reference]) -> bool:
-    """Return True if results of one study come from different code or data."""
-    sources = {
-        (r.study, cell.measurements.get("code"), cell.measurements.get("data"))
-        for r in references
-        for cell in records[r.study].finished_cells(r.variant)
-    }
-    return len(sources) > len({study for study, *_ in sources})
+    metric = next((records[r.study].plan.metric.name for r in entry.references), "")
+    name = metric if value == "metric" else value
+    times, is_time = entry.values.values(), name.endswith(("_time", "_per_second", "/seconds"))
+    return is_time and max(times, default=0) > BUSY * min(times, default=0)
 
 
 def _format(table: Table, heading: str, values: Values, first: Values) -> str:
@@ -229,25 +207,22 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
             lines = (records[line.study] for line in pair[0].references)
             is_lower_better = any(study.plan.metric.goal == "min" for study in lines)
             digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-        references = [reference for entry in pair for reference in entry.references]
-        plans = {r.study: records[r.study].plan for r in references}
+        plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
         difference, count, judgement = _judge(published, [e.values for e in pair], digits)
         goals = {p.metric.goal for p in plans.values()} if value == "metric" else {"min", "max"}
-        failed = [_find_failed(records, entry.references) for entry in pair]
+        failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]
         is_decided = judgement in ("agree", "disagree")
-        if any(_is_busy(records, e.references, value, e.values) for e in pair):
+        if any(_is_busy(records, entry, value) for entry in pair):
             judgement = "undecided: busy machine"
         elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
             counts = zip(map(len, failed), names, strict=True)
             judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
-        judgement += f" {DAGGER}" if _is_mixed(records, references) else ""
+        lines = zip(*(entry.references for entry in pair), strict=False)
+        if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in lines):
+            judgement += f" {DAGGER}"
         titles = "; ".join(plan.title for plan in plans.values())
         verdicts.append(Verdict(claim.text, titles, text, difference, count, judgement))
     return verdicts
-
-
-def _find_failed(records: Records, references: list[Reference]) -> set[int]:
-    return {c.seed for c in _find_cells(records, references) if c.status in FAILURES}
 
 
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
@@ -256,8 +231,7 @@ def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
     seeds = sorted((ours.keys() | failed[0]) & (theirs.keys() | failed[1]))
     values = [[by_seed.get(seed) for seed in seeds] for by_seed in (ours, theirs)]
     ranks = stats.rank_with_failures(values[0], values[1], goal == "max")
-    gain = sum(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
-    gain = gain if goal == "max" else -gain
+    gain = sum(ours[s] - theirs[s] for s in ours if s in theirs) * (1 if goal == "max" else -1)
     return (stats.sign_flip_p(ranks) or 1.0) <= ALPHA and gain * sum(ranks) > 0
 
 

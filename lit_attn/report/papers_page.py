@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +66,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         sections.append(Section(name, list(drawings), tables))
     title = source.paper.title + (" (small models)" if source.size else "")
     warnings = [SMALL["note"]] if source.size else []
+    warnings += [f"{name}: {w}" for name in records for w in describe_records(records[name])[1]]
     parts = [f"# {title}", *(f"**{warning}**" for warning in warnings)]
     for section in sections:
         links = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
@@ -96,17 +96,14 @@ def make_tables(
     """
     grid = make_entries(source, item, records)
     studies = {study for study, _ in source.references(item)}
-    studies &= set(records)
-    titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies)]
-    warnings = [f"{s}: {w}" for s in sorted(studies) for w in describe_records(records[s])[1]]
-    note = item.small_note if source.size else item.note
-    notes = [note] if note else []
+    titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies & set(records))]
+    notes = list(filter(None, [item.small_note if source.size else item.note]))
     if source.size:
         return [
             _lay_out(item, grid, f"{caption} Published.", notes, "p"),
-            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o", warnings),
+            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"),
         ]
-    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po", warnings)]
+    tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
@@ -117,12 +114,7 @@ def make_tables(
 
 
 def _lay_out(
-    item: PaperTable,
-    grid: list[list[Entry]],
-    title: str,
-    notes: list[str],
-    content: str,
-    warnings: Sequence[str] = (),
+    item: PaperTable, grid: list[list[Entry]], title: str, notes: list[str], content: str
 ) -> Table:
     """Return the entries in the paper's arrangement: published ("p"), ours ("o") or both ("po")."""
     lines = list(zip(*grid, strict=True)) if item.transposed else grid
@@ -135,8 +127,7 @@ def _lay_out(
         rows += [ours] if content == "o" or ("o" in content and any(e.ours for e in line)) else []
     headings = [entry.row if item.transposed else entry.column for entry in lines[0]]
     note = formats.read_asset("tables.yaml")["paper"]["note"]
-    notes = [*notes, note] if "o" in content else notes
-    return Table(["", *headings], rows, title, list(warnings), notes)
+    return Table(["", *headings], rows, title, notes=[*notes, note] if "o" in content else notes)
 
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
@@ -238,8 +229,7 @@ def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> 
         study = records[reference.study]
         named = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
         for cell in study.finished_cells(reference.variant):
-            path = cell.folder and cell.folder / "clock.csv"
-            clock = (path and read_or_skip(read_clock, path)) or {}
+            clock = read_or_skip(read_clock, cell.folder, "clock.csv") or {}
             for row in cell.curve(study.plan.metric if panel.y == "metric" else named):
                 # Epochs of the records count from 0.
                 times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}

@@ -72,8 +72,7 @@ class CellRecord:
 
     def curve(self, metric: Metric) -> list[MetricRow]:
         """Return the logged rows of `metric` in printed units."""
-        path = self.folder and self.folder / "metrics.csv"
-        rows = (path and read_or_skip(read_metrics, path)) or []
+        rows = read_or_skip(read_metrics, self.folder, "metrics.csv") or []
         return [
             row._replace(value=row.value * metric.scale) for row in rows if row.name == metric.name
         ]
@@ -137,6 +136,11 @@ class StudyRecord:
         values = (cell.measurements.get(name) for cell in self.finished_cells(variant))
         return [value for value in values if value is not None]
 
+    def is_mixed(self, variant: str, other: str) -> bool:
+        """Return True if results of two variants come from different code or data."""
+        cells = self.finished_cells(variant) + self.finished_cells(other)
+        return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
+
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
         alone = {t.variant: t.seconds for t in self.step_times.variants} if self.step_times else {}
@@ -148,12 +152,14 @@ class StudyRecord:
         return statistics.median(times) if is_known else None
 
 
-def read_or_skip(read: Callable[[Path], Content], path: Path) -> Content | None:
-    """Return `read(path)`, or None (and a warning) for a file that cannot be read."""
+def read_or_skip(
+    read: Callable[[Path], Content], folder: Path | None, name: str = ""
+) -> Content | None:
+    """Return `read(folder / name)`, or None (and a warning) for a file that cannot be read."""
     try:
-        return read(path)
+        return None if folder is None else read(folder / name)
     except (ConfigError, OSError) as error:
-        LOG.warning("%s: unreadable and skipped: %s", path, error)
+        LOG.warning("%s: unreadable and skipped: %s", folder / name, error)
         return None
 
 
@@ -185,7 +191,7 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
     count = 0
     for name in (chosen := names or list(plans)):
         try:
-            study = _read_contrast(plans[name], _read_study(plans[name]))
+            study = _read_study(plans[name])
         except ConfigError as error:
             count += 1
             if count == len(chosen):
@@ -195,8 +201,8 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
             yield study
 
 
-def _read_study(path: Path) -> StudyRecord:
-    """Read the study of the plan at `path` without its contrast; ConfigError if it cannot."""
+def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
+    """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
     try:
         plan = Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -208,9 +214,9 @@ def _read_study(path: Path) -> StudyRecord:
     study = StudyRecord(
         plan.model_copy(update={"cells": []}),
         cells,
-        seals=read_or_skip(Seals.read, path.with_name("seals.json")),
-        tuning=read_or_skip(Tuning.read, path.with_name("tuning.json")),
-        step_times=read_or_skip(StepTimes.read, path.with_name("step_times.json")),
+        seals=read_or_skip(Seals.read, path.parent, "seals.json"),
+        tuning=read_or_skip(Tuning.read, path.parent, "tuning.json"),
+        step_times=read_or_skip(StepTimes.read, path.parent, "step_times.json"),
     )
     name = plan.metric.name
     without = [cell for cell in cells if cell.status == f"without {name}"]
@@ -218,17 +224,14 @@ def _read_study(path: Path) -> StudyRecord:
         result = read_result(Path(without[0].path), without[0].identity)
         hint = suggest(name, result.metrics) if result else ""
         raise ConfigError(f"{path}: metric.name: no cell has '{name}'{hint}")
+    other = path.parents[1] / (plan.contrast or "") / "plan.json"
+    if not is_contrast and plan.contrast and other.exists():
+        contrast = read_or_skip(lambda other: _read_study(other, is_contrast=True), other)
+        if contrast and contrast.plan.metric == plan.metric:
+            return replace(study, contrast=contrast)
+        if contrast:
+            LOG.warning("%s: contrast: the metric of %s differs", path, plan.contrast)
     return study
-
-
-def _read_contrast(path: Path, study: StudyRecord) -> StudyRecord:
-    """Add the contrast that the plan of a study at `path` names, if that can be read."""
-    other = path.parents[1] / (study.plan.contrast or "") / "plan.json"
-    contrast = read_or_skip(_read_study, other) if other.exists() else None
-    if contrast and contrast.plan.metric != study.plan.metric:
-        LOG.warning("%s: contrast: the metric of %s differs", path, study.plan.contrast)
-        contrast = None
-    return replace(study, contrast=contrast)
 
 
 def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:

@@ -98,7 +98,6 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         for name in TIMES
         if min(times := study.measurements(name, variant.name), default=0) > 0
     }
-    both = study.finished_cells(variant.name) + study.finished_cells(study.plan.baseline)
     time = study.step_time(variant.name)
     counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
@@ -117,7 +116,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         **counts,
         **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
-        "mixed": len({(c.measurements.get("code"), c.measurements.get("data")) for c in both}) > 1,
+        "mixed": study.is_mixed(variant.name, study.plan.baseline),
     }
 
 

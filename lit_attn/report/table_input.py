@@ -40,9 +40,8 @@ def read_table(
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
     named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or frame]
-    for name in frame.select_dtypes(exclude="number").drop(columns="variant"):
-        if name not in (*named, *COSTS):
-            continue
+    texts = frame.select_dtypes(exclude="number").drop(columns="variant")
+    for name in texts.columns.intersection([*named, *COSTS]):
         numbers = pd.to_numeric(frame[name], errors="coerce")
         wrong = frame[name][numbers.isna() & frame[name].notna()]
         if len(wrong) and numbers.notna().any():

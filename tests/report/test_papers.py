@@ -158,11 +158,11 @@ def write_paper(folder: Path, old: str, new: str) -> None:
         ("study: attentionx-cifar10}", "study: attentionx-cifar1}", "no study 'attentionx-cifar1'"),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15 + 0.55", "1 cells for 2 columns"),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "should be a valid string, not 88.15"),
-        ("plain-*,", "plian-*,", "no variant matches the reading 'plian-*'"),
+        ("plain-*,", "plian-*,", "no variant for the reading 'plian-*'"),
         (
             "plain-*,",
             "{ViT-small with AttentionX: gama-1},",
-            "no study of the table has the variant 'gama-1'",
+            "no variant for the reading 'gama-1'",
         ),
         ("plain-*,", "{ViT: plain-standard},", "no row 'ViT'"),
         ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
