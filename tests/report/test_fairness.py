@@ -187,12 +187,3 @@ def test_steps_to_target_are_those_of_the_mean_curve(tmp_path: Path) -> None:
     assert pd.isna(table.loc["slow", "target_steps"])
     seconds = table.loc["fast", "target_steps"] * table.loc["fast", "step_time"]
     assert table.loc["fast", "target_seconds"] == pytest.approx(seconds)
-
-
-def test_an_unreadable_record_skips_only_its_study(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_study(tmp_path / "runs", seeds=2)
-    (write_study(tmp_path / "runs", name="torn", seeds=2) / "tuning.json").write_text("{")
-    assert [f.name for f in write_reports(tmp_path / "runs", tmp_path / "reports")] == ["fake"]
-    assert "tuning.json: cannot be read" in caplog.text
