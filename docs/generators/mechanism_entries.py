@@ -315,7 +315,7 @@ ENTRIES: dict[str, Entry] = {
         TABLE9,
         dynamic("i", "j"),
         "As `dcmha`, with r = 1 to 4.",
-        "{preset: dcmha-rank-4, compose: {groups: 2}}",
+        "{preset: dcmha-rank-4, compose: {gate: false}}",
     ),
 }
 

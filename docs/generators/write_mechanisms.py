@@ -14,7 +14,6 @@ from typing import NamedTuple
 from mechanism_entries import ENTRIES, LINKS, NORMALISERS
 
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS
 
 DIM, HEADS = 192, 12
@@ -137,22 +136,15 @@ def code_of(name: str) -> list[str]:
     standard, links = PRESETS["standard"].parts, []
     for family, part in PRESETS[name].parts.items():
         if part.kind != standard[family].kind or name == "standard":
-            links += [code for code in (_link(part.fast), _link(_formula(part))) if code]
+            formula = part.formula or part.kind.replace("-", "_")
+            if part.kind != "none":
+                links += [_link(part.fast), _link(f"reference:{formula}")]
     return list(dict.fromkeys(links))
 
 
-def _formula(part: Part) -> str:
-    """Return "module:function" of a part's formula; linear attention's is that of its weights."""
-    formula = "" if part.kind == "none" else f"lit_attn.attention.reference:{part.kind}"
-    return part.formula or formula
-
-
 def _link(target: str) -> str:
-    module, _, attribute = target.partition(":")
-    if not attribute or attribute == "Composer":
-        return ""
-    file = module.replace("lit_attn.attention.", "attention/") + ".py"
-    return f"`{attribute}` in [{file}](../lit_attn/{file})"
+    file, _, attribute = target.partition(":")
+    return f"`{attribute}` in [attention/{file}.py](../lit_attn/attention/{file}.py)"
 
 
 if __name__ == "__main__":

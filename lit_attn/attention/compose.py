@@ -4,8 +4,8 @@
 - DCMHA: Xiao et al. 2024, "Improving Transformers with Dynamically Composable Multi-Head
   Attention", https://arxiv.org/abs/2405.08553, eq. 5-8 and appendix D.
 
-Shapes: B batch, n tokens, d width, H heads, G groups of h = H / G heads, R rank; a: (B, H, c, m),
-logits or weights of c queries and m keys.
+Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), logits or weights of c queries
+and m keys.
 
 A dynamic composition adds a map that depends on the query's token and one that depends on the key's
 token, each w2 w1^T + diag(gate). Both read the same a.
@@ -13,7 +13,6 @@ token, each w2 w1^T + diag(gate). Both read the same a.
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,12 +28,12 @@ UNROLLED_UP_TO = 8
 # heads and 257 tokens a block took 1.49 times timm's time so, and 1.26 times with H^2 terms.
 LOW_RANK_UP_TO = 16
 
-# Added to the mean square in the RMSNorm of w1 over the heads of a group.
+# Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
 
 
 class Maps(NamedTuple):
-    """Dynamic maps of tokens: down and up (B, n, G, R, h), and gate (B, n, H); None if absent."""
+    """Dynamic maps of tokens: down and up (B, n, R, H), and gate (B, n, H); None if absent."""
 
     down: Tensor | None
     up: Tensor | None
@@ -72,23 +71,14 @@ class Composer(nn.Module):
 class HeadMaps(Composer):
     """Composition of the heads: sum of the identity, a learned matrix and maps of both tokens."""
 
-    def __init__(
-        self,
-        part: StaticConfig | DynamicConfig,
-        shape: LayerShape,
-        has_matrix: bool,
-        has_identity: bool,
-        sides: Mapping[str, nn.Module],
-        groups: int,
-    ) -> None:
+    def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
         self.heads = shape.heads
-        self.groups = groups
-        self.has_identity = has_identity
+        self.has_identity = part.has_identity
         self.matrix = None
-        if has_matrix:
+        if part.has_matrix:
             self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.options))
-        self.sides = nn.ModuleDict(sides)
+        self.sides = nn.ModuleDict({side: TokenMaps(part, shape) for side in part.sides})
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,7 +93,7 @@ class HeadMaps(Composer):
         return {side: module(x) for side, module in self.sides.items()}
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
-        if torch.compiler.is_compiling() and self.groups == 1:
+        if torch.compiler.is_compiling():
             if self.heads <= UNROLLED_UP_TO:
                 return self._unrolled(a, query, key)
             if self.matrix is None and a.device.type == "cpu" and self.heads <= LOW_RANK_UP_TO:
@@ -127,14 +117,12 @@ class HeadMaps(Composer):
             return a * maps.gate.to(a.dtype).transpose(1, 2).unsqueeze(-1 if token == "c" else -2)
         if a.shape[-2] == 1:
             return self._map_one_query(a, maps)
-        matrices = _matrices(maps, self.groups).to(a.dtype)
+        matrices = _matrices(maps).to(a.dtype)
         if token == "m":
             # Tokens come first and are contiguous: else a CPU's batched product copies each one.
-            groups = a.unflatten(1, (self.groups, -1)).permute(0, 4, 1, 2, 3).contiguous()
-            composed = _GradientInOrder.apply(matrices @ groups)
-            return composed.permute(0, 2, 3, 4, 1).flatten(1, 2)
-        groups = a.unflatten(1, (self.groups, -1))
-        return torch.einsum("bkhcm,bckgh->bkgcm", groups, matrices).flatten(1, 2)
+            tokens_first = a.permute(0, 3, 1, 2).contiguous()
+            return _GradientInOrder.apply(matrices @ tokens_first).permute(0, 2, 3, 1)
+        return torch.einsum("bhcm,bcgh->bgcm", a, matrices)
 
     def _map_one_query(self, a: Tensor, maps: Maps) -> Tensor:
         """Return the same for one query, as in decoding: a is (B, H, 1, m).
@@ -145,10 +133,9 @@ class HeadMaps(Composer):
         """
         assert maps.down is not None
         assert maps.up is not None
-        down, up = (part.to(a.dtype).permute(0, 2, 3, 4, 1) for part in (maps.down, maps.up))
+        down, up = (part.to(a.dtype).permute(0, 2, 3, 1) for part in (maps.down, maps.up))
         heads = a.squeeze(2)
-        low = (heads.unflatten(1, (self.groups, 1, -1)) * down).sum(3, keepdim=True)
-        out = (low * up).sum(2).flatten(1, 2)
+        out = ((heads.unsqueeze(1) * down).sum(2, keepdim=True) * up).sum(1)
         if maps.gate is not None:
             out = out + heads * maps.gate.to(a.dtype).transpose(1, 2)
         return out.unsqueeze(2)
@@ -159,18 +146,13 @@ class HeadMaps(Composer):
         Compiled, it is one pass over a without intermediate tensors: on a CPU 4.6 times as fast as
         the low-rank products at 6 heads. Uncompiled it would be slower.
         """
-
-        def matrices(maps: Maps) -> Tensor:
-            """Return the maps' matrices (B, H, H, n)."""
-            return _matrices(maps, 1).squeeze(2).permute(0, 2, 3, 1).to(a.dtype)
-
         fixed = torch.eye(self.heads, device=a.device, dtype=a.dtype) * float(self.has_identity)
         if self.matrix is not None:
             fixed = fixed + self.matrix.to(a.dtype)
         query_maps = fixed.view(1, self.heads, self.heads, 1)
         if query is not None:
-            query_maps = query_maps + matrices(query)
-        key_maps = None if key is None else matrices(key)
+            query_maps = query_maps + _matrices(query).permute(0, 2, 3, 1).to(a.dtype)
+        key_maps = None if key is None else _matrices(key).permute(0, 2, 3, 1).to(a.dtype)
         heads = a.unbind(1)
         composed = []
         for g in range(self.heads):
@@ -196,35 +178,16 @@ class _GradientInOrder(torch.autograd.Function):
         return gradient.contiguous()
 
 
-class Static(HeadMaps):
-    """A learned matrix, added to the identity if `skip`."""
-
-    def __init__(self, part: StaticConfig, shape: LayerShape) -> None:
-        super().__init__(part, shape, has_matrix=True, has_identity=part.skip, sides={}, groups=1)
-
-
-class Dynamic(HeadMaps):
-    """Maps computed from the query's token, the key's token or both, added to the identity."""
-
-    def __init__(self, part: DynamicConfig, shape: LayerShape) -> None:
-        sides = {side: TokenMaps(part, shape) for side in part.kind.split("+")}
-        super().__init__(part, shape, part.static, True, sides, part.groups)
-
-
 class TokenMaps(nn.Module):
     """Maps of tokens: w = GELU(x W_1) W_2 with w1 normalised over heads, and gate = tanh(x W_g)."""
 
-    def __init__(self, part: DynamicConfig, shape: LayerShape) -> None:
+    def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
-        self.part = part
-        self.size = shape.heads // part.groups
-        self.hidden = 2 * part.rank * self.size
+        self.part: DynamicConfig = part
+        self.hidden = 2 * part.rank * shape.heads
         if part.projection:
-            inner = part.groups * self.hidden
-            self.into = nn.Linear(shape.dim, inner, bias=False, **shape.options)
-            self.out = nn.Parameter(
-                torch.empty(part.groups, self.hidden, self.hidden, **shape.options)
-            )
+            self.into = nn.Linear(shape.dim, self.hidden, bias=False, **shape.options)
+            self.out = nn.Parameter(torch.empty(self.hidden, self.hidden, **shape.options))
         if part.gate:
             self.gate = nn.Linear(shape.dim, shape.heads, bias=False, **shape.options)
         self.dim = shape.dim
@@ -235,7 +198,7 @@ class TokenMaps(nn.Module):
         """Draw the published initial weights (docs/setups.md): the maps start near zero."""
         if self.part.projection:
             nn.init.normal_(self.into.weight, std=math.sqrt(2 / (self.dim + self.hidden)))
-            rank, size = self.part.rank, self.size
+            rank, size = self.part.rank, self.heads
             nn.init.normal_(self.out, std=0.02 / (math.sqrt(2 * size * rank) * (size + rank)))
         if self.part.gate:
             scale = 0.05 if self.part.gate_init == "pytorch" else 0.005
@@ -246,32 +209,30 @@ class TokenMaps(nn.Module):
         if self.part.projection:
             approximate = "tanh" if self.part.gelu == "tanh" else "none"
             hidden = F.gelu(self.into(x), approximate=approximate)
-            hidden = hidden.unflatten(-1, (self.part.groups, self.hidden))
-            weights = torch.einsum("bngi,gio->bngo", hidden, self.out)
-            weights = weights.unflatten(-1, (2 * self.part.rank, self.size))
+            weights = (hidden @ self.out).unflatten(-1, (2 * self.part.rank, self.heads))
             down, up = weights.chunk(2, dim=-2)
-            down = F.rms_norm(down, (self.size,), eps=EPS)
+            down = F.rms_norm(down, (self.heads,), eps=EPS)
         if self.part.gate:
             gate = torch.tanh(self.gate(x))
         return Maps(down, up, gate)
 
 
-def _matrices(maps: Maps, groups: int) -> Tensor:
-    """Return w2 w1^T + diag(gate) of every token and group, (B, n, G, h, h)."""
+def _matrices(maps: Maps) -> Tensor:
+    """Return w2 w1^T + diag(gate) of every token, (B, n, H, H)."""
     terms = []
     if maps.down is not None and maps.up is not None:
-        terms.append(torch.einsum("bnkrg,bnkrh->bnkgh", maps.up, maps.down))
+        terms.append(torch.einsum("bnrg,bnrh->bngh", maps.up, maps.down))
     if maps.gate is not None:
-        terms.append(torch.diag_embed(maps.gate.unflatten(-1, (groups, -1))))
+        terms.append(torch.diag_embed(maps.gate))
     return functools.reduce(torch.add, terms)
 
 
 def _side(maps: Maps | None, dtype: torch.dtype) -> Side:
-    """Return the maps of one group with tokens last: down, up (B, R, H, n) and gate (B, H, n)."""
+    """Return the maps with tokens last: down, up (B, R, H, n) and gate (B, H, n)."""
     if maps is None:
         return None, None, None
     down, up = (
-        None if part is None else part.squeeze(2).permute(0, 2, 3, 1).contiguous().to(dtype)
+        None if part is None else part.permute(0, 2, 3, 1).contiguous().to(dtype)
         for part in (maps.down, maps.up)
     )
     gate = None if maps.gate is None else maps.gate.transpose(1, 2).contiguous().to(dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from lit_attn.attention.parts import Similarity
+from lit_attn.attention.parts import LayerShape, Similarity
 from lit_attn.schema.base import load
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ class MixedKeysConfig(Similarity):
     positions: int = Field(
         256, ge=1, description="key positions with their own pi, for `prior_scope: position`"
     )
-    responsibilities: Literal["attending", "all"] = Field(
-        "attending",
-        description="pairs of tokens that `prior: m-step` averages over; all includes "
-        "future keys, as the released code",
-    )
     shift_init: Literal["normal", "released"] = Field(
         "normal",
         description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
@@ -54,8 +49,6 @@ class MixedKeysConfig(Similarity):
         """Refuse a choice without effect: two cells would then compute the same."""
         if self.source == "projected" and self.shift_init != "normal":
             raise ValueError("shift_init: projected keys have no offsets")
-        if self.prior != "m-step" and self.responsibilities != "attending":
-            raise ValueError("responsibilities: has no effect without `prior: m-step`")
         if self.prior == "fixed" and self.prior_scope != "head":
             raise ValueError("prior_scope: has no effect with `prior: fixed`")
         if self.prior_scope != "position" and self.positions != 256:
@@ -73,8 +66,7 @@ class MixedKeysConfig(Similarity):
 class MixtureConfig(MixedKeysConfig):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
-    fast = "lit_attn.attention.similarity:Mixture"
-    formula = "lit_attn.attention.reference:mixture"
+    fast = "similarity:Mixture"
     kind: Literal["mixture"] = "mixture"
     kernel: Literal["gaussian", "dot"] = Field(
         "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
@@ -100,11 +92,22 @@ class MixtureConfig(MixedKeysConfig):
         return self
 
 
+class GaussianConfig(Similarity):
+    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
+
+    fast = "similarity:Mixture"
+    formula = "mixture"
+    kind: Literal["gaussian"] = "gaussian"
+
+    def build(self, shape: LayerShape) -> Any:
+        return MixtureConfig(keys=1).build(shape)
+
+
 class LinearConfig(MixedKeysConfig):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
     has_logits = False
-    fast = "lit_attn.attention.similarity:Linear"
+    fast = "similarity:Linear"
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(

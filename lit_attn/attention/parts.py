@@ -1,8 +1,8 @@
 """Configuration classes of the parts of an attention layer, in four families.
 
 A part's configuration class says how the module that computes it is built (`build`) and where its
-formula is (`reference`, by default in lit_attn.attention.reference). This file imports no torch:
-modules and formulas are loaded when they are used.
+formula is (`reference`). This file imports no torch: modules and formulas are loaded when they are
+used.
 
 Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.schema.base import Config, Kind, load
-from lit_attn.schema.errors import ConfigError, find_nearest_divisor
+from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_attn.attention.spec import AttentionSpec
@@ -44,7 +44,8 @@ class Part(Config):
     """Configuration of one part of a layer: how it is built, and with what it can be combined.
 
     A part outside this package overrides `build` and `reference`. The parts of this package name
-    the module and the function instead, as "module:name" in `fast` and `formula`.
+    their module, as "file:class" in `fast`, and have a function in lit_attn.attention.reference
+    called `formula`, or like their kind.
     """
 
     fast: ClassVar[str] = ""
@@ -53,19 +54,20 @@ class Part(Config):
 
     def build(self, shape: LayerShape) -> Any:
         """Return the torch module that computes this part in a layer of `shape`."""
-        return load(self.fast)(self, shape)
+        return load(f"lit_attn.attention.{self.fast}")(self, shape)
 
     def reference(self, module: Any, *inputs: Any) -> Any:
         """Return the value of this part's formula, with the parameters of `module`.
 
         The family's docstring names the inputs. Raises ConfigError if the part has no formula.
         """
-        if not self.formula:
+        if not self.fast:
             raise ConfigError(
                 f"'{self.kind}' cannot be compared with its formula: its class "
                 f"{type(self).__name__} needs a method `reference` (docs/adding-a-part.md)"
             )
-        return load(self.formula)(module, *inputs)
+        name = self.formula or self.kind.replace("-", "_")
+        return load(f"lit_attn.attention.reference:{name}")(module, *inputs)
 
     def check(self, layer: "AttentionSpec") -> None:
         """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
@@ -116,17 +118,8 @@ class Similarity(Part, Kind):
 class DotConfig(Similarity):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
-    fast = "lit_attn.attention.similarity:Dot"
-    formula = "lit_attn.attention.reference:dot"
+    fast = "similarity:Dot"
     kind: Literal["dot"] = "dot"
-
-
-class GaussianConfig(Similarity):
-    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
-
-    fast = "lit_attn.attention.similarity:Gaussian"
-    formula = "lit_attn.attention.reference:gaussian"
-    kind: Literal["gaussian"] = "gaussian"
 
 
 class Compose(Part, Kind):
@@ -144,7 +137,7 @@ class Compose(Part, Kind):
 class NoComposeConfig(Compose):
     """Independent heads."""
 
-    fast = "lit_attn.attention.compose:Composer"
+    fast = "compose:Composer"
     kind: Literal["none"] = "none"
 
     def places(self) -> tuple[str, ...]:
@@ -166,12 +159,19 @@ class PlacedCompose(Compose):
 class StaticConfig(PlacedCompose):
     """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
 
-    fast = "lit_attn.attention.compose:Static"
-    formula = "lit_attn.attention.reference:compose"
+    fast = "compose:HeadMaps"
+    formula = "compose"
     kind: Literal["static"] = "static"
     skip: bool = Field(
         False, description="add the heads themselves, as in DCMHA's static projection"
     )
+    has_matrix: ClassVar[bool] = True
+    sides: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def has_identity(self) -> bool:
+        """True if the heads themselves are added to the composition."""
+        return self.skip
 
 
 class DynamicConfig(PlacedCompose):
@@ -180,16 +180,14 @@ class DynamicConfig(PlacedCompose):
     The kinds `query`, `key` and `query+key` name the tokens that the weights are computed from.
     """
 
-    fast = "lit_attn.attention.compose:Dynamic"
-    formula = "lit_attn.attention.reference:compose"
+    fast = "compose:HeadMaps"
+    formula = "compose"
+    has_identity: ClassVar[bool] = True
     kind: str
     projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
     gate: bool = Field(True, description="include the gate a * gate")
     static: bool = Field(False, description="add a learned H x H matrix")
     rank: int = Field(2, ge=1, description="rank of the projection")
-    groups: int = Field(
-        1, ge=1, description="equal groups of heads that compose separately; must divide the heads"
-    )
     gate_init: Literal["pytorch", "jax"] = Field(
         "pytorch",
         description="scale of the gate's initial weights in a released code: 0.05, or 0.005 (jax)",
@@ -205,12 +203,15 @@ class DynamicConfig(PlacedCompose):
             raise ValueError("needs `projection: true` or `gate: true`")
         return self
 
-    def check_heads(self, heads: int) -> None:
-        if heads % self.groups:
-            raise ValueError(
-                f"compose.groups: {self.groups} groups do not divide {heads} heads; the nearest "
-                f"that do are {find_nearest_divisor(self.groups, heads)}"
-            )
+    @property
+    def has_matrix(self) -> bool:
+        """True if a learned H x H matrix is added to the composition."""
+        return self.static
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Tokens that weights are computed from: "query", "key" or both."""
+        return tuple(self.kind.split("+"))
 
 
 class QueryComposeConfig(DynamicConfig):
@@ -251,8 +252,7 @@ class SoftmaxConfig(Normaliser):
     """a_ij = exp(s_ij) / sum_j exp(s_ij) (Vaswani et al. 2017, eq. 1)."""
 
     ignores_row_terms = True
-    fast = "lit_attn.attention.normaliser:Softmax"
-    formula = "lit_attn.attention.reference:softmax"
+    fast = "normaliser:Softmax"
     kind: Literal["softmax"] = "softmax"
 
 
@@ -263,8 +263,7 @@ class SigmoidConfig(Normaliser):
     masks it is the number of tokens, as in the paper.
     """
 
-    fast = "lit_attn.attention.normaliser:Sigmoid"
-    formula = "lit_attn.attention.reference:sigmoid"
+    fast = "normaliser:Sigmoid"
     kind: Literal["sigmoid"] = "sigmoid"
     length: PositiveInt | None = Field(None, description="n of the bias -log n")
 
@@ -272,8 +271,7 @@ class SigmoidConfig(Normaliser):
 class OffsetSoftmaxConfig(Normaliser):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
 
-    fast = "lit_attn.attention.normaliser:OffsetSoftmax"
-    formula = "lit_attn.attention.reference:offset_softmax"
+    fast = "normaliser:OffsetSoftmax"
     kind: Literal["offset-softmax"] = "offset-softmax"
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
@@ -288,8 +286,7 @@ class DifferentialConfig(Normaliser):
     """
 
     ignores_row_terms = True
-    fast = "lit_attn.attention.normaliser:Differential"
-    formula = "lit_attn.attention.reference:differential"
+    fast = "normaliser:Differential"
     kind: Literal["differential"] = "differential"
     lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
 
@@ -317,16 +314,14 @@ class Residual(Part, Kind):
 class FullConfig(Residual):
     """MH W: the standard layer."""
 
-    fast = "lit_attn.attention.residual:Full"
-    formula = "lit_attn.attention.reference:full"
+    fast = "residual:Full"
     kind: Literal["full"] = "full"
 
 
 class PerpendicularConfig(Residual):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
-    fast = "lit_attn.attention.residual:Perpendicular"
-    formula = "lit_attn.attention.reference:perpendicular"
+    fast = "residual:Perpendicular"
     kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = Field(
         "global",
@@ -338,8 +333,7 @@ class PerpendicularConfig(Residual):
 class ProjectedConfig(Residual):
     """alpha V W (Belief2 Fig. 3)."""
 
-    fast = "lit_attn.attention.residual:Projected"
-    formula = "lit_attn.attention.reference:projected"
+    fast = "residual:Projected"
     kind: Literal["projected"] = "projected"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
@@ -349,16 +343,14 @@ class ProjectedConfig(Residual):
 class ValueConfig(Residual):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
-    fast = "lit_attn.attention.residual:Value"
-    formula = "lit_attn.attention.reference:value"
+    fast = "residual:Value"
     kind: Literal["value"] = "value"
 
 
 class DiscrepancyConfig(Residual):
     """(gamma V - MH) W (AttentionX eq. 9)."""
 
-    fast = "lit_attn.attention.residual:Discrepancy"
-    formula = "lit_attn.attention.reference:discrepancy"
+    fast = "residual:Discrepancy"
     kind: Literal["discrepancy"] = "discrepancy"
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
@@ -368,8 +360,7 @@ class DiscrepancyConfig(Residual):
 class SplitConfig(Residual):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
-    fast = "lit_attn.attention.residual:Split"
-    formula = "lit_attn.attention.reference:split"
+    fast = "residual:Split"
     kind: Literal["split"] = "split"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"

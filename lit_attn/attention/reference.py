@@ -128,11 +128,6 @@ def dot(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor
     return tau * q @ keys[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
-def gaussian(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
-    """MGK (7) with one key."""
-    return tau * -distance(q, keys[0]) / (2 * math.sqrt(q.shape[-1]))
-
-
 def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
     """MGK (7); with the hard assignment the largest of its terms, without pi."""
     unit = math.sqrt(q.shape[-1])
@@ -212,18 +207,15 @@ def compose(form: Any, x: Tensor, a: Tensor) -> Tensor:
 
 
 def token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
-    """Return the maps of the tokens (B, n, H, H): sum_r w2_r w1_r^T per group, plus diag(gate)."""
+    """Return the maps of the tokens (B, n, H, H): sum_r w2_r w1_r^T + diag(gate)."""
     maps = torch.zeros(*x.shape[:2], heads, heads, dtype=x.dtype)
     part = form.part
-    size = heads // part.groups
     if part.projection:
         hidden = F.gelu(form.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
-        for group, part_of_group in enumerate(hidden.chunk(part.groups, dim=-1)):
-            w1, w2 = (part_of_group @ form.out[group]).chunk(2, dim=-1)
-            w1, w2 = (w.unflatten(-1, (part.rank, size)) for w in (w1, w2))
-            w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
-            heads_of_group = slice(group * size, (group + 1) * size)
-            maps[..., heads_of_group, heads_of_group] += torch.einsum("bnrg,bnrh->bngh", w2, w1)
+        w1, w2 = (hidden @ form.out).chunk(2, dim=-1)
+        w1, w2 = (w.unflatten(-1, (part.rank, heads)) for w in (w1, w2))
+        w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
+        maps = maps + torch.einsum("bnrg,bnrh->bngh", w2, w1)
     if part.gate:
         maps = maps + torch.diag_embed(torch.tanh(form.gate(x)))
     return maps

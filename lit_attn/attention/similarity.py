@@ -2,8 +2,7 @@
 
 - Dot product: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1.
 - Mixture of Gaussian Keys (MGK): Nguyen et al. 2022, "Improving Transformers with Probabilistic
-  Attention Keys", https://arxiv.org/abs/2110.08678, section 2, eq. 7, Tables 5 and 6. `Gaussian` is
-  the case of one key.
+  Attention Keys", https://arxiv.org/abs/2110.08678, section 2, eq. 7, Tables 5 and 6.
 - Linear attention: Katharopoulos et al. 2020, "Transformers are RNNs",
   https://arxiv.org/abs/2006.16236; with several keys MGK, section 2.4. O(n) time and memory.
 
@@ -94,19 +93,6 @@ class Dot(Similarity):
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         return q, keys
-
-
-class Gaussian(Similarity):
-    """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) = (q.k - |k|^2 / 2 - |q|^2 / 2) / sqrt(D)."""
-
-    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        q, keys = as_multiplied(q), as_multiplied(keys)
-        ones = torch.ones_like(q[..., :1])
-        q_parts, k_parts = [q, ones, ones], [keys, *in_two(-square(keys) / 2, keys)]
-        if self.needs_row_terms:
-            q_parts += in_two(-square(q) / 2, q)
-            k_parts += [torch.ones_like(keys[..., :1])] * 2
-        return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
 
 
 class MixedKeys(Similarity):
@@ -220,9 +206,9 @@ class Mixture(MixedKeys):
     def observe(self, q: Tensor, k: Tensor, scale: float, masks: Masks) -> None:
         """Set pi_r to the mean responsibility of key r: the M-step (MGK eq. 8 and below).
 
-        The mean is over the batch, over the pairs of tokens that `responsibilities` names, and over
-        everything that shares a pi. Queries that are padding do not count. The logits of this
-        training step still use the previous pi. A pi without any pair keeps its value.
+        The mean is over the batch, over the pairs of tokens that attend, and over everything that
+        shares a pi. Queries that are padding do not count. The logits of this training step still
+        use the previous pi. A pi without any pair keeps its value.
         """
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
@@ -233,7 +219,7 @@ class Mixture(MixedKeys):
             responsibility = wide(logits).softmax(3)
             seen = masks.chunk(rows, slice(0, n), n, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
-            if seen is not None and self.part.responsibilities == "attending":
+            if seen is not None:
                 weight = weight * seen.unsqueeze(-2)
             if (present := masks.present_queries(rows)) is not None:
                 weight = weight * present.unsqueeze(-2)

@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
-from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.mixture_parts import GaussianConfig, LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
     Compose,
     DiscrepancyConfig,
     DotConfig,
     FullConfig,
-    GaussianConfig,
     KeyComposeConfig,
     NoComposeConfig,
     Normaliser,

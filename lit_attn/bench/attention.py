@@ -96,8 +96,8 @@ class Materialised(Attention):
         for side, maps in form.maps(x).items():
             token = "i" if side == "query" else "j"
             if maps.down is not None and maps.up is not None:
-                low = torch.einsum(f"bhij,b{token}rh->brij", a, maps.down.squeeze(2))
-                out = out + torch.einsum(f"brij,b{token}rg->bgij", low, maps.up.squeeze(2))
+                low = torch.einsum(f"bhij,b{token}rh->brij", a, maps.down)
+                out = out + torch.einsum(f"brij,b{token}rg->bgij", low, maps.up)
             if maps.gate is not None:
                 out = out + torch.einsum(f"bhij,b{token}h->bhij", a, maps.gate)
         return out

@@ -221,21 +221,6 @@ def test_invalid_combinations_are_refused_with_a_reason(
         AttentionSpec.model_validate(choices)
 
 
-def test_groups_mix_only_their_own_heads() -> None:
-    """With as many groups as heads, the composition of a head is a factor."""
-    spec = AttentionSpec(compose=QueryKeyComposeConfig(groups=2, gate=False))
-    layer = make(spec, 16, 4)
-    a = torch.randn(1, 4, 5, 5, dtype=torch.double)
-    maps = layer.composers["pre"].maps(torch.randn(1, 5, 16, dtype=torch.double))
-    changed = a.clone()
-    changed[:, 2:] += 1
-    one, two = (layer.composers["pre"](x, maps["query"], maps["key"]) for x in (a, changed))
-    torch.testing.assert_close(one[:, :2], two[:, :2])
-    assert not torch.allclose(one[:, 2:], two[:, 2:])
-    with pytest.raises(ValueError, match="3 groups do not divide 4 heads"):
-        make(AttentionSpec(compose=QueryKeyComposeConfig(groups=3)), 16, 4)
-
-
 @pytest.mark.parametrize("name", ["standard", "belief"])
 def test_one_call_copies_no_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values as wide as the queries are passed without a copy."""

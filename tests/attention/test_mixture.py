@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention import dispatch, reference
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.mixture_parts import MixtureConfig
-from lit_attn.attention.parts import GaussianConfig
+from lit_attn.attention.mixture_parts import GaussianConfig, MixtureConfig
 from lit_attn.attention.spec import AttentionSpec, preset
 
 WIDTH = DIM // HEADS
@@ -122,20 +121,6 @@ def test_offsets_start_as_published() -> None:
     assert released.similarity.shift[1].std().item() == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_released_m_step_counts_every_pair() -> None:
-    """The released code averages over future queries too if it is causal."""
-    every, attending, unmasked = (
-        mixture(prior="m-step", responsibilities=responsibilities).train()
-        for responsibilities in ("all", "attending", "attending")
-    )
-    x = tokens(9)
-    every(x, is_causal=True)
-    attending(x, is_causal=True)
-    unmasked(x)
-    torch.testing.assert_close(every.similarity.prior, unmasked.similarity.prior)
-    assert not torch.allclose(every.similarity.prior, attending.similarity.prior)
-
-
 def test_padded_queries_have_no_responsibilities() -> None:
     """transformer-mgk sums the responsibilities over the pairs of tokens that both exist."""
     padded, alone = (mixture(prior="m-step").train() for _ in range(2))
@@ -237,7 +222,6 @@ def test_parameters_of_the_layer(heads: int, bias: bool) -> None:
             "prior_scope: has no effect with `assignment: hard`",
         ),
         ({"shift_init": "released"}, "shift_init: projected keys have no offsets"),
-        ({"responsibilities": "all"}, "responsibilities: has no effect without"),
         (
             {"prior": "fixed", "prior_scope": "position"},
             "prior_scope: has no effect with `prior: fixed`",

@@ -369,7 +369,7 @@ def released_names(ours: Tensors) -> Tensors:
         out = [block[f"{side}.out"].unflatten(-1, (4, HEADS)) for side in sides]
         gates = [block[f"{side}.gate.weight"].T for side in sides]
         renamed[f"{maps}/dyn_w_proj/dw1/kernel"] = torch.stack(into, 1).unsqueeze(1)
-        renamed[f"{maps}/dyn_w_proj/qkw"] = torch.stack(out, 1)
+        renamed[f"{maps}/dyn_w_proj/qkw"] = torch.stack(out).unsqueeze(0)
         renamed[f"{maps}/dyn_w_proj/dd/kernel"] = torch.cat(gates, 1).unsqueeze(1)
         for place in ("pre", "post"):
             if f"attn.composers.{place}.matrix" in block:
