@@ -9,6 +9,7 @@ Shapes: B batch, n tokens, d width, H heads, H' key heads, M keys for every toke
 """
 
 import contextlib
+import copyreg
 import functools
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -214,13 +215,6 @@ class Attention(nn.Module):
             q, keys = rotate(q, rotary), rotate(keys, rotary)
         return q, keys, v
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # No module contains a class that `attn_layer` makes, so pickle needs its choices.
-        chosen = self.spec, self.local_self_attention
-        if type(self) is _chosen_class(*chosen):
-            return _new_layer, chosen, self.__dict__
-        return super().__reduce_ex__(protocol)
-
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).
 
@@ -244,16 +238,26 @@ def attn_layer(
     return _chosen_class(attention_spec(chosen, "attn_layer"), local_self_attention)
 
 
+class _Chosen(type):
+    """Metaclass of the classes that `attn_layer` makes: no module contains them by name."""
+
+
 @functools.cache
 def _chosen_class(chosen: AttentionSpec, local_self_attention: bool) -> type[Attention]:
     fixed = {"spec": chosen, "local_self_attention": local_self_attention}
-    return type("Attention", (Attention,), fixed)
+    layer_class: type = _Chosen("Attention", (Attention,), fixed)
+    return layer_class
 
 
-def _new_layer(chosen: AttentionSpec, local_self_attention: bool) -> Attention:
-    """Return a layer without attributes, for pickle."""
-    layer_class = _chosen_class(chosen, local_self_attention)
-    return layer_class.__new__(layer_class)
+def _pickled(layer_class: type[Attention]) -> str | tuple[Any, ...]:
+    """Return how to pickle a class: by its choices, or a module's subclass by its name."""
+    chosen = layer_class.spec, layer_class.local_self_attention
+    if _chosen_class(*chosen) is layer_class:
+        return _chosen_class, chosen
+    return layer_class.__qualname__
+
+
+copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
 
 
 def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:

@@ -14,20 +14,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.bench import HALF_HEADS, WINDOWS
+from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError, explain, suggest
 from lit_attn.schema.plugins import load_parts
 
 MODES = ["eager", "compiled"]
 
-SUFFIXES = {"attention": ["", HALF_HEADS], "memory": [""], "decoding": ["", WINDOWS]}
-
 MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
 COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
 WINDOWED = ["dcmha/windows", "dcmha-query/windows"]
 DEFAULTS = {
-    "attention": [*PRESETS, "mgk" + HALF_HEADS],
+    "attention": list(PRESETS),
     "memory": ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"],
     "decoding": ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED, *WINDOWED],
 }
@@ -77,12 +75,11 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for arguments that do not fit together."""
-    names = [name + suffix for suffix in SUFFIXES[options.command] for name in PRESETS]
+    suffixes = ["", WINDOWS] if options.command == "decoding" else [""]
+    names = [name + suffix for suffix in suffixes for name in PRESETS]
     for name in options.presets:
         if name not in names:
             raise ConfigError(f"--presets: '{name}' is not a preset{suggest(name, names)}")
-        if name.endswith(HALF_HEADS) and options.heads % 2:
-            raise ConfigError(f"--presets: '{name}': {options.heads} heads cannot be halved")
         if name.endswith(WINDOWS):
             choices = dict(PRESETS[name.removesuffix(WINDOWS)])
             try:
@@ -141,7 +138,7 @@ def _add_common(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name)
     add = parser.add_argument
-    metavar = f"NAME[{SUFFIXES[name][-1]}]" if SUFFIXES[name][-1] else "NAME"
+    metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
     help_text = "default: all" if name == "attention" else "default: one a kind"
     add("--presets", nargs="+", default=DEFAULTS[name], metavar=metavar, help=help_text)
     add("--dim", type=_count, default=dim, help="width of the block, layer or model")

@@ -4,8 +4,7 @@ The baseline is timm's block with timm's attention on torch's scaled-dot-product
 of every other block is solved so that its parameter count is nearest to the baseline's. Nothing is
 measured if a layer's values or gradients differ from the reference.
 
-The name of a block is a preset, with a suffix for a difference: `mgk/half-heads` has half as many
-heads of the same width (as MGK counts), `mgk/materialised` computes mgk with all n x n logits.
+The block `mgk/materialised` computes the preset mgk with all n x n logits.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.bench import HALF_HEADS, measure
+from lit_attn.bench import measure
 from lit_attn.bench.measure import (
     DisagreementError,
     Setup,
@@ -116,19 +115,17 @@ def add_materialised(names: Iterable[str]) -> list[str]:
     all_names = []
     for name in names:
         all_names.append(name)
-        if has_materialised_form(PRESETS[name.removesuffix(HALF_HEADS)]):
+        if has_materialised_form(PRESETS[name]):
             all_names.append(name + MATERIALISED)
     return all_names
 
 
 def build_layer(name: str, shape: Shape) -> Attention:
     """Return the attention layer of the block called `name`."""
-    base = name.removesuffix(MATERIALISED)
-    layer_class = attn_layer(base.removesuffix(HALF_HEADS))
-    if base != name:
+    layer_class = attn_layer(name.removesuffix(MATERIALISED))
+    if name.endswith(MATERIALISED):
         layer_class = type("Materialised", (Materialised,), {"spec": layer_class.spec})
-    heads = shape.heads // 2 if base.endswith(HALF_HEADS) else shape.heads
-    return layer_class(shape.dim, heads, attn_head_dim=shape.dim // shape.heads)
+    return layer_class(shape.dim, shape.heads)
 
 
 def build_block(name: str, shape: Shape, width: int) -> nn.Module:

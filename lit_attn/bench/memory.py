@@ -6,7 +6,6 @@ time too.
 """
 
 import argparse
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ LINEAR_LENGTHS = [2**power for power in range(10, 17)]
 
 
 class Row(NamedTuple):
-    """Measurements of one layer at one length; the powers are None in the first row of a layer."""
+    """Measurements of one layer at one length."""
 
     name: str
     causal: bool
@@ -30,8 +29,6 @@ class Row(NamedTuple):
     held: int
     peak: int
     logits: int
-    peak_power: float | None = None
-    time_power: float | None = None
 
 
 def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
@@ -41,23 +38,14 @@ def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
     for name in options.presets:
         default = LENGTHS if PRESETS[name].similarity.has_logits else LINEAR_LENGTHS
         for causal in (False, True):
-            previous = None
             for n in options.tokens or default:
-                row = measure(name, Shape(1, n, options.dim, options.heads, causal), setup)
-                if previous is not None:
-                    growth = math.log(row.tokens / previous.tokens)
-                    row = row._replace(
-                        peak_power=math.log(row.peak / previous.peak) / growth,
-                        time_power=math.log(row.seconds.median / previous.seconds.median) / growth,
-                    )
-                previous = row
-                rows.append(row)
+                shape = Shape(1, n, options.dim, options.heads, causal)
+                rows.append(measure(name, shape, setup))
     title = (
         f"Attention layer, forward + backward, uncompiled, {options.dtype}: one sample, width "
         f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. seconds: median ± "
         "interquartile range. held: bytes kept from forward to backward. peak: most bytes in "
-        "either, without parameters and input. logits: bytes of one n x n x H tensor. peak_power, "
-        "time_power: p where the peak or the time grew as n^p since the row before."
+        "either, without parameters and input. logits: bytes of one n x n x H tensor."
     )
     yield Table(f"memory-{setup.device}", title, rows)
 

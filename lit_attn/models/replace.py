@@ -31,7 +31,6 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
     "timm.models.maxxvit:Attention2d": f"{_TIMM}:Maps",
     "timm.models.maxxvit:AttentionCl": f"{_TIMM}:ChannelsLast",
     "timm.models.swin_transformer:WindowAttention": f"{_TIMM}:Swin",
-    "timm.models.swin_transformer_v2:WindowAttention": f"{_TIMM}:SwinV2",
     "timm.models.vision_transformer_relpos:RelPosAttention": f"{_TIMM}:RelPos",
     "torch.nn.modules.activation:MultiheadAttention": f"{_HUB}:Torch",
     "transformers.models.bert.modeling_bert:BertAttention": f"{_HUB}:Bert",
@@ -44,21 +43,11 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
 }
 """Adapters by class of attention module, both as "module:class"; an adapter can be the class."""
 
-UNFIT = {
-    "timm.models.convit:GPSA": "it mixes attention with learned positions after the softmax",
-    "timm.models.davit:ChannelAttention": "its weights relate channels, not tokens",
-    "timm.models.edgenext:CrossCovarianceAttn": "its weights relate channels, not tokens",
-    "timm.models.xcit:XCA": "its weights relate channels, not tokens",
-}
+UNFIT = {"timm.models.xcit:XCA": "its weights relate channels, not tokens"}
 """Reasons why a class of attention modules cannot be replaced."""
 
-CROSS_ATTENTION = (
-    "timm.layers.attention_pool:AttentionPoolLatent",
-    "timm.layers.attention_pool2d:AttentionPool2d",
-)
-"""Classes that pool tokens by a learned query; they are no self-attention and remain."""
-
-ATTENTION_NAME = re.compile(r"Attention|Attn|MHSA")
+ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA")
+"""Names of self-attention; a class that pools tokens by a learned query is none and remains."""
 
 
 class Projections(NamedTuple):
@@ -213,7 +202,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class QueryValueLinear(nn.Linear):
-    """Projection to q, k and v in which k has no bias (BEiT, EVA, Swin V2)."""
+    """Projection to q, k and v in which k has no bias (BEiT, EVA)."""
 
     def __init__(self, qkv: nn.Linear, q_bias: nn.Parameter, v_bias: nn.Parameter) -> None:
         super().__init__(qkv.in_features, qkv.out_features, bias=False, device="meta")
@@ -242,13 +231,10 @@ def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
         new: nn.Module = adapter_class(module, spec)
         return new
     name = _class_name(module)
-    is_attention = ATTENTION_NAME.search(type(module).__name__) and name not in CROSS_ATTENTION
-    if name in UNFIT or (
-        is_attention and not any(_class_name(child) in ADAPTERS for child in module.modules())
-    ):
-        raise ValueError(
-            UNFIT.get(name, "its class has no adapter; docs/own-models.md says how to write one")
-        )
+    is_attention = name in UNFIT or ATTENTION_NAME.search(type(module).__name__)
+    if is_attention and not any(_class_name(child) in ADAPTERS for child in module.modules()):
+        reason = "its class has no adapter; docs/own-models.md says how to write one"
+        raise ValueError(UNFIT.get(name, reason))
     return None
 
 

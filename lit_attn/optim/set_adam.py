@@ -54,38 +54,13 @@ class SETAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._update(parameters, [p.grad for p in parameters], group)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
         return loss
 
-    def _update(
-        self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
-    ) -> None:
-        """Update tensors of one device together; one at a time would leave a GPU waiting."""
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
-        states = [self._state(parameter) for parameter in parameters]
-        m, v = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        gradients = [g.to(mean.dtype) for g, mean in zip(gradients, m, strict=True)]
-        if group["weight_decay"]:
-            wide = [p.to(mean.dtype) for p, mean in zip(parameters, m, strict=True)]
-            gradients = list(torch._foreach_add(gradients, wide, alpha=group["weight_decay"]))
-        torch._foreach_lerp_(m, gradients, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, gradients, gradients, value=1 - beta2)
-
-        w = torch._foreach_mul(v, self._scales(v, [1 - beta2 ** s["step"] for s in states]))
-        torch._foreach_add_(w, group["eps"])
-        torch._foreach_sqrt_(w)
-        smallest = torch.stack([tensor.amin() for tensor in w])
-        torch._foreach_sub_(w, list((group["tau"] * smallest).unbind()))
-        moves = torch._foreach_div(m, w)
-        torch._foreach_mul_(moves, [-group["lr"] / (1 - beta1 ** s["step"]) for s in states])
-        narrow = [move.to(p.dtype) for p, move in zip(parameters, moves, strict=True)]
-        torch._foreach_add_(parameters, narrow)
-
-    def _state(self, parameter: Tensor) -> dict[str, Any]:
-        """Return the parameter's moments and its number of steps, this step included."""
         state = self.state[parameter]
         if not state:
             wide = torch.promote_types(parameter.dtype, torch.float32)
@@ -93,20 +68,13 @@ class SETAdam(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=wide)
         state["step"] += 1
-        return state
-
-    @staticmethod
-    def _scales(v: list[Tensor], corrections: list[float]) -> list[Tensor]:
-        """Return cos^2 of every tensor's angle to 1, over its bias correction; 0 for zeros.
-
-        Sums are in float64: in float32 the squares of v vanish for gradients below about 1e-10.
-        """
-        total, length = (
-            torch.stack(torch._foreach_norm(v, order, dtype=torch.float64)) for order in (1, 2)
-        )
-        divisors = [
-            tensor.numel() * correction for tensor, correction in zip(v, corrections, strict=True)
-        ]
-        cosines = (total / length.clamp_min(GUARD)).square()
-        scales = cosines / torch.tensor(divisors, dtype=torch.float64, device=cosines.device)
-        return list(scales.to(v[0].dtype).unbind())
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        gradient = gradient.to(m.dtype) + group["weight_decay"] * parameter.to(m.dtype)
+        m.lerp_(gradient, 1 - beta1)
+        v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # In float32 the squares of v would vanish for gradients below about 1e-10.
+        total, length = (v.norm(order, dtype=torch.float64) for order in (1, 2))
+        cosine = (total / length.clamp_min(GUARD)).square() / v.numel()
+        w = (v * (cosine / (1 - beta2 ** state["step"])).to(v.dtype) + group["eps"]).sqrt_()
+        w -= group["tau"] * w.amin()
+        parameter.sub_(group["lr"] / (1 - beta1 ** state["step"]) * m / w)

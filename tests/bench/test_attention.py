@@ -18,7 +18,7 @@ from lit_attn.models.factory import count
 SHAPE = attention.Shape(batch=2, tokens=9, dim=24, heads=4)
 SMALL = ["--batch", "2", "--tokens", "9", "--dim", "24", "--heads", "4"]
 SMALL += ["--modes", "eager", "--rounds", "2"]
-NAMES = [*PRESETS, "mgk/half-heads", "smgk/half-heads"]
+NAMES = list(PRESETS)
 MATERIALISED = [name for name in attention.add_materialised(NAMES) if name.endswith("materialised")]
 
 
@@ -33,12 +33,6 @@ def test_blocks_have_matched_parameters(name: str) -> None:
     assert abs(matched - target) <= (2 * shape.dim + 1) / 2
 
 
-def test_half_the_heads_keep_their_width() -> None:
-    full, half = (attention.build_layer(name, SHAPE) for name in ("mgk", "mgk/half-heads"))
-    assert (full.num_heads, half.num_heads) == (4, 2)
-    assert full.head_dim == half.head_dim == 6
-
-
 def test_every_unusual_formula_is_compared_with_its_materialised_form() -> None:
     bases = {name.removesuffix("/materialised") for name in MATERIALISED}
     usual = {"standard", "belief", "belief-star", "xsa", "attentionx", "belief2"}
@@ -47,7 +41,7 @@ def test_every_unusual_formula_is_compared_with_its_materialised_form() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", [*MATERIALISED, "belief2/materialised", "mgk/half-heads"])
+@pytest.mark.parametrize("name", [*MATERIALISED, "belief2/materialised"])
 def test_materialised_forms_agree_with_the_reference(name: str, causal: bool) -> None:
     torch.manual_seed(0)
     assert attention.agrees(name, SHAPE._replace(causal=causal))
@@ -151,15 +145,11 @@ def test_every_length_has_a_table_with_its_conditions(
     ("arguments", "message"),
     [
         ("attention --presets beleif", "did you mean 'belief'?"),
-        (
-            "attention --presets mgk/half-heads --heads 3",
-            "'mgk/half-heads': 3 heads cannot be halved",
-        ),
         ("attention --modes egaer", "invalid choice: 'egaer' (choose from"),
         ("attention --rounds 1", "an interquartile range needs at least 2"),
         ("attention --presets mgk --dim 10 --heads 3", "3 heads do not divide a width of 10"),
-        ("memory --presets mgk/half-heads", "is not a preset"),
-        ("attention --presets zzzz", "'zzzz' is not a preset; of 60 the nearest are "),
+        ("memory --presets mgk/windows", "is not a preset"),
+        ("attention --presets zzzz", "'zzzz' is not a preset; of 30 the nearest are "),
         ("memory --out /dev/null/x", "error: --out /dev/null/x: cannot be written: Not a dir"),
     ],
 )
