@@ -63,12 +63,10 @@ class Formed(NamedTuple):
     the products of q and k.
     """
 
+    inputs: Inputs
     q: Tensor
     k: Tensor
-    masks: Masks
     hard: bool
-    composers: nn.ModuleDict
-    normaliser: Normaliser
     maps: dict[str, dict[str, Any]]
     scale: float
 
@@ -158,10 +156,8 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         return fused.attend(q, k, z, values, masks.is_causal, scale)
     if path is Path.ONE_CALL:
         return one_call(joined_q, joined_k, values, masks, scale, inputs.dropout)
-    formed = Formed(
-        joined_q, joined_k, masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
-    )
-    return attend_in_chunks(formed, values, inputs.dropout)
+    formed = Formed(inputs, joined_q, joined_k, similarity.hard, maps, scale)
+    return attend_in_chunks(formed, values)
 
 
 def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
@@ -169,9 +165,7 @@ def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
     q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
     q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
     maps = all_maps(inputs.composers, inputs.x)
-    formed = Formed(
-        q, k, inputs.masks, similarity.hard, inputs.composers, inputs.normaliser, maps, scale
-    )
+    formed = Formed(inputs, q, k, similarity.hard, maps, scale)
     all_tokens = slice(0, q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
@@ -232,7 +226,7 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     return out[..., :width]
 
 
-def attend_in_chunks(formed: Formed, v: Tensor, dropout: float) -> Tensor:
+def attend_in_chunks(formed: Formed, v: Tensor) -> Tensor:
     """Return the weighted sums (B, H, n, D) of v (B, H, n', D), from weights formed in chunks.
 
     The backward pass computes each chunk again, so autograd saves no tensor of size n x n.
@@ -243,9 +237,9 @@ def attend_in_chunks(formed: Formed, v: Tensor, dropout: float) -> Tensor:
     size = n if keys <= ONE_CHUNK_UP_TO or v.is_meta else CHUNK
 
     def chunk(rows: slice) -> Tensor:
-        columns = formed.masks.visible(rows, keys)
+        columns = formed.inputs.masks.visible(rows, keys)
         a = form_weights(formed, rows, columns, v.dtype)
-        return F.dropout(a, dropout) @ v[..., columns, :]
+        return F.dropout(a, formed.inputs.dropout) @ v[..., columns, :]
 
     chunks = in_chunks(n, size)
     if len(chunks) == 1:
@@ -259,7 +253,8 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
     normaliser -> composition. `columns` contains every key that the queries can see.
     """
-    q, k, masks, hard = formed[:4]
+    inputs, q, k, hard = formed[:4]
+    masks, composers = inputs.masks, inputs.composers
     keys = k.shape[-2]
     q, k = q[:, :, rows] * formed.scale, k[..., columns, :]
     if q.shape[-2] == 1:
@@ -269,15 +264,15 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
         logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
     if hard:
         logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
-    if "pre" in formed.composers:
+    if "pre" in composers:
         a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
         logits = _compose("pre", formed, a, rows, columns).unsqueeze(3)
     if (bias := masks.bias(rows, columns, keys)) is not None:
         logits = logits + bias.unsqueeze(-2)
     if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
         logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = formed.normaliser.over_keys(logits, seen).to(dtype)
-    if "post" in formed.composers and seen is not None and seen.ndim > 2 and seen.shape[-3] > 1:
+    a = inputs.normaliser.over_keys(logits, seen).to(dtype)
+    if "post" in composers and seen is not None and seen.ndim > 2 and seen.shape[-3] > 1:
         # The softmax of a head that sees no key is uniform; other heads must not take it over.
         a = a.masked_fill(~seen, 0)
     a = _compose("post", formed, a, rows, columns)
@@ -295,10 +290,10 @@ def _larger(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
-    if place not in formed.composers:
+    if place not in formed.inputs.composers:
         return a
     query, key = (formed.maps[place].get(side) for side in ("query", "key"))
-    composed: Tensor = formed.composers[place](
+    composed: Tensor = formed.inputs.composers[place](
         a,
         None if query is None else select(query, rows),
         None if key is None else select(key, columns),

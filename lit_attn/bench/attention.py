@@ -4,11 +4,10 @@ The baseline is timm's block with timm's attention on torch's scaled-dot-product
 of every other block is solved so that its parameter count is nearest to the baseline's. Nothing is
 measured if a layer's values or gradients differ from the reference.
 
-The block `mgk/materialised` computes the preset mgk with all n x n logits.
+The block `mgk/materialised` computes the preset mgk with all n x n weights.
 """
 
 import argparse
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,10 +18,9 @@ from torch import Tensor, nn
 
 from lit_attn.attention import reference
 from lit_attn.attention.cache import Cache
-from lit_attn.attention.compose import HeadMaps
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary
-from lit_attn.attention.spec import PRESETS, AttentionSpec
+from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
 from lit_attn.bench.measure import (
     DisagreementError,
@@ -52,10 +50,7 @@ class Shape(NamedTuple):
 
 
 class Materialised(Attention):
-    """Layer with the same parameters and output that keeps all n x n logits of all heads.
-
-    It covers dot products, Gaussians and mixtures with and without a composition of this package.
-    """
+    """Layer with the same parameters and output that keeps all n x n weights of all heads."""
 
     def forward(
         self,
@@ -65,49 +60,11 @@ class Materialised(Attention):
         rotary: Rotary | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the layer's output (B, n, d); raise ValueError for a mask or a cache."""
-        if attn_mask is not None or cache is not None:
-            raise ValueError("the materialised form supports no mask and no cache")
-        inputs = self.inputs(x, None, is_causal, rotary)
-        scale, future = self.head_dim**-0.5, torch.zeros((), dtype=torch.bool, device=x.device)
-        if is_causal:
-            future = torch.ones(*x.shape[1:2] * 2, dtype=torch.bool, device=x.device).triu(1)
-        q, k = self.similarity.features(inputs.q, inputs.keys)
-        self.similarity.observe(q, k, scale, inputs.masks)
-        products = q.unsqueeze(2) @ k.mT * scale
-        a = products.amax(2) if self.similarity.hard else products.logsumexp(2)
-        if inputs.z is not None:
-            a = a + inputs.z @ inputs.z.mT * scale
-        a = self._compose("pre", x, a).masked_fill(future, -math.inf)
-        weights = self._compose("post", x, a.softmax(-1)).masked_fill(future, 0)
-        heads = (weights @ inputs.v.transpose(1, 2)).transpose(1, 2)
-        return self.proj_drop(self.residual(x, heads, inputs.v, self.proj))
-
-    def _compose(self, place: str, x: Tensor, a: Tensor) -> Tensor:
-        """Return a (B, H, n, n) with its heads mixed at each pair of tokens by products with a."""
-        if place not in self.composers:
-            return a
-        form = self.composers[place]
-        assert isinstance(form, HeadMaps)
-        out = a if form.has_identity else torch.zeros_like(a)
-        if form.matrix is not None:
-            out = out + torch.einsum("gh,bhij->bgij", form.matrix, a)
-        for side, maps in form.maps(x).items():
-            token = "i" if side == "query" else "j"
-            if maps.down is not None and maps.up is not None:
-                low = torch.einsum(f"bhij,b{token}rh->brij", a, maps.down)
-                out = out + torch.einsum(f"brij,b{token}rg->bgij", low, maps.up)
-            if maps.gate is not None:
-                out = out + torch.einsum(f"bhij,b{token}h->bhij", a, maps.gate)
-        return out
-
-
-def has_materialised_form(spec: AttentionSpec) -> bool:
-    """Return True if `Materialised` computes the formula of `spec`, which is an unusual one."""
-    compositions = ("none", "static", "query", "key", "query+key")
-    is_usual = spec.similarity.kind == "dot" and spec.compose.kind == "none"
-    has_form = spec.similarity.has_logits and spec.normaliser.kind == "softmax"
-    return has_form and not is_usual and spec.compose.kind in compositions
+        """Return the layer's output (B, n, d); raise ValueError for a cache."""
+        if cache is not None:
+            raise ValueError("the materialised form supports no cache")
+        _, heads, values = self.record(x, attn_mask, is_causal, rotary)
+        return self.proj_drop(self.residual(x, heads, values, self.proj))
 
 
 def add_materialised(names: Iterable[str]) -> list[str]:
@@ -115,7 +72,8 @@ def add_materialised(names: Iterable[str]) -> list[str]:
     all_names = []
     for name in names:
         all_names.append(name)
-        if has_materialised_form(PRESETS[name]):
+        spec = PRESETS[name]
+        if spec.similarity.has_logits and (spec.similarity.kind != "dot" or spec.compose.places()):
             all_names.append(name + MATERIALISED)
     return all_names
 

@@ -47,24 +47,6 @@ def test_materialised_forms_agree_with_the_reference(name: str, causal: bool) ->
     assert attention.agrees(name, SHAPE._replace(causal=causal))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", ["mgk-soft-e", "smgk-soft-e"])
-def test_the_materialised_m_step_equals_the_layers(name: str, causal: bool) -> None:
-    torch.manual_seed(0)
-    fast = attention.build_layer(name, SHAPE).train()
-    plain = attention.build_layer(name + "/materialised", SHAPE).train()
-    plain.load_state_dict(fast.state_dict())
-    x = torch.randn(3, 9, 24)
-    torch.testing.assert_close(plain(x, is_causal=causal), fast(x, is_causal=causal))
-    torch.testing.assert_close(plain.similarity.prior, fast.similarity.prior)
-    assert not torch.allclose(fast.similarity.prior, torch.tensor(0.5))
-
-
-def test_materialised_forms_take_no_mask() -> None:
-    with pytest.raises(ValueError, match="no mask and no cache"):
-        attention.build_layer("mgk/materialised", SHAPE)(torch.randn(2, 9, 24), torch.zeros(9, 9))
-
-
 def test_rows_contain_ratios_and_memory() -> None:
     rows = attention.run(["belief", "mgk"], SHAPE, ["eager"], Setup("cpu", torch.float32, rounds=2))
     baseline, belief, mgk, materialised_mgk = rows
@@ -96,25 +78,15 @@ def test_every_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == count > 8
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "preset"),
-    [(residual, "projected", "belief"), (attention.Materialised, "_compose", "talking-heads")],
-)
 def test_a_layer_that_disagrees_with_the_reference_is_not_measured(
-    module: object,
-    name: str,
-    preset: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    right = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *a: right(*a) * 1.01)
-    arguments = ["attention", "--presets", "standard", preset, *SMALL, "--out", str(tmp_path)]
+    right = residual.projected
+    monkeypatch.setattr(residual, "projected", lambda *a: right(*a) * 1.01)
+    arguments = ["attention", "--presets", "standard", "belief", *SMALL, "--out", str(tmp_path)]
     assert main(arguments) == 1
     printed = capsys.readouterr()
-    suffix = "/materialised" if preset == "talking-heads" else ""
-    assert f"'{preset}{suffix}' disagrees with the reference: nothing is measured" in printed.err
+    assert "'belief' disagrees with the reference: nothing is measured" in printed.err
     assert printed.out == ""
     assert not list(tmp_path.iterdir())
 
