@@ -13,7 +13,7 @@ token, each w2 w1^T + diag(gate). Both read the same a.
 
 import functools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,6 @@ class Maps(NamedTuple):
 
 # Down (B, R, H, n), up (B, R, H, n) and gate (B, H, n) of one side; None if absent.
 Side = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
-def select(maps: Any, tokens: slice) -> Any:
-    """Return the maps of some tokens; `maps` is a NamedTuple of tensors (B, n, ...) or None."""
-    return maps._make(None if part is None else part[:, tokens] for part in maps)
 
 
 class Composer(nn.Module):
@@ -259,8 +254,3 @@ def _unrolled_low_rank(a: Tensor, query: Side, key: Side) -> Tensor:
             for g, head in enumerate(heads):
                 composed[g] = composed[g] + gate[:, g].unsqueeze(axis) * head
     return torch.stack(composed, 1)
-
-
-def all_maps(composers: nn.ModuleDict, x: Tensor) -> dict[str, dict[str, Any]]:
-    """Return the maps of all tokens of x, by place and side."""
-    return {place: cast(Composer, composer).maps(x) for place, composer in composers.items()}

@@ -7,7 +7,7 @@ keys that they can see.
 
 import functools
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention import fused
 from lit_attn.attention.cache import Cache, KeyValues
-from lit_attn.attention.compose import all_maps, select
+from lit_attn.attention.compose import Composer
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.normaliser import Normaliser
 from lit_attn.attention.precision import as_multiplied
@@ -53,6 +53,10 @@ class Inputs(NamedTuple):
         """Repeat x of the key heads, along the `axis` of heads, for the heads that share them."""
         groups = self.q.shape[1] // x.shape[axis]
         return x.repeat_interleave(groups, axis) if groups > 1 else x
+
+    def maps(self) -> dict[str, dict[str, Any]]:
+        """Return the composers' maps of all tokens of x, by place and side."""
+        return {p: cast(Composer, composer).maps(self.x) for p, composer in self.composers.items()}
 
 
 class Formed(NamedTuple):
@@ -114,9 +118,9 @@ def choose_path(
 
 def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache."""
-    x, q, keys, v, z, masks = inputs[:6]
+    q, keys, v, z, masks = inputs[1:6]
     values, all_z = v.transpose(1, 2), z
-    maps = all_maps(inputs.composers, x)
+    maps = inputs.maps()
     first, caches_features = 0, False
     if (cache := inputs.cache) is not None:
         assert isinstance(cache, KeyValues)
@@ -164,8 +168,7 @@ def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
     """Return all weights of a call without a cache, (B, H, n, n)."""
     q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
     q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
-    maps = all_maps(inputs.composers, inputs.x)
-    formed = Formed(inputs, q, k, similarity.hard, maps, scale)
+    formed = Formed(inputs, q, k, similarity.hard, inputs.maps(), scale)
     all_tokens = slice(0, q.shape[-2])
     return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
@@ -292,10 +295,11 @@ def _larger(a: Tensor, b: Tensor) -> Tensor:
 def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice) -> Tensor:
     if place not in formed.inputs.composers:
         return a
-    query, key = (formed.maps[place].get(side) for side in ("query", "key"))
-    composed: Tensor = formed.inputs.composers[place](
-        a,
-        None if query is None else select(query, rows),
-        None if key is None else select(key, columns),
-    )
+    selected = []
+    for side, tokens in (("query", rows), ("key", columns)):
+        maps = formed.maps[place].get(side)
+        if maps is not None:
+            maps = maps._make(None if part is None else part[:, tokens] for part in maps)
+        selected.append(maps)
+    composed: Tensor = formed.inputs.composers[place](a, *selected)
     return composed

@@ -76,14 +76,13 @@ class Softmax(Normaliser):
 
 
 class Sigmoid(Normaliser):
-    """a_ij = sigmoid(s_ij - log n); n is `length` or the number of keys that i may attend to."""
+    """a_ij = sigmoid(s_ij - log n); n is the number of keys that i may attend to."""
 
     def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        if self.part.length is not None or seen is None:
-            count = logits.new_tensor(float(self.part.length or logits.shape[-1]))
-        else:
-            shown = seen.expand(*seen.shape[:-1], logits.shape[-1])
-            count = shown.sum(-1, keepdim=True).clamp_min(1).to(logits.dtype)
+        if seen is None:
+            return torch.sigmoid(logits - math.log(logits.shape[-1]))
+        shown = seen.expand(*seen.shape[:-1], logits.shape[-1])
+        count = shown.sum(-1, keepdim=True).clamp_min(1).to(logits.dtype)
         return torch.sigmoid(logits - count.log())
 
 

@@ -10,7 +10,7 @@ the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads,
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from lit_attn.schema.base import Config, Kind, load
 from lit_attn.schema.errors import ConfigError
@@ -118,7 +118,7 @@ class Similarity(Part, Kind):
 class DotConfig(Similarity):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
-    fast = "similarity:Dot"
+    fast = "similarity:Similarity"
     kind: Literal["dot"] = "dot"
 
 
@@ -259,13 +259,12 @@ class SoftmaxConfig(Normaliser):
 class SigmoidConfig(Normaliser):
     """a_ij = 1 / (1 + exp(-(s_ij + b))), b = -log n (Ramapuram et al. 2024, section 2).
 
-    n is `length`, or the number of keys that the query may attend to: without causal and padding
-    masks it is the number of tokens, as in the paper.
+    n is the number of keys that the query may attend to: without causal and padding masks it is the
+    number of tokens, as in the paper.
     """
 
     fast = "normaliser:Sigmoid"
     kind: Literal["sigmoid"] = "sigmoid"
-    length: PositiveInt | None = Field(None, description="n of the bias -log n")
 
 
 class OffsetSoftmaxConfig(Normaliser):

@@ -229,8 +229,6 @@ def softmax(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
 def sigmoid(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
     """Ramapuram et al. 2024, section 2: sigmoid(s_ij + b), b = -log n."""
     n = seen.expand(*seen.shape[:-1], logits.shape[-1]).sum(-1, keepdim=True).clamp_min(1)
-    if form.part.length is not None:
-        n = torch.tensor(form.part.length)
     return 1 / (1 + torch.exp(-(logits - n.double().log()).clamp_min(-700)))
 
 

@@ -13,7 +13,6 @@ Shapes: B batch, n tokens, d width, H heads, D head width.
     `project` is W, the layer's output projection (H D -> d); every part returns (B, n, d).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,15 +26,6 @@ from lit_attn.attention.precision import wide
 # Lower bound of <V, V> as a divisor: a zero value vector projects to zero instead of NaN. It
 # belongs to the definition; the reference uses the same bound.
 FLOOR = 1e-12
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": nn.Identity(),
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "relu": F.relu,
-    "tanh": torch.tanh,
-}
 
 
 def projected(heads: Tensor, values: Tensor, scope: str) -> Tensor:
@@ -113,7 +103,8 @@ class Split(Residual):
 
     def __init__(self, part: SplitConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
-        self.activation = ACTIVATIONS[part.activation]
+        is_identity = part.activation == "identity"
+        self.activation = nn.Identity() if is_identity else getattr(F, part.activation)
         self.projected = another_projection(shape, part.bias)
 
     def forward(self, x: Tensor, heads: Tensor, values: Tensor, project: nn.Linear) -> Tensor:

@@ -40,7 +40,8 @@ class Similarity(nn.Module):
 
     A softmax over all M n products is then a soft mixture over each token's keys. A term that is
     equal for all keys of a query can be left out unless `needs_row_terms`. A similarity without
-    logits overrides `attend`, `new_cache` and `weights` instead of `features`.
+    logits overrides `attend`, `new_cache` and `weights` instead of `features`. The base itself
+    computes dot products.
     """
 
     # A member overrides at least one of these methods.
@@ -86,13 +87,6 @@ class Similarity(nn.Module):
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
         return None
-
-
-class Dot(Similarity):
-    """s_ij = q_i.k_j / sqrt(D)."""
-
-    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        return q, keys
 
 
 class MixedKeys(Similarity):
