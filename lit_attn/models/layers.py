@@ -127,12 +127,8 @@ class AdaptiveSoftmax(nn.Module):
         """Return log p of the frequent ids and of the rarer classes."""
         first = self.edges[0]
         frequent = F.linear(hidden, embedding[:first], self.bias[:first])
-        return _log_softmax(torch.cat([frequent, self.classes(hidden)], dim=1))
+        return wide(torch.cat([frequent, self.classes(hidden)], dim=1)).log_softmax(-1)
 
     def _within(self, hidden: Tensor, embedding: Tensor, start: int, stop: int) -> Tensor:
         """Return log p(id | class) of the class with ids `start` to `stop` - 1."""
-        return _log_softmax(F.linear(hidden, embedding[start:stop], self.bias[start:stop]))
-
-
-def _log_softmax(scores: Tensor) -> Tensor:
-    return wide(scores).log_softmax(-1)
+        return wide(F.linear(hidden, embedding[start:stop], self.bias[start:stop])).log_softmax(-1)

@@ -32,6 +32,9 @@ from lit_attn.models.seeded_draws import draw_parameters
 Shape = tuple[int, int, int]
 FeedForward = Callable[[int, int, Device], nn.Module]
 
+# Options of timm for images of any size: the positions are resampled at each call.
+RESIZABLE = {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
+
 
 class AttentionBlock(nn.Module):
     """timm's transformer block without the FFN and its norm."""
@@ -138,12 +141,14 @@ def build_image_vit(
 ) -> VisionTransformer:
     """Build the network that `model` describes; initialise it except on the meta device."""
     activation = GELUTanh if model.ffn and model.ffn.activation == "gelu-tanh" else nn.GELU
-    vit = assemble_resizable(
+    vit = assemble(
         model,
         image_shape,
         num_classes,
         lambda dim, width, device: Mlp(dim, width, act_layer=activation, device=device),
         device,
+        **RESIZABLE,
+        attn_layer=attn_layer(model.attention),
         norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),
         class_token=model.pool == "token",
         global_pool="token" if model.pool == "token" else "avg",
@@ -159,23 +164,13 @@ def build_local(
     model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the LocalViT that `model` describes; initialise it except on the meta device."""
-    norm = partial(nn.LayerNorm, eps=1e-6)
-    vit = assemble_resizable(
-        model, image_shape, num_classes, LocalFFN, device, norm_layer=norm, qkv_bias=False
-    )
+    options = {"norm_layer": partial(nn.LayerNorm, eps=1e-6), "qkv_bias": False} | RESIZABLE
+    options["attn_layer"] = attn_layer(model.attention)
+    vit = assemble(model, image_shape, num_classes, LocalFFN, device, **options)
     draw_parameters(vit, lambda: initialise_local(vit))
     if model.positions == "fixed":
         vit.get_parameter("pos_embed").requires_grad_(False)
     return vit
-
-
-def assemble_resizable(
-    model: Transformer, shape: Shape, classes: int, ffn: FeedForward, device: Device, **options: Any
-) -> VisionTransformer:
-    """Return `assemble` for images of any size: the positions are resampled at each call."""
-    options |= {"fc_norm": False, "dynamic_img_size": True, "dynamic_img_pad": True}
-    options["attn_layer"] = attn_layer(model.attention)
-    return assemble(model, shape, classes, ffn, device, **options)
 
 
 def assemble(
