@@ -1,14 +1,12 @@
-"""Time and memory of a transformer block with each preset, forward + backward.
+"""Time and memory of a transformer block or a single layer with each preset, forward + backward.
 
 The baseline is timm's block with timm's attention on torch's scaled-dot-product call. The FFN width
 of every other block is solved so that its parameter count is nearest to the baseline's. Nothing is
 measured if a layer's values or gradients differ from the reference.
-
-The block `mgk/materialised` computes the preset mgk with all n x n weights.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import timm.layers
@@ -17,26 +15,22 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_attn.attention import reference
-from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, attn_layer
-from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
-from lit_attn.bench.measure import (
-    DisagreementError,
-    Setup,
-    Spread,
-    Table,
-    summarize,
-    summarize_ratios,
-)
+from lit_attn.bench.measure import Setup, Spread, Table, summarize, summarize_ratios
 from lit_attn.models.factory import count
+from lit_attn.schema.errors import ConfigError
 
 BASELINE = "timm attention"
-MATERIALISED = "/materialised"
 
 # Width of the baseline's FFN over the width of the block.
 FFN_RATIO = 3
+
+
+# Default lengths of the memory benchmark; linear keys grow with n in time too.
+LENGTHS = [2**power for power in range(10, 14)]
+LINEAR_LENGTHS = [2**power for power in range(10, 17)]
 
 
 class Shape(NamedTuple):
@@ -49,41 +43,9 @@ class Shape(NamedTuple):
     causal: bool = False
 
 
-class Materialised(Attention):
-    """Layer with the same parameters and output that keeps all n x n weights of all heads."""
-
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        rotary: Rotary | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """Return the layer's output (B, n, d); raise ValueError for a cache."""
-        if cache is not None:
-            raise ValueError("the materialised form supports no cache")
-        _, heads, values = self.record(x, attn_mask, is_causal, rotary)
-        return self.proj_drop(self.residual(x, heads, values, self.proj))
-
-
-def add_materialised(names: Iterable[str]) -> list[str]:
-    """Return the names, and after each unusual formula the name of its materialised form."""
-    all_names = []
-    for name in names:
-        all_names.append(name)
-        spec = PRESETS[name]
-        if spec.similarity.has_logits and (spec.similarity.kind != "dot" or spec.compose.places()):
-            all_names.append(name + MATERIALISED)
-    return all_names
-
-
 def build_layer(name: str, shape: Shape) -> Attention:
     """Return the attention layer of the block called `name`."""
-    layer_class = attn_layer(name.removesuffix(MATERIALISED))
-    if name.endswith(MATERIALISED):
-        layer_class = type("Materialised", (Materialised,), {"spec": layer_class.spec})
-    return layer_class(shape.dim, shape.heads)
+    return attn_layer(name)(shape.dim, shape.heads)
 
 
 def build_block(name: str, shape: Shape, width: int) -> nn.Module:
@@ -144,7 +106,7 @@ class Step:
 
 
 class Row(NamedTuple):
-    """Measurements of one block in one mode; None without a materialised form to compare with."""
+    """Measurements of one block in one mode."""
 
     name: str
     mode: str
@@ -152,10 +114,8 @@ class Row(NamedTuple):
     ffn_width: int
     seconds: Spread
     ratio: Spread
-    beside: Spread | None
     peak: int
     peak_ratio: float
-    peak_beside: float | None
 
 
 def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
@@ -167,9 +127,8 @@ def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
             f"Transformer block, forward + backward, {options.dtype}: batch {shape.batch}, "
             f"{tokens} tokens{causal}, width {shape.dim}, {shape.heads} heads, {setup.rounds} "
             "interleaved rounds; parameters matched through ffn_width. seconds: median ± "
-            "interquartile range. ratio, beside: seconds over those of the baseline and of the "
-            "materialised form in the same round. peak: most bytes; peak_ratio, peak_beside: over "
-            "those of the baseline and of the materialised form."
+            "interquartile range. ratio: seconds over those of the baseline in the same round. "
+            "peak: most bytes. peak_ratio: over those of the baseline."
         )
         name = f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}"
         yield Table(name, title, run(options.presets, shape, options.modes, setup))
@@ -178,15 +137,15 @@ def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
 def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
     """Return a row for every block and mode ("eager", "compiled"), the baseline first.
 
-    Raises DisagreementError if a layer disagrees with its reference.
+    Raises ConfigError if a layer disagrees with its reference.
     """
     torch.manual_seed(0)
     width = FFN_RATIO * shape.dim
     blocks = {BASELINE: (build_block(BASELINE, shape, width), width)}
     target = count(blocks[BASELINE][0])
-    for name in add_materialised(names):
+    for name in names:
         if not agrees(name, shape):
-            raise DisagreementError(f"'{name}' disagrees with the reference")
+            raise ConfigError(f"--presets: '{name}' disagrees with its reference")
         width = match_width(name, shape, target)
         blocks[name] = build_block(name, shape, width), width
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
@@ -201,22 +160,59 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
             }
             seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
             peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
-        for name, (module, width) in blocks.items():
-            plain = name + MATERIALISED
-            rows.append(
-                Row(
-                    name,
-                    mode,
-                    count(module),
-                    width,
-                    seconds=summarize(seconds[name]),
-                    ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
-                    beside=summarize_ratios(seconds[name], seconds[plain])
-                    if plain in blocks
-                    else None,
-                    peak=peak[name],
-                    peak_ratio=peak[name] / peak[BASELINE],
-                    peak_beside=peak[name] / peak[plain] if plain in blocks else None,
-                )
+        rows += [
+            Row(
+                name,
+                mode,
+                count(module),
+                width,
+                seconds=summarize(seconds[name]),
+                ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
+                peak=peak[name],
+                peak_ratio=peak[name] / peak[BASELINE],
             )
+            for name, (module, width) in blocks.items()
+        ]
     return rows
+
+
+class LayerRow(NamedTuple):
+    """Measurements of one layer at one length."""
+
+    name: str
+    causal: bool
+    tokens: int
+    seconds: Spread
+    held: int
+    peak: int
+    logits: int
+
+
+def make_memory_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
+    """Yield the table of every layer, bidirectional and causal, at each length."""
+    torch.manual_seed(0)
+    rows = []
+    for name in options.presets:
+        default = LENGTHS if PRESETS[name].similarity.has_logits else LINEAR_LENGTHS
+        for causal in (False, True):
+            for n in options.tokens or default:
+                shape = Shape(1, n, options.dim, options.heads, causal)
+                rows.append(measure_layer(name, shape, setup))
+    title = (
+        f"Attention layer, forward + backward, uncompiled, {options.dtype}: one sample, width "
+        f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. seconds: median ± "
+        "interquartile range. held: bytes kept from forward to backward. peak: most bytes in "
+        "either, without parameters and input. logits: bytes of one n x n x H tensor."
+    )
+    yield Table(f"memory-{setup.device}", title, rows)
+
+
+def measure_layer(name: str, shape: Shape, setup: Setup) -> LayerRow:
+    """Return the measurements of one layer at one length."""
+    module = build_layer(name, shape).to(setup.device, setup.dtype)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)
+    step = Step(module, x, shape.causal)
+    used = measure.measure_memory(step, setup.device)
+    seconds = measure.measure_seconds({name: step}, setup.rounds, setup.device, setup.clock)[name]
+    logits = shape.batch * shape.heads * shape.tokens**2 * x.element_size()
+    return LayerRow(name, shape.causal, shape.tokens, summarize(seconds), *used, logits)

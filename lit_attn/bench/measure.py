@@ -27,10 +27,6 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
 
 
-class DisagreementError(Exception):
-    """A mechanism does not compute what it should, so it is not measured."""
-
-
 class Setup(NamedTuple):
     """Device and dtype of a benchmark, the number of measurements, and one of CLOCKS."""
 

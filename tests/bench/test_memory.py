@@ -10,7 +10,7 @@ from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import NoComposeConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.bench import attention, memory
+from lit_attn.bench import attention
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Footprint, Setup, measure_memory
 
@@ -97,24 +97,6 @@ def test_joined_keys_grow_with_n(name: str, causal: bool) -> None:
     assert full.peak < 2.05 * half.peak
 
 
-def test_the_materialised_form_keeps_logits_bytes() -> None:
-    """The checks above would detect a layer that keeps its logits."""
-    name = "talking-heads/materialised"
-    assert saved_bytes(name, 1024, False) > logits_bytes(1024)
-    assert measure(name, 1024).held > logits_bytes(1024)
-
-
-@pytest.mark.parametrize("name", ["mgk", "mgk-hard", "talking-heads", "dcmha"])
-def test_a_block_of_512_tokens_needs_less_memory_than_materialised(name: str) -> None:
-    shape = attention.Shape(2, 512, 48, 3)
-    x = torch.randn(2, 512, 48)
-    fast, plain = (
-        measure_memory(attention.Step(attention.build_block(form, shape, 96), x, False), "cpu").peak
-        for form in (name, name + "/materialised")
-    )
-    assert fast < plain
-
-
 def test_the_table_contains_every_length(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -135,6 +117,7 @@ def test_the_table_contains_every_length(
 @pytest.mark.parametrize("name", [*CHUNKED, *LINEAR])
 def test_memory_on_a_gpu(name: str) -> None:
     shapes = [attention.Shape(1, n, 384, 6) for n in (4096, 8192)]
-    half, full = (memory.measure(name, s, Setup("cuda", torch.bfloat16, rounds=2)) for s in shapes)
+    setup = Setup("cuda", torch.bfloat16, rounds=2)
+    half, full = (attention.measure_layer(name, s, setup) for s in shapes)
     assert full.peak < 2.2 * half.peak
     assert full.peak < full.logits
