@@ -24,11 +24,6 @@ class Cache:
         self.seen = 0
         self.length = 0
 
-    @property
-    def first(self) -> int:
-        """Position of the first stored token."""
-        return self.seen - self.length
-
     def advance(self, n: int) -> None:
         """Count `n` tokens, after the layer has processed them."""
         self.seen += n

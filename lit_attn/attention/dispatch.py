@@ -126,7 +126,7 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         assert isinstance(cache, KeyValues)
         # The features of shared keys differ between heads, so they would need more memory.
         caches_features = q.shape[1] == keys.shape[1]
-        first = cache.seen if caches_features else cache.first
+        first = cache.seen if caches_features else cache.seen - cache.length
         values = cache.extend("values", values)
         if not caches_features:
             keys = cache.extend("keys", keys)

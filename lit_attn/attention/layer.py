@@ -263,9 +263,8 @@ copyreg.pickle(_Chosen, _pickled)  # type: ignore[arg-type]
 def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
     """Return the module of `part`, with all parameters on the device and in the dtype of `shape`.
 
-    The device is also the default device meanwhile, because a part from outside this package may
-    create parameters without `device=`. Raises ConfigError if `build` returns no `base`, or a
-    module that lacks a required method.
+    The device is also the default device meanwhile, for parts that create parameters without it.
+    Raises ConfigError if `build` returns no `base`, or a module that lacks a required method.
     """
     device, dtype = shape.options["device"], shape.options["dtype"]
     with contextlib.nullcontext() if device is None else torch.device(device):

@@ -147,10 +147,6 @@ class Logits(nn.Module):
         return logits
 
 
-def call_images(model: nn.Module, images: Tensor) -> Any:
-    return model(pixel_values=images)
-
-
 def call_stream(model: nn.Module, tokens: Tensor) -> Any:
     # Without a cache, transformers reads positions, which the meta device does not have.
     return model(input_ids=tokens, use_cache=tokens.is_meta)
@@ -173,7 +169,7 @@ def read_settings(signature: Any) -> dict[str, Any]:
 
 
 HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
-    ImageSignature: ("ImageClassification", call_images),
+    ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
     LabelledTokens: ("SequenceClassification", call_labelled),
     Questions: ("CausalLM", call_stream),
     TokenStream: ("CausalLM", call_stream),

@@ -30,21 +30,8 @@ class SETAdam(torch.optim.Optimizer):
         tau: float = 0.5,
         weight_decay: float = 0.0,
     ) -> None:
-        """Raise ValueError for a negative rate, eps or decay, or betas or tau outside [0, 1)."""
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, is {value}")
-        for name, value in (("beta1", betas[0]), ("beta2", betas[1]), ("tau", tau)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be in [0, 1), is {value}")
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "tau": tau,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults)
+        values = {"lr": lr, "betas": betas, "eps": eps, "tau": tau, "weight_decay": weight_decay}
+        super().__init__(params, values)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

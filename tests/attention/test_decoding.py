@@ -265,7 +265,7 @@ def test_a_mask_can_replace_causality(spec: AttentionSpec) -> None:
     cache, outputs = layer.new_cache(), []
     with torch.no_grad():
         for start, stop in pairwise([0, 4, 5, N]):
-            mask = seen[..., start:stop, cache.first : stop]
+            mask = seen[..., start:stop, cache.seen - cache.length : stop]
             outputs.append(layer(x[:, start:stop], attn_mask=mask, cache=cache))
         expected = layer(x, attn_mask=seen)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-11)
