@@ -86,16 +86,9 @@ class Attention(nn.Module):
         self.head_dim = attn_head_dim or dim // num_heads
         inner, shared = num_heads * self.head_dim, self.key_heads * self.head_dim
         places = self.spec.compose.places()
-        shape = LayerShape(
-            dim=dim,
-            heads=num_heads,
-            key_heads=self.key_heads,
-            head_dim=self.head_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            needs_row_terms="pre" in places or not self.spec.normaliser.ignores_row_terms,
-            options=options,
-        )
+        needs_row_terms = "pre" in places or not self.spec.normaliser.ignores_row_terms
+        widths = dim, num_heads, self.key_heads, self.head_dim
+        shape = LayerShape(*widths, qkv_bias, proj_bias, needs_row_terms, options)
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
         head_norm = (
@@ -184,36 +177,21 @@ class Attention(nn.Module):
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer."""
         offset = 0 if cache is None else cache.length
-        q, keys, v = self.project(x, rotary)
+        tokens = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = tokens.split([self.num_heads, self.key_heads, self.key_heads], dim=-2)
+        q = self.q_norm(q).transpose(1, 2)
+        keys = self.k_norm(self.similarity.keys(x, k)).permute(0, 3, 2, 1, 4)
+        if rotary is not None:
+            q, keys = rotate(q, rotary), rotate(keys, rotary)
         z = None
         if self.z is not None:
             z = self.z(x).unflatten(-1, (self.num_heads, self.head_dim))
             z = self.z_norm(z).transpose(1, 2)
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        return Inputs(
-            x=x,
-            q=q,
-            keys=keys,
-            v=v,
-            z=z,
-            masks=Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention, offset),
-            composers=self.composers,
-            normaliser=self.normaliser,
-            temperature=self.temperature,
-            dropout=self.attn_drop if self.training else 0.0,
-            cache=cache,
-        )
-
-    def project(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (B, H, n, D), all keys (B, H', M, n, D) and v (B, n, H', D) of H' key heads."""
-        parts = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        q, k, v = parts.split([self.num_heads, self.key_heads, self.key_heads], dim=-2)
-        q = self.q_norm(q).transpose(1, 2)
-        keys = self.k_norm(self.similarity.keys(x, k)).permute(0, 3, 2, 1, 4)
-        if rotary is not None:
-            q, keys = rotate(q, rotary), rotate(keys, rotary)
-        return q, keys, v
+        masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention, offset)
+        parts, dropout = (self.composers, self.normaliser), self.attn_drop if self.training else 0.0
+        return Inputs(x, q, keys, v, z, masks, *parts, self.temperature, dropout, cache)
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).

@@ -144,6 +144,3 @@ class LinearConfig(MixedKeysConfig):
             raise ValueError(f"zz: {reason} to which it would add z_i.z_j")
         if layer.window:
             raise ValueError(f"window: {reason} that it would mask")
-
-    def check_local_self_attention(self) -> None:
-        raise ValueError("linear keys never form the logits that it would mask")

@@ -18,8 +18,6 @@ from lit_attn.schema.errors import ConfigError
 if TYPE_CHECKING:
     from lit_attn.attention.spec import AttentionSpec
 
-Activation = Literal["identity", "gelu", "silu", "relu", "tanh"]
-
 
 class LayerShape(NamedTuple):
     """Sizes of the layer that a part is built for, and the options of its parameters.
@@ -105,9 +103,6 @@ class Similarity(Part, Kind):
         `seen` (n, n) is True where a query attends to a key.
         """
         return None
-
-    def check_local_self_attention(self) -> None:
-        """Raise ValueError if a token's own key cannot be masked."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -364,7 +359,9 @@ class SplitConfig(Residual):
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
     )
-    activation: Activation = Field("gelu", description="phi, applied to the projected part")
+    activation: Literal["identity", "gelu", "silu", "relu", "tanh"] = Field(
+        "gelu", description="phi, applied to the projected part"
+    )
     init: Literal["fresh", "copy"] = Field(
         "fresh",
         description="initial W_p; fresh: as any Linear; copy: equal to W, so that a pretrained "

@@ -21,12 +21,6 @@ from lit_attn.schema.plugins import load_parts
 
 MODES = ["eager", "compiled"]
 
-MAKERS = {
-    "attention": "attention:make_tables",
-    "memory": "attention:make_memory_tables",
-    "decoding": "decoding:make_tables",
-}
-
 MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
 COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
 WINDOWED = ["dcmha/windows", "dcmha-query/windows"]
@@ -67,7 +61,8 @@ def _measure(options: argparse.Namespace) -> None:
         raise ConfigError("--device cuda: torch finds no GPU")
     options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
-    make_tables = load(f"lit_attn.bench.{MAKERS[options.command]}")
+    file = "decoding" if options.command == "decoding" else "attention"
+    make_tables = load(f"lit_attn.bench.{file}:make_{options.command}_tables")
     conditions = measure.read_conditions(device, setup.clock)
     for table in make_tables(options, setup):
         conditions["load"] += f" to {measure.read_load()}"

@@ -118,7 +118,7 @@ class Row(NamedTuple):
     peak_ratio: float
 
 
-def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
+def make_attention_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
     """Yield the table of each number of tokens."""
     for tokens in options.tokens:
         shape = Shape(options.batch, tokens, options.dim, options.heads, options.causal)
@@ -131,7 +131,7 @@ def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
             "peak: most bytes. peak_ratio: over those of the baseline."
         )
         name = f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}"
-        yield Table(name, title, run(options.presets, shape, options.modes, setup))
+        yield (name, title, run(options.presets, shape, options.modes, setup))
 
 
 def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
@@ -204,7 +204,7 @@ def make_memory_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Ta
         "interquartile range. held: bytes kept from forward to backward. peak: most bytes in "
         "either, without parameters and input. logits: bytes of one n x n x H tensor."
     )
-    yield Table(f"memory-{setup.device}", title, rows)
+    yield (f"memory-{setup.device}", title, rows)
 
 
 def measure_layer(name: str, shape: Shape, setup: Setup) -> LayerRow:

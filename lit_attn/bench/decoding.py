@@ -112,7 +112,7 @@ class Row(NamedTuple):
     cache: int
 
 
-def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
+def make_decoding_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
     """Yield the table of all models and lengths of the prompt."""
     shape = Shape(**{name: getattr(options, name) for name in Shape._fields})
     windows = ", ".join("all" if keys is None else f"{keys} tokens" for keys in shape.windows)
@@ -127,7 +127,7 @@ def make_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Table]:
         "bytes of one sequence after the last token."
     )
     rows = run(options.presets, options.tokens, shape, setup)
-    yield Table(f"decoding-{setup.device}", title, rows)
+    yield (f"decoding-{setup.device}", title, rows)
 
 
 def run(names: Sequence[str], prompts: Sequence[int], shape: Shape, setup: Setup) -> list[Row]:

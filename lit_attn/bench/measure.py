@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pandas as pd
 import torch
@@ -43,12 +43,8 @@ class Spread(NamedTuple):
     iqr: float
 
 
-class Table(NamedTuple):
-    """Name of the files, title and rows, which are NamedTuples, of a table."""
-
-    name: str
-    title: str
-    rows: Sequence[Any]
+Table: TypeAlias = tuple[str, str, Sequence[Any]]
+"""Name of the files, title and rows, which are NamedTuples, of a table."""
 
 
 def measure_seconds(
@@ -187,35 +183,30 @@ def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -
         f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
         f"torch {conditions['torch']}, load average {conditions['load']}."
     )
-    names = table.rows[0]._fields
-    cells = [names, ["---:"] * len(names), *(map(format_cell, row) for row in table.rows)]
-    lines = [table.title, line, "", *(f"| {' | '.join(row)} |" for row in cells)]
+    name, title, rows = table
+    headings = rows[0]._fields
+    cells = [headings, ["---:"] * len(headings), *(map(format_cell, row) for row in rows)]
+    lines = [title, line, "", *(f"| {' | '.join(row)} |" for row in cells)]
     text = "\n".join(lines) + "\n"
     print(text)
     if folder is None:
         return
     records = []
-    for row in table.rows:
+    for row in rows:
         record: dict[str, object] = {}
-        for name, value in row._asdict().items():
-            record[name] = value.median if isinstance(value, Spread) else value
+        for key, value in row._asdict().items():
+            record[key] = value.median if isinstance(value, Spread) else value
             if isinstance(value, Spread):
-                record[name + "_iqr"] = value.iqr
+                record[key + "_iqr"] = value.iqr
         records.append(record | conditions)
-    write_atomic(folder / f"{table.name}.csv", pd.DataFrame(records).to_csv(index=False))
-    write_atomic(folder / f"{table.name}.md", text)
+    write_atomic(folder / f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
+    write_atomic(folder / f"{name}.md", text)
 
 
 def format_cell(value: object) -> str:
     """Return a value of a row in Markdown; "" for None."""
-    match value:
-        case None:
-            return ""
-        case Spread():
-            return f"{value.median:.3g} ± {value.iqr:.2g}"
-        case bool() | str():
-            return str(value)
-        case int():
-            return f"{value:,}"
-        case _:
-            return f"{value:.2f}"
+    if isinstance(value, Spread):
+        return f"{value.median:.3g} ± {value.iqr:.2g}"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return "" if value is None else str(value)

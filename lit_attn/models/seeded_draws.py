@@ -76,10 +76,9 @@ class _Seeded(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], torch.Tensor):
             key = self.find_key(args[0])
             if key is not None and any(a.name == "generator" for a in func._schema.arguments):
-                kwargs = {**kwargs, "generator": self._generator(key, args[0].device)}
+                self.fills[key] += 1
+                digest = hashlib.blake2b(f"{self.seed} {key} {self.fills[key]}".encode()).digest()
+                generator = torch.Generator(args[0].device)
+                generator.manual_seed(int.from_bytes(digest[:8]) >> 1)
+                kwargs = {**kwargs, "generator": generator}
         return func(*args, **kwargs)
-
-    def _generator(self, key: str, device: torch.device) -> torch.Generator:
-        self.fills[key] += 1
-        digest = hashlib.blake2b(f"{self.seed} {key} {self.fills[key]}".encode()).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest[:8]) >> 1)

@@ -166,9 +166,8 @@ class ViTConfig(Transformer):
 
     @model_validator(mode="after")
     def _fits_local_self_attention(self) -> Self:
-        if self.local_self_attention:
-            try:
-                self.attention.similarity.check_local_self_attention()
-            except ValueError as error:
-                raise ValueError(f"local_self_attention: {error}") from error
+        similarity = self.attention.similarity
+        if self.local_self_attention and not similarity.has_logits:
+            reason = f"{similarity.kind} keys never form the logits that it would mask"
+            raise ValueError(f"local_self_attention: {reason}")
         return self
