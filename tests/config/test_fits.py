@@ -20,8 +20,6 @@ from lit_attn.schema.errors import ConfigError, find_nearest_divisor
 MISTAKES = [
     ("kv_heads: 3", "model: attention.kv_heads: 3 key heads do not divide 2 heads; the nearest that"
      " do are 2"),
-    ("compose: {kind: query, groups: 3}", "model: attention.compose.groups: 3 groups do not divide"
-     " 2 heads; the nearest that do are 2"),
     ("model.heads: 3", "model: heads: 3 heads do not divide dim 16; the nearest that do are 2"),
     ("model.patch: 3", "model: patch: patches of 3 do not tile images of 8 x 8; the nearest that do"
      " are of 2"),
