@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder = folder / "smoke"
             cell.write(folder / "config.yaml")
         elif read_result(folder, cell.fingerprint) is not None:
-            print(f"{folder}: has a result already")
+            print(f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it")
             return 0
         devices = cell.experiment.training.devices
         if devices == 1:

@@ -174,7 +174,7 @@ class Runner:
         for _ in range(len(self.queue)):
             if self.urgency or not self.queue:
                 return
-            if (slot := self.slots.take(self.queue[0].cell)) is None:
+            if (slot := self.slots.reserve(self.queue[0].cell)) is None:
                 return
             job = self.queue.popleft()
             try:
@@ -183,7 +183,7 @@ class Runner:
                 self._finish(_os_failure(job, 0.0, error))
                 is_started = False
             if not is_started:
-                self.slots.give_back(slot, job.cell)
+                self.slots.release(slot, job.cell)
 
     def _start_in(self, slot: Slot, job: Job) -> bool:
         """Start a cell unless it has ended or is running elsewhere. Return True if it started."""
@@ -222,7 +222,7 @@ class Runner:
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
-            self.slots.give_back(cell.slot, cell.job.cell)
+            self.slots.release(cell.slot, cell.job.cell)
             try:
                 outcome = None if code == BUSY else self._record(cell, code)
             except OSError as error:

@@ -142,14 +142,16 @@ class Slots:
         groups = [len(self.devices) // count for count in counts if count > 1]
         return max(1, min(self.limit, len(counts), *groups))
 
-    def take(self, cell: Cell) -> Slot | None:
+    def reserve(self, cell: Cell) -> Slot | None:
         """Reserve devices for `cell`. Return None if too few are free."""
         if self.count >= self.limit:
             return None
         wanted, kind = cell.experiment.training.devices, cell.kind
         can_share = wanted == 1 and self.limit > len(self.devices)
         by_load = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
-        free = [i for i in by_load if not self.on_device[i] or (can_share and self._fits(kind, i))]
+        free = [
+            i for i in by_load if not self.on_device[i] or (can_share and self._has_room(kind, i))
+        ]
         if len(free) < wanted:
             return None
         indices = tuple(free[:wanted])
@@ -160,7 +162,7 @@ class Slots:
         names = [self.devices[index].gpu for index in indices]
         return Slot(indices, tuple(name for name in names if name is not None) or None)
 
-    def give_back(self, slot: Slot, cell: Cell) -> None:
+    def release(self, slot: Slot, cell: Cell) -> None:
         """Release the devices of `cell`."""
         self.count -= 1
         self.exclusive.difference_update(slot.devices)
@@ -171,7 +173,7 @@ class Slots:
         """Record that `cell` held `memory` bytes of a device."""
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 
-    def _fits(self, kind: str, index: int) -> bool:
+    def _has_room(self, kind: str, index: int) -> bool:
         """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
         memory = self.devices[index].memory
         if index in self.exclusive or memory is None or not self.memory:

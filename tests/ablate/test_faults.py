@@ -207,7 +207,7 @@ def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> N
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2**21))
-    slot = make_slots(1).take(job.cell)
+    slot = make_slots(1).reserve(job.cell)
     assert slot is not None
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == DISK_FULL

@@ -283,7 +283,7 @@ def test_a_cell_is_locked_until_its_failure_is_recorded(tmp_path: Path) -> None:
     """Without the lock, another runner would take the cell for interrupted and run it again."""
     job = jobs(tmp_path, "crash")[0]
     job.cell.write(job.folder / "config.yaml")
-    slot = make_slots(1).take(job.cell)
+    slot = make_slots(1).reserve(job.cell)
     assert slot is not None
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == 1
@@ -299,7 +299,7 @@ def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
     """Another runner may run a cell between the check of its state and its lock."""
     job = jobs(tmp_path, "crash")[0]
     run([job])
-    slot = make_slots(1).take(job.cell)
+    slot = make_slots(1).reserve(job.cell)
     assert slot is not None
     launcher = Launcher(fake_cells.TARGET)
     assert launcher.start(job, slot, 0).end() == BUSY

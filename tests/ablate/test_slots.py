@@ -37,12 +37,12 @@ def places(taken: Slot | None) -> tuple[int, ...]:
 
 def test_each_cell_gets_a_device() -> None:
     slots = cores_of(100, 100)
-    first, second = slots.take(cell(0)), slots.take(cell(1))
+    first, second = slots.reserve(cell(0)), slots.reserve(cell(1))
     assert {places(first), places(second)} == {(0,), (1,)}
-    assert slots.take(cell(2)) is None
+    assert slots.reserve(cell(2)) is None
     assert first is not None
-    slots.give_back(first, cell(0))
-    assert slots.take(cell(2)) == first
+    slots.release(first, cell(0))
+    assert slots.reserve(cell(2)) == first
 
 
 def test_a_cell_on_several_devices_gets_whole_devices() -> None:
@@ -50,9 +50,9 @@ def test_a_cell_on_several_devices_gets_whole_devices() -> None:
     assert slots.at_once([cell(devices=2)] * 5) == 1
     assert slots.at_once([cell()] * 5) == 3
     assert slots.at_once([]) == 1
-    assert len(places(slots.take(cell(devices=2)))) == 2
-    assert slots.take(cell(1, devices=2)) is None
-    assert places(slots.take(cell(1))) == (2,)
+    assert len(places(slots.reserve(cell(devices=2)))) == 2
+    assert slots.reserve(cell(1, devices=2)) is None
+    assert places(slots.reserve(cell(1))) == (2,)
     with pytest.raises(ConfigError, match=r"training.devices: 4 exceeds the 3 cores"):
         slots.check([cell(devices=4)])
 
@@ -60,74 +60,74 @@ def test_a_cell_on_several_devices_gets_whole_devices() -> None:
 def test_the_limit_may_be_smaller_than_the_number_of_devices() -> None:
     slots = cores_of(100, 100, limit=1)
     assert (slots.limit, slots.at_once([cell()] * 5)) == (1, 1)
-    assert slots.take(cell()) is not None
-    assert slots.take(cell(1)) is None
+    assert slots.reserve(cell()) is not None
+    assert slots.reserve(cell(1)) is None
 
 
 def test_cells_share_a_device_only_after_a_measurement() -> None:
     slots = cores_of(100, limit=4)
-    assert slots.take(cell(0)) is not None
-    assert slots.take(cell(1)) is None
+    assert slots.reserve(cell(0)) is not None
+    assert slots.reserve(cell(1)) is None
     slots.learn(cell(0), 30)
     # Three cells with the margin need 99 bytes. Another seed needs the same memory.
     assert MARGIN * 3 * 30 < 100 < MARGIN * 4 * 30
-    assert slots.take(cell(1)) is not None
-    assert slots.take(cell(2)) is not None
-    assert slots.take(cell(3)) is None
+    assert slots.reserve(cell(1)) is not None
+    assert slots.reserve(cell(2)) is not None
+    assert slots.reserve(cell(3)) is None
 
 
 def test_the_largest_measurement_counts() -> None:
     slots = cores_of(100, limit=4)
-    assert slots.take(cell(0)) is not None
+    assert slots.reserve(cell(0)) is not None
     slots.learn(cell(0), 60)
     slots.learn(cell(0), 20)
-    assert slots.take(cell(1)) is None
+    assert slots.reserve(cell(1)) is None
 
 
 def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     slots = cores_of(100, limit=4)
-    assert slots.take(cell(0)) is not None
+    assert slots.reserve(cell(0)) is not None
     slots.learn(cell(0), 20)
-    assert slots.take(cell(0, lr=2.0)) is not None
-    assert slots.take(cell(0, lr=3.0)) is None
+    assert slots.reserve(cell(0, lr=2.0)) is not None
+    assert slots.reserve(cell(0, lr=3.0)) is None
     slots.learn(cell(0, lr=2.0), 25)
     # Two measurements, and twice the larger one for the third kind: 20 + 25 + 50.
-    assert slots.take(cell(0, lr=3.0)) is None
+    assert slots.reserve(cell(0, lr=3.0)) is None
     large_slots = cores_of(1000, limit=4)
-    assert large_slots.take(cell(0)) is not None
+    assert large_slots.reserve(cell(0)) is not None
     large_slots.learn(cell(0), 20)
-    assert large_slots.take(cell(0, lr=2.0)) is not None
-    assert large_slots.take(cell(0, lr=3.0)) is None, "two unmeasured kinds"
+    assert large_slots.reserve(cell(0, lr=2.0)) is not None
+    assert large_slots.reserve(cell(0, lr=3.0)) is None, "two unmeasured kinds"
     large_slots.learn(cell(0, lr=2.0), 25)
-    assert large_slots.take(cell(0, lr=3.0)) is not None
+    assert large_slots.reserve(cell(0, lr=3.0)) is not None
 
 
 def test_devices_of_unknown_memory_are_not_shared() -> None:
     slots = cores_of(None, limit=4)
-    assert slots.take(cell(0)) is not None
+    assert slots.reserve(cell(0)) is not None
     slots.learn(cell(0), 1)
-    assert slots.take(cell(1)) is None
+    assert slots.reserve(cell(1)) is None
 
 
 def test_a_cell_on_several_devices_shares_none() -> None:
     slots = cores_of(100, 100, limit=4)
     slots.learn(cell(0), 1)
     slots.learn(cell(0, devices=2), 1)
-    single = slots.take(cell(0))
+    single = slots.reserve(cell(0))
     assert single is not None
-    assert slots.take(cell(1, devices=2)) is None
-    slots.give_back(single, cell(0))
-    both = slots.take(cell(1, devices=2))
+    assert slots.reserve(cell(1, devices=2)) is None
+    slots.release(single, cell(0))
+    both = slots.reserve(cell(1, devices=2))
     assert both is not None
-    assert slots.take(cell(0)) is None
-    slots.give_back(both, cell(1, devices=2))
-    assert slots.take(cell(0)) is not None
+    assert slots.reserve(cell(0)) is None
+    slots.release(both, cell(1, devices=2))
+    assert slots.reserve(cell(0)) is not None
 
 
 def test_the_emptiest_device_is_taken_first() -> None:
     slots = cores_of(100, 100, limit=4)
     slots.learn(cell(0), 10)
-    taken = [places(slots.take(cell(seed))) for seed in range(4)]
+    taken = [places(slots.reserve(cell(seed))) for seed in range(4)]
     assert sorted(taken) == [(0,), (0,), (1,), (1,)]
     assert set(taken[:2]) == {(0,), (1,)}
 
@@ -173,7 +173,7 @@ def test_gpus_are_those_that_cuda_sees(
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_cell_of_two_gpus_sees_both() -> None:
-    taken = make_slots(None).take(cell(devices=2))
+    taken = make_slots(None).reserve(cell(devices=2))
     assert taken is not None
     assert set(taken.gpus or ()) == {"GPU-aa", "GPU-bb"}
 
@@ -184,7 +184,7 @@ def test_cores_are_used_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slots.limit == 3
     assert {device.gpu for device in slots.devices} == {None}
     assert len(slots.devices) == count_cores()
-    taken = slots.take(cell())
+    taken = slots.reserve(cell())
     assert taken is not None
     assert taken.gpus is None
     share = slots.devices[0].memory

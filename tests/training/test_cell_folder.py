@@ -115,7 +115,7 @@ def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) ->
     assert read_state(folder, digits_cell().fingerprint) == "done"
     done = train_alone(folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{folder}: has a result already\n"
+    assert done.stdout == f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it\n"
     assert (folder / "result.json").read_text() == text
 
 
