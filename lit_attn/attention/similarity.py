@@ -105,7 +105,7 @@ class MixedKeys(Similarity):
             self.shift = nn.Parameter(torch.empty(m, heads, width, **factory))
         scopes = {"head": (shape.heads, 1), "layer": (1, 1)}
         size = (m, *scopes.get(part.prior_scope, (shape.heads, part.positions)))
-        # The largest of the keys' logits does not weigh them.
+        # A hard assignment takes the largest logit, which needs no weights of the keys.
         weighted = m > 1 and not self.hard
         if weighted and part.prior in ("learned", "clamped"):
             self.prior = nn.Parameter(torch.empty(size, **factory))

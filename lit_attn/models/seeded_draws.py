@@ -61,7 +61,7 @@ def by_shape() -> AbstractContextManager[object]:
 
 
 class _Seeded(TorchDispatchMode):
-    """Gives every random operation on a tensor with a key a generator of its own."""
+    """Mode in which each random operation on a tensor that has a key uses a new generator."""
 
     def __init__(self, find_key: Callable[[torch.Tensor], str | None]) -> None:
         super().__init__()
