@@ -115,7 +115,7 @@ def test_names_are_shortened_in_the_middle() -> None:
     assert short_names(terms, 60) == terms
     short = [f"similarity={{kind: mixture, keys: {i}}}" for i in (2, 4)]
     assert short_names(terms, 36) == short
-    assert short_names(terms[:1], 36)[0].startswith("residual=split,sim")
+    assert short_names(terms[:1], 36)[0].startswith("residual=split,si…")
     assert shorten("belief2", 10) == "belief2"
     assert shorten("abcdefghijkl", 7) == "abc…jkl"
     assert panel_title(LONG).count("\n") == 1
