@@ -181,8 +181,7 @@ def _complete_options(options: argparse.Namespace) -> None:
             if getattr(options, name) and not is_met:
                 raise ConfigError(f"--{name}: needs {condition}")
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
-    parent = options.out if options.smoke else Path()
-    options.reports = options.reports or parent / "reports"
+    options.reports = options.reports or (options.out if options.smoke else Path()) / "reports"
     if options.paper:
         if options.study or options.file:
             raise ConfigError("--paper: replaces the file of studies and --study")

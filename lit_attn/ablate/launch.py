@@ -23,9 +23,7 @@ TRAINING = [
     *("lit_attn.data.text.labelled", "lit_attn.optim.set_adam"),
     *("lit_attn.models.jit", "lit_attn.models.language", "lit_attn.models.vit"),
     *("lit_attn.tasks.classification", "lit_attn.tasks.composition", "lit_attn.tasks.language"),
-    "sklearn.datasets",
-    "sklearn.model_selection",
-    "torch.utils.tensorboard",
+    *("sklearn.datasets", "sklearn.model_selection", "torch.utils.tensorboard"),
 ]
 SOCKET_FOLDER = "/dev/shm"
 """Folder of the fork server's socket, if it exists. The path of a socket has at most 107

@@ -148,10 +148,8 @@ class Slots:
             return None
         wanted, kind = cell.experiment.training.devices, cell.kind
         can_share = wanted == 1 and self.limit > len(self.devices)
-        by_load = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
-        free = [
-            i for i in by_load if not self.on_device[i] or (can_share and self._has_room(kind, i))
-        ]
+        order = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
+        free = [i for i in order if not self.on_device[i] or (can_share and self._can_fit(kind, i))]
         if len(free) < wanted:
             return None
         indices = tuple(free[:wanted])
@@ -173,7 +171,7 @@ class Slots:
         """Record that `cell` held `memory` bytes of a device."""
         self.memory[cell.kind] = max(memory, self.memory.get(cell.kind, 0))
 
-    def _has_room(self, kind: str, index: int) -> bool:
+    def _can_fit(self, kind: str, index: int) -> bool:
         """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
         memory = self.devices[index].memory
         if index in self.exclusive or memory is None or not self.memory:

@@ -23,7 +23,6 @@ from lit_attn.schema.errors import ConfigError, suggest
 
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 PAUSE = 1.0  # Seconds between two looks at a study or a log that is watched.
-CLEAR = "\x1b[H\x1b[2J"
 
 ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint",
@@ -71,7 +70,7 @@ def print_status(arguments: list[str]) -> int:
             # The first run may still come.
             text, is_over = f"{error}; waiting", False
         if options.watch and sys.stdout.isatty():
-            sys.stdout.write(CLEAR)
+            sys.stdout.write("\x1b[H\x1b[2J")  # Clear the screen.
         if text != last:
             print(text, flush=True)
         if is_over or not options.watch:
