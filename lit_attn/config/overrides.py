@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, get_args
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping
-from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, suggest
 
 MATCHES = ("parameters", "none")
@@ -136,45 +136,30 @@ def _make_paths_absolute(tree: Mapping, prefix: tuple[str, ...] = ()) -> Mapping
 @cache
 def _path_keys() -> set[tuple[str, ...]]:
     """Return the keys of all paths in an experiment of any kind."""
-    return set(_find_paths(Experiment))
+    return {keys for keys, annotation in _walk(Experiment) if annotation is Path}
 
 
-def _find_paths(config: type[Config]) -> Iterator[tuple[str, ...]]:
+def _walk(config: type[Config]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys and the types of all fields below `config`, for every member of a family."""
     for name, field in config.model_fields.items():
         for annotation in get_args(field.annotation) or (field.annotation,):
-            if annotation is Path:
-                yield (name,)
-            elif isinstance(annotation, type) and issubclass(annotation, Config):
-                for member in _members(annotation):
-                    yield from ((name, *keys) for keys in _find_paths(member))
-
-
-def _members(config: type[Config]) -> list[type[Config]]:
-    """Return the members of a family, or the configuration itself if it is no family."""
-    if issubclass(config, Kind) and Kind in config.__bases__:
-        return list(config.family.values())
-    return [config]
+            yield (name,), annotation
+            if isinstance(annotation, type) and issubclass(annotation, Config):
+                for member in getattr(annotation, "family", {}).values() or [annotation]:
+                    yield from (((name, *keys), child) for keys, child in _walk(member))
 
 
 def _suggest_key(key: str) -> str:
     """Return the end of the message about an unknown key of an override."""
     if key == "set":
         return "; write the key itself, as `optimizer.lr: 1e-4`, beside `attention`"
-    keys = _suggestions()
+    top_keys = (*SHORTHANDS, "match", *Experiment.model_fields)
+    # Keys by the word that a user may have written. The items of `metrics` have no dotted keys.
+    dotted = {keys: ".".join(keys) for keys, _ in _walk(Experiment) if keys[0] != "metrics"}
+    words = {keys[1]: text for keys, text in reversed(dotted.items()) if len(keys) == 2}
+    words.pop("kind")
+    words |= {word: word for word in top_keys}
     for word in (key.split(".")[-1], key):
-        if close := difflib.get_close_matches(word, keys, n=1, cutoff=0.5):
-            return f"; did you mean '{keys[close[0]]}'?"
-    return suggest("", [*SHORTHANDS, "match", *Experiment.model_fields])
-
-
-def _suggestions() -> dict[str, str]:
-    """Return every key that an override can contain, by the word that a user may have written."""
-    keys: dict[str, str] = {}
-    for section, field in Experiment.model_fields.items():
-        config = field.annotation
-        if isinstance(config, type) and issubclass(config, Config):
-            for member in _members(config):
-                for key in member.model_fields:
-                    if key != "kind":
-                        keys.setdefault(key, f"{section}.{key}")
-    return keys | {key: key for key in (*SHORTHANDS, "match", *Experiment.model_fields)}
+        if close := difflib.get_close_matches(word, words, n=1, cutoff=0.5):
+            return f"; did you mean '{words[close[0]]}'?"
+    return suggest("", top_keys)

@@ -21,18 +21,22 @@ class Schedule(Kind):
     """Base of the schedules: the learning rate over training."""
 
     @abstractmethod
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        """Return the rate for a training of `epochs` epochs, where `peak` is the optimiser's `lr`.
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        """Return the rate of optimiser step 0, 1, ..., where `peak` is the optimiser's `lr`.
 
-        An experiment refuses a training that is shorter than the `ramps`.
+        An experiment refuses a training of fewer epochs than the `ramps` take.
         """
+
+    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+        """Return the rate as a function of the step."""
+        return lambda step: self.rate_at(step, peak, steps_per_epoch, epochs)
 
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
         """Return the momentum (Adam's beta1) of each step, or None if the optimiser's is kept."""
         return None
 
     def try_out(self, signature: Any) -> None:
-        float(self.rate(1.0, 10, math.ceil(sum(self.ramps().values())) + 1)(0))
+        float(self.rate_at(0, 1.0, 10, math.ceil(sum(self.ramps().values())) + 1))
 
     def ramps(self) -> dict[str, float]:
         """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
@@ -45,8 +49,8 @@ class Constant(Schedule):
 
     kind: Literal["constant"] = "constant"
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        return lambda step: peak
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        return peak
 
 
 class Cosine(Schedule):
@@ -57,16 +61,12 @@ class Cosine(Schedule):
     start: Start = 0.0
     end: End = 0.0
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
-
-        def rate(step: int) -> float:
-            if step < warmup:
-                return self.start + (peak - self.start) * step / warmup
-            progress = min(1.0, (step - warmup) / max(1, total - warmup))
-            return self.end + (peak - self.end) * _half_cosine(progress)
-
-        return rate
+        if step < warmup:
+            return self.start + (peak - self.start) * step / warmup
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        return self.end + (peak - self.end) * _half_cosine(progress)
 
 
 class TransformerXL(Schedule):
@@ -81,17 +81,13 @@ class TransformerXL(Schedule):
     warmup: Warmup = 0.0
     end: End = 0.0
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
-
-        def rate(step: int) -> float:
-            if step == 0:
-                return peak
-            if step < warmup:
-                return peak * step / warmup
-            return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
-
-        return rate
+        if step == 0:
+            return peak
+        if step < warmup:
+            return peak * step / warmup
+        return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
 
 
 class OneCycle(Schedule):
@@ -111,28 +107,24 @@ class OneCycle(Schedule):
         description="momentum (Adam's beta1) at both ends and at the peak; null: the optimiser's",
     )
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        return self._triangle((self.start, peak, self.end), steps_per_epoch, epochs)
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        return self._triangle((self.start, peak, self.end), step, steps_per_epoch, epochs)
 
     def momentum(self, steps_per_epoch: int, epochs: int) -> Rate | None:
         if self.cycle is None:
             return None
         ends, peak = self.cycle
-        return self._triangle((ends, peak, ends), steps_per_epoch, epochs)
+        return lambda step: self._triangle((ends, peak, ends), step, steps_per_epoch, epochs)
 
     def _triangle(
-        self, values: tuple[float, float, float], steps_per_epoch: int, epochs: int
-    ) -> Rate:
+        self, values: tuple[float, float, float], step: int, steps_per_epoch: int, epochs: int
+    ) -> float:
         first, peak, last = values
         warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
         top = warmup - 1
-
-        def value(step: int) -> float:
-            if step < top:
-                return first + (peak - first) * step / top
-            return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
-
-        return value
+        if step < top:
+            return first + (peak - first) * step / top
+        return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
 
 
 class Polynomial(Schedule):
@@ -142,14 +134,10 @@ class Polynomial(Schedule):
     power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps")
     end: End = 0.0
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = steps_per_epoch * epochs
-
-        def rate(step: int) -> float:
-            remaining = max(0.0, 1 - step / total)
-            return self.end + (peak - self.end) * remaining**self.power
-
-        return rate
+        remaining = max(0.0, 1 - step / total)
+        return self.end + (peak - self.end) * remaining**self.power
 
 
 class LaggedCosine(Schedule):
@@ -163,17 +151,14 @@ class LaggedCosine(Schedule):
     lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
     end: End = 0.0
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        def rate(step: int) -> float:
-            epoch = step // steps_per_epoch
-            # Epoch 0 runs before the schedule's first call. Epoch 1 then has a negative argument,
-            # for which the cosine is symmetric.
-            if epoch == 0:
-                return peak
-            share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2
-            return self.end + (peak - self.end) * share
-
-        return rate
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        epoch = step // steps_per_epoch
+        # Epoch 0 runs before the schedule's first call. Epoch 1 then has a negative argument, for
+        # which the cosine is symmetric.
+        if epoch == 0:
+            return peak
+        share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2
+        return self.end + (peak - self.end) * share
 
 
 class Trapezoid(Schedule):
@@ -187,19 +172,15 @@ class Trapezoid(Schedule):
     warmup: Warmup = 0.0
     warmdown: float = Field(0.0, ge=0, description="length of the decay at the end in epochs")
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = epochs * steps_per_epoch
         up = round(self.warmup * steps_per_epoch)
         down = round(self.warmdown * steps_per_epoch)
-
-        def rate(step: int) -> float:
-            if step < up:
-                return peak * (step + 1) / up
-            if step < total - down:
-                return peak
-            return peak * max(0, total - step) / down if down else peak
-
-        return rate
+        if step < up:
+            return peak * (step + 1) / up
+        if step < total - down:
+            return peak
+        return peak * max(0, total - step) / down if down else peak
 
 
 def stretch(rate: Rate, factor: float) -> Rate:

@@ -1,6 +1,5 @@
 """The result of a trained cell, values of each sample, and the cost estimated from a short run."""
 
-import datetime
 import io
 import math
 import statistics
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics
+from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
@@ -98,7 +97,7 @@ def make_result(
         code=provenance.code,
         data=provenance.data,
         versions=provenance.versions,
-        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        finished=utc_now(),
     )
 
 
@@ -197,10 +196,7 @@ class UnitRecorder(L.Callback):
 
 
 def at_final_image_size(cell: Cell) -> Cell:
-    """Return `cell` with images of their final size from the first step on.
-
-    Most steps of a cell whose images grow have the final size.
-    """
+    """Return `cell` with the final image size, which most steps of growing images have."""
     data = cell.experiment.data.at_final_size()
     experiment = cell.experiment.model_copy(update={"data": data})
     return cell.model_copy(update={"experiment": experiment})

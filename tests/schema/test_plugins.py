@@ -36,8 +36,8 @@ class Halved(Schedule):
 
     kind: Literal["halved"] = "halved"
 
-    def rate(self, peak, steps_per_epoch, epochs):
-        return lambda step: peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
+    def rate_at(self, step, peak, steps_per_epoch, epochs):
+        return peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
 
 
 from lit_attn.config.augment import Augmentation
@@ -179,8 +179,8 @@ CHDIR = "changes the working directory to / when imported; remove the call of os
             "which every optimizer has to define",
         ),
         (
-            PARTS.replace("def rate", "def rates"),
-            ":18: class Halved (kind 'halved') does not define rate, "
+            PARTS.replace("def rate_at", "def rates"),
+            ":18: class Halved (kind 'halved') does not define rate_at, "
             "which every schedule has to define",
         ),
         (

@@ -20,14 +20,14 @@ pytestmark = [
 SCHEDULE = """\
 from typing import Literal
 
-from lit_attn.config.schedules import Rate, Schedule
+from lit_attn.config.schedules import Schedule
 
 
 class Halving(Schedule):
     kind: Literal["halving"] = "halving"
 
-    def rate(self, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
-        return lambda step: peak * 0.5 ** (step // steps_per_epoch)
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        return peak * 0.5 ** (step // steps_per_epoch)
 """
 
 
