@@ -101,16 +101,15 @@ def find_studies(words: list[str]) -> list[str]:
     package. Raises ConfigError, which suggests the nearest name, for a study in neither file.
     """
     names = list(takewhile(lambda word: not word.startswith("-"), words))
-    options = words[len(names) :]
-    path = STUDIES
+    options, path = words[len(names) :], STUDIES
     if any(word.partition("=")[0] in ("-h", "--help", "--paper") for word in options):
         return words
     if names and (Path(names[0]).suffix in (".yaml", ".yml") or Path(names[0]).is_file()):
         path = Path(names.pop(0))
     elif names:
-        known = {file: list(_read_titles(file)) for file in (STUDIES, _shipped()) if file.exists()}
-        path = next((file for file in known if set(names) <= set(known[file])), path)
-        every = [study for file in known for study in known[file]]
+        studies = _read_titles()
+        path = next((file for file in studies if set(names) <= studies[file].keys()), path)
+        every = [study for file in studies for study in studies[file]]
         for name in names:
             if name not in every:
                 raise ConfigError(f"lit-attn: no file or study '{name}'{suggest(name, every)}")
@@ -147,8 +146,7 @@ def show(words: list[str]) -> int:
     family = parser.parse_args(words).family
     # The import of this module registers the members of all families.
     load("lit_attn.config.experiment:MEMBERS")
-    files = filter(Path.exists, (STUDIES, _shipped()))
-    lists = {f"studies in {file}": _read_titles(file) for file in files}
+    lists = {f"studies in {file}": titles for file, titles in _read_titles().items()}
     lists["presets"] = dict.fromkeys(PRESETS, "")
     for cls in Kind.__subclasses__():
         lists[cls.__name__.lower()] = {k: inspect.getdoc(m) or "" for k, m in cls.family.items()}
@@ -173,21 +171,18 @@ def complete(words: list[str]) -> int:
     return 0
 
 
-def _shipped() -> Path:
-    """Return the file of studies that comes with the package: of the wheel, or of the checkout."""
+def _read_titles() -> dict[Path, dict[str, str]]:
+    """Return the titles of all studies of ./ablations.yaml and of the package, by their file."""
     from lit_attn.config.source import SHIPPED
-
-    wheel = SHIPPED / "ablations.yaml"
-    return wheel if wheel.exists() else Path(lit_attn.__file__).parents[1] / "ablations.yaml"
-
-
-def _read_titles(path: Path) -> dict[str, str]:
-    """Return the title of every study in a file."""
     from lit_attn.config.source import load as load_yaml
 
-    studies = load_yaml(path).get("studies")
-    items = studies.items() if isinstance(studies, dict) else ()
-    return {name: str(study.get("title", "")) for name, study in items if isinstance(study, dict)}
+    wheel, checkout = SHIPPED / "ablations.yaml", Path(__file__).parents[1] / "ablations.yaml"
+    titles = {}
+    for path in filter(Path.exists, (STUDIES, wheel if wheel.exists() else checkout)):
+        studies = load_yaml(path).get("studies")
+        items = studies.items() if isinstance(studies, dict) else ()
+        titles[path] = {k: str(study.get("title")) for k, study in items if isinstance(study, dict)}
+    return titles
 
 
 if __name__ == "__main__":

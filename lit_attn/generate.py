@@ -94,7 +94,8 @@ def load_network(run: Path, cell: Cell) -> "GPT":
     experiment = cell.experiment
     model = factory.resolve(experiment.model, cell.match_to, experiment.data)
     network = factory.build(model, experiment.data, device)
-    assert isinstance(network, GPT)
+    if not isinstance(network, GPT):
+        raise ConfigError(f"{run}: its model '{experiment.model.kind}' is not supported, only gpt.")
     try:
         network.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     except (OSError, EOFError, RuntimeError, TypeError, pickle.UnpicklingError) as error:
@@ -150,10 +151,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> int:
     """Return the number of tokens to generate; ConfigError if they exceed the `positions`."""
-    if positions is None:
-        return requested or TOKENS
     # The last token needs no position.
-    limit = positions - prompt + 1
+    limit = float("inf") if positions is None else positions - prompt + 1
     if limit < 1:
         raise ConfigError(
             f"--prompt: has {prompt:,} tokens. The model has learned {positions:,} positions."
@@ -163,7 +162,7 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
             f"--tokens: {requested:,} after a prompt of {prompt:,} exceed the {positions:,} "
             f"positions that the model has learned. Choose at most {limit:,}."
         )
-    return requested or min(TOKENS, limit)
+    return requested or int(min(TOKENS, limit))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
 It is the same study that the command line runs: both read and write the same files.
 """
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -168,10 +167,6 @@ class Study:
 
 
 def _write_yaml(path: Path, value: dict[str, Any]) -> None:
-    """Write a mapping as YAML, unless the file has it already."""
-    # Through JSON, because keys and values can be paths and tuples.
+    """Write a mapping as YAML, through JSON because values can be paths and tuples."""
     text = yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False)
-    with contextlib.suppress(OSError):
-        if path.read_text(encoding="utf-8") == text:
-            return
     write_atomic(path, text)

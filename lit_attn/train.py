@@ -33,44 +33,35 @@ def main(arguments: list[str] | None = None) -> int:
         description="Train one cell, from its config.yaml to its result.json.",
     )
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
-    text = "run one step and one evaluation batch, in CELL_DIR/smoke"
-    parser.add_argument("--smoke", action="store_true", help=text)
-    options = parser.parse_args(arguments)
 
     from lit_attn.cells.lock import CellLocked, hold_lock
     from lit_attn.cells.ranks import BUSY, run_ranks
 
     # Absolute, because the cell's code may change the working directory.
-    folder: Path = options.cell.absolute()
+    folder: Path = parser.parse_args(arguments).cell.absolute()
     try:
         require_no_links(folder)
         cell = _read_cell(folder)
-        if options.smoke:
-            folder = folder / "smoke"
-            cell.write(folder / "config.yaml")
-        elif read_result(folder, cell.fingerprint) is not None:
+        if read_result(folder, cell.fingerprint) is not None:
             print(f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it")
             return 0
         devices = cell.experiment.training.devices
         if devices == 1:
             with hold_lock(folder):
-                return _run_and_report(folder, options.smoke)
+                return _run_and_report(folder)
         with hold_lock(folder, is_beating=False) as start_heartbeat:
             return run_ranks(
-                devices,
-                lambda: sys.exit(_run_and_report(folder, options.smoke)),
-                None,
-                start_heartbeat,
+                devices, lambda: sys.exit(_run_and_report(folder)), None, start_heartbeat
             )
     except (CellLocked, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else BUSY
 
 
-def _run_and_report(folder: Path, smoke: bool) -> int:
+def _run_and_report(folder: Path) -> int:
     """Run the cell, print why it failed, and return the exit code."""
     try:
-        run_cell(folder, smoke=smoke)
+        run_cell(folder)
         return 0
     except ConfigError as error:
         message, code = str(error), 2

@@ -141,7 +141,6 @@ def time_variants(folder: Path, *, smoke: bool = False) -> None:
     The first cell is the baseline. Its result becomes that of the cell in `folder`, which tells the
     runner that the measurement is complete. `smoke` has no effect.
     """
-    from lit_attn.training import measurement
     from lit_attn.training.fit import Limits, fit
     from lit_attn.training.process_group import join_process_group
     from lit_attn.training.result import at_final_image_size
@@ -154,11 +153,10 @@ def time_variants(folder: Path, *, smoke: bool = False) -> None:
             limits = Limits(steps=STEPS, evaluation_batches=1)
             runs = [fit(*each, group, limits) for each in zip(cells, folders, strict=True)]
             rounds.append([run.result.step_time.median for run in runs if run is not None])
-        device = measurement.device_name(group.device)
     if runs[0] is None:
         return
     StepTimes(
-        device=f"{device}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads",
+        device=f"{runs[0].result.device}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads",
         variants=[
             _summarize(cell, cells[0], [(row[i], row[0]) for row in rounds])
             for i, cell in enumerate(cells)

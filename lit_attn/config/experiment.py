@@ -112,7 +112,7 @@ class Experiment(Config):
 
     @field_validator("training")
     @classmethod
-    def _training_fits_schedule(cls, training: Training, info: ValidationInfo) -> Training:
+    def _training_fits_schedule_and_data(cls, training: Training, info: ValidationInfo) -> Training:
         schedule: Schedule | None = info.data.get("schedule")
         ramps = {} if schedule is None else schedule.ramps()
         if (needed := sum(ramps.values())) > training.epochs:
@@ -121,11 +121,6 @@ class Experiment(Config):
                 f"epochs: {training.epochs}, but {names} needs {needed:g}; choose at least "
                 f"{math.ceil(needed)} (training.max_steps stops a trial before its last epoch)"
             )
-        return training
-
-    @field_validator("training")
-    @classmethod
-    def _devices_share_a_batch(cls, training: Training, info: ValidationInfo) -> Training:
         data: Data | None = info.data.get("data")
         if data is not None and (data.batch_size // data.micro_batches) % training.devices:
             parts = f" in {data.micro_batches} parts" if data.micro_batches > 1 else ""

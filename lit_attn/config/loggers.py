@@ -56,7 +56,6 @@ class MLflowLogger(MetricLogger):
     )
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
-        """Return a logger for the run with this identity, or for a new run."""
         from lightning.pytorch.loggers import MLFlowLogger
         from mlflow.tracking import MlflowClient
 
@@ -80,7 +79,6 @@ class WandbLogger(MetricLogger):
     offline: bool = Field(False, description="write to the cell's folder only, for `wandb sync`")
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
-        """Return a logger for the run whose id contains this identity."""
         from lightning.pytorch.loggers import WandbLogger
 
         return WandbLogger(
@@ -95,5 +93,4 @@ class WandbLogger(MetricLogger):
         )
 
     def close(self, logger: Any, has_succeeded: bool) -> None:
-        """End the run, and the process that uploads it."""
         logger.experiment.finish(exit_code=0 if has_succeeded else 1)

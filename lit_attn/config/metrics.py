@@ -53,6 +53,9 @@ def percent(name: str, label: str, goal: Literal["max", "min"] | None = "max") -
     return MetricInfo(name, f"{label} (%)", 100.0, goal)
 
 
+Form = Literal["probabilities", "classes", "values"]
+
+
 class Outputs(NamedTuple):
     """Form of a task's predictions and targets, the arguments of `update` of an added metric.
 
@@ -61,7 +64,7 @@ class Outputs(NamedTuple):
     tokens and pixels that do not count are left out.
     """
 
-    form: Literal["probabilities", "classes", "values"]
+    form: Form
     size: int
 
     def sample(self) -> "tuple[Tensor, Tensor]":
@@ -234,7 +237,8 @@ class MetricChoice(Config):
         if is_evaluated and name.startswith("ema-") and experiment.training.ema is None:
             raise ValueError(f"'{self.name}' measures averaged weights; set training.ema")
         if info is None:
-            raise ValueError(f"'{self.name}' is not measured{_hint(self.name, metrics)}")
+            names = [info.name for info in metrics if "*" not in info.name]
+            raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
         if self.selection == "best-validation" and not is_evaluated:
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
@@ -274,10 +278,3 @@ def available(experiment: "Experiment") -> list[MetricInfo]:
     ]
     tokens = [] if signature.tokens is None else [TOKENS]
     return [*evaluated, *TRAINING, *tokens, EVALUATION]
-
-
-def _hint(name: str, metrics: list[MetricInfo]) -> str:
-    """Return the nearest name; if none is near, the names without those of one class or task."""
-    names = [info.name for info in metrics if "*" not in info.name]
-    hint = suggest(name, names)
-    return hint if "did you mean" in hint else suggest("", [n for n in names if ":" not in n])

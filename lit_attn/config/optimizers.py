@@ -61,13 +61,13 @@ class Adaptive(Optimizer):
     betas: tuple[Share, Share] = Field(
         (0.9, 0.999), description="decays of the means of gradients and of their squares"
     )
+    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
 
 class Adam(Adaptive):
     """Adam (Kingma & Ba 2015); weight decay is coupled (L2)."""
 
     kind: Literal["adam"] = "adam"
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         import torch
@@ -80,7 +80,6 @@ class AdamW(Adaptive):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
     kind: Literal["adamw"] = "adamw"
-    eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
         description="parameters with weight decay: all; matrices: tensors of 2 or more axes; "

@@ -1,12 +1,4 @@
-"""Overrides: the changes that a variant makes to an experiment, in a short notation.
-
-    attention: belief2                            a preset for model.attention
-    attention: {preset: belief2, zz: without}     the preset with another choice
-    residual: perpendicular                       model.attention.residual; likewise its other keys
-    zz: with | without
-    ffn: with | without | none | {width: 384}
-    optimizer.lr: 3e-4                            any other key of the experiment, dotted or nested
-    match: parameters | none                      the study's `match`, for this variant
+"""Overrides: the changes that a variant makes to an experiment (docs/studies.md has all forms).
 
 `spell_out` turns an override into a change of the experiment's own keys, and `merge` applies a
 change. The order of the keys does not matter: the shorter path is applied first, so `residual`

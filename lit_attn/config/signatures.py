@@ -2,10 +2,8 @@
 
 A data configuration returns its signature; a model and a task name the signature types that they
 take. What goes with what follows from that, so no module lists combinations. A new kind of sample
-is one more class here, or in a file outside the package.
-
-Signatures stand in `config` because they speak of images and tokens, which `schema` does not know.
-They import PyTorch only when a sample is made.
+is one more class here, or in a file outside the package. PyTorch is imported only
+when a sample is made.
 """
 
 from abc import ABC, abstractmethod

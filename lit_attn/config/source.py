@@ -122,20 +122,82 @@ def format_value(value: object) -> str:
 
 def _parse(text: str, file: str, lines: bool = True) -> Any:
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text, file, lines)
+        node = loader.get_single_node()
+        return None if node is None else loader.build(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark and lines else 0
         problem = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{Where(file, line)}: not YAML: {problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    return None if node is None else _Builder(file, lines).build(node, 0)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that resolves plain scalars by YAML 1.2's core schema."""
+    """Loader with the scalars of YAML 1.2's core schema and the line of every key.
+
+    It copies aliases, up to MAX_NODES values in total.
+    """
+
+    def __init__(self, text: str, file: str, has_lines: bool) -> None:
+        super().__init__(text)
+        self.file = file
+        self.has_lines = has_lines
+        self.built = 0
+        self.flattened: set[yaml.Node] = set()
+
+    def build(self, node: Any, depth: int = 0) -> Any:
+        """Return the value of a node."""
+        self.built += 1
+        if self.built > MAX_NODES or depth > MAX_DEPTH:
+            raise ConfigError(
+                f"{self.where(node)}: too large or too deeply nested: more than {MAX_NODES:,} "
+                f"values or {MAX_DEPTH} levels"
+            )
+        if isinstance(node, yaml.SequenceNode):
+            items = Sequence(self.where(node))
+            for item in node.value:
+                items.put(self.build(item, depth + 1), self.where(item))
+            return items
+        if not isinstance(node, yaml.MappingNode):
+            return self.build_scalar(node)
+        lines: dict[str, int] = {}
+        # `flatten_mapping` changes the node, which an alias visits again.
+        for key, _ in () if node in self.flattened else node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{self.where(key)}: a key must be text")
+            if key.value in lines and key.tag != MERGE:
+                first = lines[key.value]
+                message = f"'{key.value}' is written twice, first on line {first}"
+                raise ConfigError(f"{self.where(key)}: {message}")
+            lines[key.value] = self.where(key).line
+        # The pairs that `<<` merges come first, and the mapping's own pairs replace them.
+        self.flatten_mapping(node)
+        self.flattened.add(node)
+        mapping = Mapping(self.where(node))
+        for key, value in node.value:
+            mapping.put(key.value, self.build(value, depth + 1), self.where(key))
+        return mapping
+
+    def build_scalar(self, node: yaml.Node) -> Any:
+        """Return the value of a scalar."""
+        make = _SCALARS.get(node.tag.removeprefix("tag:yaml.org,2002:"))
+        if make is None:
+            raise ConfigError(f"{self.where(node)}: the YAML tag '{node.tag}' is not supported")
+        try:
+            value = make(node.value)
+        except ValueError as error:
+            raise ConfigError(f"{self.where(node)}: {error}") from error
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self.where(node)}: {node.value} is not a finite number")
+        return value
+
+    def where(self, node: yaml.Node) -> Where:
+        """Return the line of a node."""
+        return Where(self.file, node.start_mark.line + 1 if self.has_lines else 0)
 
 
+MERGE = "tag:yaml.org,2002:merge"
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -155,75 +217,3 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text.lower() == "true",
     "null": lambda text: None,
 }
-
-
-class _Builder:
-    """Builder of values from YAML nodes; it copies aliases, up to MAX_NODES values in total."""
-
-    def __init__(self, file: str, lines: bool) -> None:
-        self.file = file
-        self.lines = lines
-        self.built = 0
-
-    def build(self, node: yaml.Node, depth: int) -> Any:
-        self.built += 1
-        if self.built > MAX_NODES or depth > MAX_DEPTH:
-            raise ConfigError(
-                f"{self.where(node)}: too large or too deeply nested: more than {MAX_NODES:,} "
-                f"values or {MAX_DEPTH} levels"
-            )
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, depth)
-        if isinstance(node, yaml.SequenceNode):
-            items = Sequence(self.where(node))
-            for item in node.value:
-                items.put(self.build(item, depth + 1), self.where(item))
-            return items
-        return self.scalar(node)
-
-    def mapping(self, node: yaml.MappingNode, depth: int) -> Mapping:
-        """Build a mapping; the keys that `<<` merges do not replace the mapping's own keys."""
-        mapping = Mapping(self.where(node))
-        merged: set[str] = set()
-        for key_node, value_node in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                for source in self.merged(key_node, value_node, depth):
-                    for key, value in source.items():
-                        if key not in mapping:
-                            merged.add(key)
-                            mapping.put(key, value, source.where[key])
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{self.where(key_node)}: a key must be text")
-            key = key_node.value
-            if key in mapping and key not in merged:
-                first = mapping.where[key].line
-                raise ConfigError(
-                    f"{self.where(key_node)}: '{key}' is written twice, first on line {first}"
-                )
-            merged.discard(key)
-            mapping.put(key, self.build(value_node, depth + 1), self.where(key_node))
-        return mapping
-
-    def merged(self, key: yaml.Node, value: yaml.Node, depth: int) -> list[Mapping]:
-        """Return the mappings that `<<` merges: one mapping, or a list of mappings."""
-        built = self.build(value, depth + 1)
-        sources = built if isinstance(built, Sequence) else [built]
-        if not all(isinstance(source, Mapping) for source in sources):
-            raise ConfigError(f"{self.where(key)}: '<<' needs a mapping, or a list of mappings")
-        return sources
-
-    def scalar(self, node: yaml.Node) -> Any:
-        make = _SCALARS.get(node.tag.removeprefix("tag:yaml.org,2002:"))
-        if make is None:
-            raise ConfigError(f"{self.where(node)}: the YAML tag '{node.tag}' is not supported")
-        try:
-            value = make(node.value)
-        except ValueError as error:
-            raise ConfigError(f"{self.where(node)}: {error}") from error
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{self.where(node)}: {node.value} is not a finite number")
-        return value
-
-    def where(self, node: yaml.Node) -> Where:
-        return Where(self.file, node.start_mark.line + 1 if self.lines else 0)

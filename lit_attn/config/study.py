@@ -82,8 +82,7 @@ def _expand_count(value: Any) -> Any:
 
 
 Seeds = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...],
-    BeforeValidator(_expand_count),
+    tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], BeforeValidator(_expand_count)
 ]
 # A number alone is a mean without a deviation.
 Published = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from lit_attn.config.metrics import MetricInfo, Outputs, percent
+from lit_attn.config.metrics import Form, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.signatures import (
@@ -67,6 +67,8 @@ class Task(Kind):
 
     module: ClassVar[str] = ""
     """Subclass of `lit_attn.tasks.base.TaskModule` that `build` calls, as `package.file:Class`."""
+    predicts: ClassVar[tuple[Form, str] | None] = None
+    """Form of the predictions, and the field of the signature with their size."""
 
     @abstractmethod
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
@@ -95,11 +97,13 @@ class Task(Kind):
 
     def outputs(self, signature: Any) -> Outputs | None:
         """Return the form of the predictions that metrics of the experiment get, if it is known."""
-        return None
+        return self.predicts and Outputs(self.predicts[0], getattr(signature, self.predicts[1]))
 
 
 class Classification(Task):
     """Base of the tasks whose samples have one label each."""
+
+    predicts = ("probabilities", "classes")
 
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
@@ -116,9 +120,6 @@ class Classification(Task):
             MetricInfo("loss", "loss (nats)"),
         )
 
-    def outputs(self, signature: Any) -> Outputs:
-        return Outputs("probabilities", signature.classes)
-
 
 class ImageClassificationConfig(Classification):
     """Classification of images; the default task."""
@@ -134,6 +135,7 @@ class RegressionConfig(Task):
     kind: Literal["regression"] = "regression"
     takes = (ImageTargets,)
     module = "lit_attn.tasks.regression:Regression"
+    predicts = ("values", "outputs")
 
     def metrics(self, signature: ImageTargets) -> tuple[MetricInfo, ...]:
         return (
@@ -141,9 +143,6 @@ class RegressionConfig(Task):
             MetricInfo("r2", "R²", goal="max"),
             MetricInfo("loss", "mean squared error"),
         )
-
-    def outputs(self, signature: ImageTargets) -> Outputs:
-        return Outputs("values", signature.outputs)
 
 
 class SequenceClassificationConfig(Classification):
@@ -163,6 +162,7 @@ class LanguageModellingConfig(Task):
     kind: Literal["language-modelling"] = "language-modelling"
     takes = (TokenStream,)
     module = "lit_attn.tasks.language:LanguageModelling"
+    predicts = ("probabilities", "vocabulary")
 
     def metrics(self, signature: TokenStream) -> tuple[MetricInfo, ...]:
         return (
@@ -172,9 +172,6 @@ class LanguageModellingConfig(Task):
             MetricInfo("word_perplexity", "word perplexity"),
         )
 
-    def outputs(self, signature: TokenStream) -> Outputs:
-        return Outputs("probabilities", signature.vocabulary)
-
 
 class HeadCompositionTaskConfig(Task):
     """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
@@ -182,6 +179,7 @@ class HeadCompositionTaskConfig(Task):
     kind: Literal["head-composition"] = "head-composition"
     takes = (Questions,)
     module = "lit_attn.tasks.composition:HeadComposition"
+    predicts = ("probabilities", "vocabulary")
 
     def metrics(self, signature: Questions) -> tuple[MetricInfo, ...]:
         return (
@@ -191,9 +189,6 @@ class HeadCompositionTaskConfig(Task):
             MetricInfo("loss", "loss (nats)"),
             *(percent(name, f"accuracy on {name}") for name in signature.tasks),
         )
-
-    def outputs(self, signature: Questions) -> Outputs:
-        return Outputs("probabilities", signature.vocabulary)
 
 
 class ModuleTaskConfig(OwnClass, Task):
@@ -235,6 +230,7 @@ class SegmentationConfig(Task):
     kind: Literal["segmentation"] = "segmentation"
     takes = (ImageMasks,)
     module = "lit_attn.tasks.segmentation:Segmentation"
+    predicts = ("classes", "classes")
 
     def metrics(self, signature: ImageMasks) -> tuple[MetricInfo, ...]:
         return (
@@ -244,6 +240,3 @@ class SegmentationConfig(Task):
             MetricInfo("loss", "loss (nats)"),
             *(percent(f"IoU:{name}", f"IoU of {name}") for name in signature.names or "*"),
         )
-
-    def outputs(self, signature: ImageMasks) -> Outputs:
-        return Outputs("classes", signature.classes)

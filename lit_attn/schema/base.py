@@ -165,18 +165,12 @@ class Kind(Config):
 
 def require_methods(cls: type, noun: str) -> None:
     """Raise ConfigError if `cls` lacks an abstract method, unless ABC is one of its bases."""
-    if ABC not in cls.__bases__:
-        missing = {
-            name
-            for base in cls.__mro__
-            for name in vars(base)
-            if getattr(getattr(cls, name, None), "__isabstractmethod__", False)
-        }
-        if missing:
-            names = ", ".join(sorted(missing))
-            raise ConfigError(
-                f"class {cls.__name__} does not define {names}, which every {noun} has to define"
-            )
+    names = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__isabstractmethod__", False)]
+    if names and ABC not in cls.__bases__:
+        raise ConfigError(
+            f"class {cls.__name__} does not define {', '.join(names)}, "
+            f"which every {noun} has to define"
+        )
 
 
 def load(target: str) -> Any:

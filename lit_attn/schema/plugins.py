@@ -23,11 +23,11 @@ from lit_attn.schema.errors import ConfigError
 GROUP = "lit_attn.parts"
 """Entry-point group of installed packages with plug-ins."""
 
-# Hashes of the files at their import; a file can change or go while a study runs.
-_FILE_HASHES: dict[Path, bytes] = {}
+# `hash_source` of each file at its import; a file can change or go while a study runs.
+FILE_HASHES: dict[Path, bytes] = {}
 
 # Versions of the installed packages whose plug-ins have been imported.
-_PACKAGE_VERSIONS: dict[str, str] = {}
+PACKAGE_VERSIONS: dict[str, str] = {}
 
 
 def load_parts(files: Iterable[Path]) -> None:
@@ -47,11 +47,6 @@ def load_parts(files: Iterable[Path]) -> None:
             raise _name_conflict(path)
 
 
-def get_file_hash(path: Path) -> bytes:
-    """Return the `hash_source` of a file at its import; raise KeyError if not imported."""
-    return _FILE_HASHES[path.resolve()]
-
-
 def hash_source(source: bytes) -> bytes:
     """Return a SHA-256 of the code in a Python file, without comments, docstrings and layout."""
     tree = ast.parse(source)
@@ -68,11 +63,6 @@ def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node.value.value, str)
 
 
-def get_package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages whose plug-ins have been imported."""
-    return dict(_PACKAGE_VERSIONS)
-
-
 @cache
 def _import_installed() -> None:
     for entry_point in entry_points(group=GROUP):
@@ -80,31 +70,24 @@ def _import_installed() -> None:
         assert package is not None
         where = f"package {package.name}: plug-in {entry_point.value}"
         _guard(entry_point.load, where)
-        _PACKAGE_VERSIONS[package.name] = package.version
+        PACKAGE_VERSIONS[package.name] = package.version
 
 
 def _import_file(path: Path) -> None:
-    name = path.stem
-    if _origin(importlib.util.find_spec(name)) not in (None, path):
-        raise _name_conflict(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     search_path = list(sys.path)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    # Pickle finds the file's classes by this name.
-    sys.modules[name] = module
+    importlib.invalidate_caches()
     source = path.read_bytes()
-    run = spec.loader.exec_module
     try:
-        _guard(lambda: run(module), path)
+        if _origin(importlib.util.find_spec(path.stem)) != path:
+            raise _name_conflict(path)
+        _guard(lambda: importlib.import_module(path.stem), path)
     except ConfigError:
-        del sys.modules[name]
+        sys.modules.pop(path.stem, None)
         sys.path[:] = search_path
         raise
-    _FILE_HASHES[path] = hash_source(source)
+    FILE_HASHES[path] = hash_source(source)
 
 
 def _guard(run_import: Callable[[], object], file: Path | str) -> None:

@@ -158,7 +158,6 @@ class TaskModule(L.LightningModule, ABC):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
-        """Update the average of the weights after a step."""
         if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
             self.average.update(self.network)
 
@@ -209,7 +208,6 @@ class TaskModule(L.LightningModule, ABC):
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set the learning rate of this step, and the momentum if the schedule cycles it."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(self.global_step)
             if self.momentum is not None and "betas" in group:

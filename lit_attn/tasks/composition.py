@@ -28,7 +28,6 @@ class HeadComposition(TaskModule):
         return F.cross_entropy(self._logits(tokens), answers)
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """Return the questions."""
         return (batch[0],)
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
@@ -83,11 +82,7 @@ class Grid(Metric):
     def compute(self) -> dict[str, Tensor]:
         held_out = torch.zeros_like(self.questions, dtype=torch.bool)
         held_out[self.held_out] = True
-        groups = {
-            "accuracy": torch.ones_like(held_out),
-            "trained": ~held_out,
-            "held-out": held_out,
-        }
+        groups = {"accuracy": torch.ones_like(held_out), "trained": ~held_out, "held-out": held_out}
         for number, name in enumerate(self.tasks):
             groups[name] = torch.arange(len(held_out), device=held_out.device) == number
         values = {"loss": self.total / self.questions.sum()}

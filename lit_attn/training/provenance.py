@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lit_attn
-from lit_attn.schema.plugins import get_file_hash, get_package_versions, hash_source
+from lit_attn.schema.plugins import FILE_HASHES, PACKAGE_VERSIONS, hash_source
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
 NOT_TRAINING = ("ablate", "bench", "report")
@@ -44,7 +44,7 @@ def code_hash(parts: Iterable[Path]) -> str:
     digest = _PACKAGE.copy()
     for path in parts:
         digest.update(path.name.encode())
-        digest.update(get_file_hash(path))
+        digest.update(FILE_HASHES[path.resolve()])
     return digest.hexdigest()[:12]
 
 
@@ -61,7 +61,7 @@ def hash_package(root: Path) -> "hashlib._Hash":
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages on which the numbers depend, plug-ins included."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES} | get_package_versions()
+    return {name: importlib.metadata.version(name) for name in PACKAGES} | PACKAGE_VERSIONS
 
 
 # Computed at import, when the files are those that run: they may change during a long study.

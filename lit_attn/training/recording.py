@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import statistics
 import sys
 import time
@@ -11,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from lit_attn.cells.records import MetricRow, csv_lines, read_clock, read_metrics
+from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
 from lit_attn.tasks.base import Pictures
-from lit_attn.training import measurement
 
+CUDA_CONTEXT = 2**30
+"""Bytes that CUDA needs for a process beside its allocator, rounded up; 0.5 GiB is usual."""
+WARM_UP_STEPS = 5
+"""First steps, which allocate, compile and tune, and are left out of the step time."""
 RECENT_STEPS = 100
 """Number of last steps whose median time is reported as the current step time."""
 BAR_WIDTH = 24
@@ -56,7 +61,6 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append one row for each metric."""
         epoch = int(metrics.get("epoch", 0))
         rows = [
             MetricRow(step or 0, epoch, name, float(value))
@@ -170,6 +174,17 @@ class Progress(L.Callback):
         # The metrics were read from the device before this, so no GPU work is pending.
         self.evaluation_times.append(time.perf_counter() - self.started)
 
+    @property
+    def step_time(self) -> Spread:
+        """Spread of the step times after the warm-up."""
+        return _make_spread(self.step_times[WARM_UP_STEPS:] or self.step_times)
+
+    @property
+    def evaluation_time(self) -> Spread | None:
+        """Spread of the evaluation times after the first; None without any evaluation."""
+        times = self.evaluation_times
+        return _make_spread(times[1:] or times) if times else None
+
     def _write(self, trainer: L.Trainer) -> None:
         if os.getpid() != self.pid:
             # The cell's own code has forked. Two processes must not write the records of one cell.
@@ -181,8 +196,27 @@ class Progress(L.Callback):
             return
         self.written = now
         step_time = statistics.median(self.step_times[-RECENT_STEPS:])
-        memory = measurement.reserved_memory(trainer.strategy.root_device)
+        memory = measure_memory(trainer.strategy.root_device, is_reserved=True)
         progress = {"step": step, "total": self.total, "step_time": step_time, "memory": memory}
         # Without fsync: only the display reads this file.
         write_atomic(self.path, json.dumps(progress) + "\n", fsync=False)
         self.console.draw_bar(step, step_time)
+
+
+def measure_memory(device: torch.device, is_reserved: bool = False) -> int:
+    """Return the most bytes of tensors on a GPU, or the process's largest resident set.
+
+    With `is_reserved` they are the bytes of a GPU that other processes cannot use, which are more.
+    """
+    if device.type != "cuda":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if is_reserved:
+        return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _make_spread(seconds: list[float]) -> Spread:
+    if len(seconds) < 2:
+        return Spread(median=seconds[0] if seconds else 0.0, iqr=0.0, count=len(seconds))
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return Spread(median=median, iqr=high - low, count=len(seconds))

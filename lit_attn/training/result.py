@@ -16,12 +16,11 @@ from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
-from lit_attn.training import measurement
 from lit_attn.training.build import Parts
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
-from lit_attn.training.recording import Progress
+from lit_attn.training.recording import Progress, measure_memory
 
 SPEED = ("train/tokens_per_second", "evaluation/seconds")
 """Names of the metrics that describe the speed of a run."""
@@ -65,12 +64,20 @@ def make_result(
 
     Every rank must call this. Raises ConfigError if the study's metric was not logged.
     """
-    peak_memory = group.maximum(measurement.peak_memory(group.device))
+    peak_memory = group.maximum(measure_memory(group.device))
     if not group.is_rank_zero:
         return None
     costs, provenance = parts.costs, checkpoints.provenance
     rows = read_metrics(cell_dir / "metrics.csv")
-    speed = _measure_speed(cell, parts, progress)
+    step_time, evaluation_time = progress.step_time, progress.evaluation_time
+    batch_size, tokens = cell.experiment.data.batch_size, parts.data.signature.tokens
+    is_gpu = group.device.type == "cuda"
+    device = torch.cuda.get_device_name(group.device) if is_gpu else "CPU"
+    speed = {}
+    if tokens is not None and step_time.median:
+        speed["train/tokens_per_second"] = batch_size * tokens / step_time.median
+    if evaluation_time is not None:
+        speed["evaluation/seconds"] = evaluation_time.median
     # The speed is not in metrics.csv, so that a stopped cell leaves the same file as another one.
     rows += [MetricRow(steps, rows[-1].epoch, name, value) for name, value in speed.items()]
     selected = select_epoch(rows, cell.metric)
@@ -84,33 +91,21 @@ def make_result(
         steps=steps,
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
         devices=group.world_size,
-        batch_size=cell.experiment.data.batch_size,
+        batch_size=batch_size,
         parameters=costs.parameters,
         flops=costs.flops,
         ffn_width=costs.ffn_width,
-        step_time=measurement.step_time(progress.step_times),
-        evaluation_time=measurement.evaluation_time(progress.evaluation_times),
+        step_time=step_time,
+        evaluation_time=evaluation_time,
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
-        device=measurement.device_name(group.device),
+        device=device,
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
         code=provenance.code,
         data=provenance.data,
         versions=provenance.versions,
         finished=utc_now(),
     )
-
-
-def _measure_speed(cell: Cell, parts: Parts, progress: Progress) -> dict[str, float]:
-    """Return tokens per second and seconds per evaluation at their medians, by metric name."""
-    speed = {}
-    step_time = measurement.step_time(progress.step_times).median
-    if (tokens := parts.data.signature.tokens) is not None and step_time:
-        samples = cell.experiment.data.batch_size
-        speed["train/tokens_per_second"] = samples * tokens / step_time
-    if (evaluation := measurement.evaluation_time(progress.evaluation_times)) is not None:
-        speed["evaluation/seconds"] = evaluation.median
-    return speed
 
 
 def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:

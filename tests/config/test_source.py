@@ -43,10 +43,13 @@ def test_every_key_has_its_line(tmp_path: Path) -> None:
 
 def test_merged_keys_keep_their_lines(tmp_path: Path) -> None:
     tree = load_text(
-        tmp_path, "a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc:\n  x: 0\n  <<: [*a, *b]\n  z: 5\n"
+        tmp_path,
+        "a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc: &c\n  x: 0\n  <<: [*a, *b]\n  z: 5\n"
+        "d: {<<: *c, w: 1}\ne: *c\n",
     )
     assert tree["c"] == {"x": 0, "y": 2, "z": 5}
-    assert list(tree["c"]) == ["x", "y", "z"]
+    assert list(tree["c"]) == ["y", "z", "x"]
+    assert tree["d"] == tree["c"] | {"w": 1}
     assert [tree["c"].where[key].line for key in "xyz"] == [4, 1, 6]
 
 

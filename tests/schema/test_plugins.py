@@ -140,7 +140,7 @@ def test_a_study_trains_with_parts_from_a_file(tmp_path: Path) -> None:
     config = yaml.safe_load((cell / "config.yaml").read_text())
     assert config["experiment"]["optimizer"] == {"kind": "plain", "lr": 0.1, "weight_decay": 0.0}
     (cell / "result.json").unlink()
-    repeated = run(tmp_path, "lit_attn.train", str(cell), "--smoke")
+    repeated = run(tmp_path, "lit_attn.train", str(cell))
     assert repeated.returncode == 0, repeated.stderr
 
 

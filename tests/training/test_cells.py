@@ -412,34 +412,20 @@ def test_exit_codes_describe_the_end_of_a_cell(
         assert f"process {os.getpid()} on {socket.gethostname()} runs" in capsys.readouterr().err
 
 
-def test_a_smoke_run_leaves_the_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = folder_of(digits_cell(), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6)
-        with pytest.raises(Preempted):
-            run_cell(folder)
-    before = (folder / "metrics.csv").read_text()
-    assert main([str(folder), "--smoke"]) == 0
-    assert result_of(folder / "smoke").steps == 1
-    assert not (folder / "result.json").exists()
-    assert (folder / "metrics.csv").read_text() == before
-    assert (folder / "checkpoints" / "step-000000006.ckpt").exists()
-
-
 def test_a_cell_ignores_a_slurm_allocation_around_it(tmp_path: Path) -> None:
     """The tasks and nodes of `salloc` or `sbatch` are not the ranks of the cell."""
-    folder = folder_of(digits_cell(training={"devices": 2}), tmp_path)
+    folder = folder_of(digits_cell(training={"devices": 2, "max_steps": 1}), tmp_path)
     slurm = {"NTASKS": "4", "NTASKS_PER_NODE": "4", "NNODES": "2", "JOB_NAME": "mine"}
     slurm |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.train", str(folder), "--smoke"],
+        [sys.executable, "-m", "lit_attn.train", str(folder)],
         env=os.environ | {f"SLURM_{name}": value for name, value in slurm.items()},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert result_of(folder / "smoke").devices == 2
+    assert result_of(folder).devices == 2
 
 
 def test_help_imports_no_torch() -> None:

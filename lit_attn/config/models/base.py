@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.signatures import ImageSignature, Signature
 from lit_attn.schema.base import Config, Kind, load
-from lit_attn.schema.errors import find_nearest_divisor, suggest
+from lit_attn.schema.errors import ConfigError, find_nearest_divisor, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,9 @@ class Model(Kind):
 
     def check_files(self) -> None:
         """Raise ConfigError, which begins with `model.` and the key, if a file is missing."""
+        path = getattr(self, "checkpoint", None)
+        if path is not None and not path.is_file():
+            raise ConfigError(f"model.checkpoint: no file {path}")
 
     def try_out(self, signature: Any) -> None:
         import torch

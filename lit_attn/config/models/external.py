@@ -75,10 +75,6 @@ class TimmConfig(ExternalModel):
         if self.checkpoint is not None and not self.pretrained:
             raise ValueError("checkpoint: needs `pretrained: true`")
 
-    def check_files(self) -> None:
-        if self.checkpoint is not None and not self.checkpoint.is_file():
-            raise ConfigError(f"model.checkpoint: no file {self.checkpoint}")
-
 
 class TransformersConfig(ExternalModel):
     """A model of transformers with random weights (`architecture`) or pretrained ones (`name`).

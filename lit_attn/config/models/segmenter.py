@@ -10,7 +10,6 @@ from lit_attn.config.models.vision import Transformer
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.base import Share, outside_identity
-from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +63,3 @@ class SegmenterConfig(Transformer):
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         require_mmseg("model.kind")
         return super().build(signature, device)
-
-    def check_files(self) -> None:
-        if self.checkpoint is not None and not self.checkpoint.is_file():
-            raise ConfigError(f"model.checkpoint: no file {self.checkpoint}")
