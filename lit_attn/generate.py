@@ -29,7 +29,21 @@ TOKENS = 200
 
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
-    options = make_parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
+
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a finished cell")
+    add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
+    text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
+    add("--tokens", type=int, metavar="N", help=text)
+    text = "temperature (default 1); 0 always takes the most likely token"
+    add("--temperature", type=float, metavar="T", default=1.0, help=text)
+    text = "draw among the K most likely tokens (default: all)"
+    add("--top-k", type=int, metavar="K", help=text)
+    add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
+    text = "execute the Python files that the run names under `parts` without asking"
+    add("--trust-code", action="store_true", help=text)
+    options = parser.parse_args(arguments)
     try:
         for text in generate(options):
             print(text, end="", flush=True)
@@ -163,25 +177,6 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
             f"positions that the model has learned. Choose at most {limit:,}."
         )
     return requested or int(min(TOKENS, limit))
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
-
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a finished cell")
-    add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
-    text = f"number of tokens (default {TOKENS}, or fewer if the model has fewer positions)"
-    add("--tokens", type=int, metavar="N", help=text)
-    text = "temperature (default 1); 0 always takes the most likely token"
-    add("--temperature", type=float, metavar="T", default=1.0, help=text)
-    text = "draw among the K most likely tokens (default: all)"
-    add("--top-k", type=int, metavar="K", help=text)
-    add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
-    text = "execute the Python files that the run names under `parts` without asking"
-    add("--trust-code", action="store_true", help=text)
-    return parser
 
 
 if __name__ == "__main__":

@@ -87,12 +87,11 @@ class Study:
         it.
         """
         self._expand()
-        words = [str(self.path), "--study", self.name, "--out", str(self.out)]
-        words += ["--reports", str(self.reports)]
-        for option, number in (("--jobs", jobs), ("--limit", limit)):
-            words += [] if number is None else [option, str(number)]
+        options = {"--study": self.name, "--out": self.out, "--reports": self.reports}
+        options |= {"--jobs": jobs, "--limit": limit}
+        words = [f"{name}={value}" for name, value in options.items() if value is not None]
         with subprocess.Popen(
-            [sys.executable, "-m", "lit_attn.ablate", *words],
+            [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words],
             # On a terminal the runner draws its live table itself.
             stdout=None if sys.stdout.isatty() else subprocess.PIPE,
             stderr=None if sys.stdout.isatty() else subprocess.STDOUT,

@@ -243,16 +243,11 @@ class MetricChoice(Config):
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
-        if (goal := self.goal or info.goal) is None:
+        chosen = {"label": info.label, "goal": info.goal, "scale": info.scale}
+        chosen |= self.model_dump(exclude_none=True)
+        if chosen["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
-        return Metric(
-            name=self.name,
-            label=info.label if self.label is None else self.label,
-            goal=goal,
-            scale=info.scale if self.scale is None else self.scale,
-            selection=self.selection,
-            margin=self.margin,
-        )
+        return Metric.model_validate(chosen)
 
 
 def available(experiment: "Experiment") -> list[MetricInfo]:

@@ -6,7 +6,6 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -84,7 +83,7 @@ class Checkpoints(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the seconds and the provenance of all attempts."""
-        attempts = [*self.earlier_attempts, self.this_attempt]
+        attempts = [*self.earlier_attempts, self.describe()]
         unique = [a for number, a in enumerate(attempts) if a not in attempts[:number]]
         return {"elapsed": self.elapsed, "attempts": [tuple(attempt) for attempt in unique]}
 
@@ -94,21 +93,16 @@ class Checkpoints(L.Callback):
         self.earlier_attempts = [Provenance(*each) for each in state_dict.get("attempts", ())]
         if not self.earlier_attempts or not self.group.is_rank_zero:
             return
-        before, now = self.earlier_attempts[-1], self.this_attempt
+        before, now = self.earlier_attempts[-1], self.describe()
         for name, old, new in zip(Provenance._fields, before, now, strict=True):
             if old != new:
                 change = f"{old} then, {new} now. The result names both."
                 print(f"The checkpoint was written with other {name}: {change}", flush=True)
 
-    @cached_property
-    def this_attempt(self) -> Provenance:
-        """The provenance of this attempt."""
-        return self.describe()
-
     @property
     def provenance(self) -> Provenance:
         """The provenance of all attempts that led here."""
-        return join_provenances([*self.earlier_attempts, self.this_attempt])
+        return join_provenances([*self.earlier_attempts, self.describe()])
 
     @property
     def elapsed(self) -> float:

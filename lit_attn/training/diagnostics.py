@@ -87,7 +87,9 @@ class DiagnosticsCallback(L.Callback):
     def on_validation_batch_start(
         self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and self._is_due(trainer):
+        step = trainer.global_step
+        is_due = step >= self.total or step // self.interval % self.settings.every == 0
+        if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and is_due:
             self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
 
     def on_train_batch_end(
@@ -118,10 +120,6 @@ class DiagnosticsCallback(L.Callback):
             np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no bool
             write_atomic(self.arrays, content.getvalue())
         self.times.append(time.perf_counter() - started)
-
-    def _is_due(self, trainer: L.Trainer) -> bool:
-        step = trainer.global_step
-        return step >= self.total or step // self.interval % self.settings.every == 0
 
 
 @torch.no_grad()
@@ -225,7 +223,7 @@ def record_calls(
 def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[LayerCall, Tensor]]:
     """Split `calls` into float64 calls whose weights fit in memory.
 
-    Yields each call with a boolean (B, n) that is True for tokens that are not padding.
+    Yields each call with a boolean (B, n) that is True for tokens that some token attends to.
     """
     for call in calls:
         x = call.arguments["x"]
@@ -235,17 +233,11 @@ def split_calls(layer: Attention, calls: list[LayerCall]) -> Iterator[tuple[Laye
         for start in range(0, batch, size):
             part = slice(start, start + size)
             arguments = call.arguments | {"x": x[part].double()}
+            is_attended = torch.ones(arguments["x"].shape[:2], dtype=torch.bool, device=x.device)
             if (mask := arguments.get("attn_mask")) is not None:
                 mask = mask[part] if mask.ndim == 4 and mask.shape[0] == batch else mask
                 arguments["attn_mask"] = mask.double() if mask.is_floating_point() else mask
-            yield LayerCall(arguments, call.stream[part].double()), _attended_tokens(arguments)
-
-
-def _attended_tokens(arguments: dict[str, Any]) -> Tensor:
-    """Return a boolean (B, n) that is True for tokens that some token attends to."""
-    x, mask = arguments["x"], arguments.get("attn_mask")
-    attended = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    if mask is None or mask.dtype != torch.bool:
-        return attended
-    full_mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return attended & full_mask.any(2).any(1)
+                if mask.dtype == torch.bool:
+                    full_mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+                    is_attended &= full_mask.any(2).any(1)
+            yield LayerCall(arguments, call.stream[part].double()), is_attended

@@ -5,6 +5,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from lit_attn.config.cell import Cell
 from lit_attn.training.build import build
@@ -46,12 +48,16 @@ def fit(
     Training continues from the newest checkpoint in `cell_dir`; a run with `limits` starts afresh.
     Raises ConfigError, Diverged or Preempted as `lit_attn.train.run_cell` does.
     """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=message)
     training, device = cell.experiment.training, group.device
     parts = build(cell, device)
     data, task = parts.data, parts.task
     total_steps = training.steps(data.steps_per_epoch)
     steps = total_steps if limits is None else min(total_steps, limits.steps)
 
+    @cache
     def describe() -> Provenance:
         return Provenance(code_hash(cell.parts), data.fingerprint(), package_versions())
 
@@ -80,14 +86,17 @@ def fit(
         callbacks.append(diagnostics)
         if group.is_rank_zero:
             diagnostics.start(first_step)
+    # Without an environment, Lightning takes any SLURM allocation around the cell for its ranks.
+    is_slurm = group.ranks.nodes > 1
+    environment = SLURMEnvironment(auto_requeue=False) if is_slurm else LightningEnvironment()
     has_trackers = group.is_rank_zero and limits is None
-    with silence_lightning(), _open_loggers(cell, cell_dir, has_trackers) as trackers:
+    with _open_loggers(cell, cell_dir, has_trackers) as trackers:
         trainer = L.Trainer(
             accelerator=device.type,
             devices=group.ranks.ranks_per_node,
             num_nodes=group.ranks.nodes,
             strategy="auto" if group.world_size == 1 else "ddp",
-            plugins=[make_precision(training.precision, device), group.cluster_environment()],
+            plugins=[make_precision(training.precision, device), environment],
             max_epochs=max(training.epochs, epochs),
             max_steps=steps,
             limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
@@ -137,21 +146,6 @@ def fit(
     result.write(cell_dir / "result.json")
     checkpoints.clear()
     return FinishedRun(parts, total_steps, result, diagnostics)
-
-
-@contextlib.contextmanager
-def silence_lightning() -> Iterator[None]:
-    """Suppress Lightning's messages and warnings about which a user can do nothing."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        for message in NOISE:
-            warnings.filterwarnings("ignore", message=message)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def make_precision(name: str, device: torch.device) -> Precision:

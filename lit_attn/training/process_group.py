@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-)
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch import distributed
 
 from lit_attn.cells.ranks import ACROSS_NODES, RENDEZVOUS
@@ -33,11 +29,6 @@ class RankInfo(NamedTuple):
     def ranks_per_node(self) -> int:
         """Number of ranks on this machine."""
         return self.world_size // self.nodes
-
-    @property
-    def local_rank(self) -> int:
-        """Rank of this process among the ranks of this machine."""
-        return self.rank % self.ranks_per_node
 
 
 def read_rank_info() -> RankInfo:
@@ -66,8 +57,9 @@ def choose_device(accelerator: str, ranks: RankInfo) -> torch.device:
         raise ConfigError(
             f"training.devices: {ranks.ranks_per_node} exceeds the {visible} visible CUDA devices"
         )
-    torch.cuda.set_device(ranks.local_rank)
-    return torch.device(accelerator, ranks.local_rank)
+    local_rank = ranks.rank % ranks.ranks_per_node
+    torch.cuda.set_device(local_rank)
+    return torch.device(accelerator, local_rank)
 
 
 class ProcessGroup:
@@ -100,15 +92,6 @@ class ProcessGroup:
         shared = [path]
         distributed.broadcast_object_list(shared, src=0, group=self.gloo)
         return shared[0]
-
-    def cluster_environment(self) -> ClusterEnvironment:
-        """Return the source from which Lightning reads the rank.
-
-        Without it, Lightning takes any SLURM allocation around the cell for the cell's own ranks.
-        """
-        if self.ranks.nodes > 1:
-            return SLURMEnvironment(auto_requeue=False)
-        return LightningEnvironment()
 
 
 @contextlib.contextmanager

@@ -122,13 +122,8 @@ class JiTConfig(Transformer):
     def _heads_rotate_by_row_and_column(self) -> Self:
         if self.dim % 4:
             raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
-        require_division(
-            "heads",
-            "heads of a width that is a multiple of 4",
-            self.heads,
-            self.dim // 4,
-            f"dim {self.dim}",
-        )
+        noun = "heads of a width that is a multiple of 4"
+        require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
         return self
 
 
