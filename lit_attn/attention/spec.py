@@ -31,7 +31,7 @@ from lit_attn.attention.parts import (
     StaticConfig,
 )
 from lit_attn.schema.base import Config, Kind
-from lit_attn.schema.errors import explain, find_nearest_divisor, suggest, unknown_key
+from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
 
 
 class AttentionSpec(Config):
@@ -99,7 +99,8 @@ class AttentionSpec(Config):
         choices = {"preset": value} if isinstance(value, str) else value
         for key in choices if isinstance(choices, dict) else ():
             if key != "preset" and key not in cls.model_fields:
-                raise unknown_key(key, ["preset", *cls.model_fields])
+                hint = suggest(str(key), ["preset", *cls.model_fields])
+                raise key_error(key, f"unknown key '{key}'{hint}")
         if not isinstance(choices, dict) or "preset" not in choices:
             return choices
         parts: dict[str, Any] = dict(preset(str(choices["preset"])))

@@ -1,7 +1,7 @@
 """Optimisers: the configuration of each, and how it is built over the parameters of a module."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -37,8 +37,8 @@ class Optimizer(Kind):
             )
         optimizer.step()
 
-    def parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
-        """Return the trainable parameters of `module`."""
+    def parameters(self, module: "nn.Module") -> list[Any]:
+        """Return the trainable parameters of `module`, or groups of them."""
         return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -58,66 +58,64 @@ class SGD(Optimizer):
 class Adaptive(Optimizer):
     """Base of the optimisers that divide by a running mean of squared gradients."""
 
+    target: ClassVar[str]
+    """Class of the optimiser as "module:name"."""
+
     betas: tuple[Share, Share] = Field(
         (0.9, 0.999), description="decays of the means of gradients and of their squares"
     )
     eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
+
+    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+        choices = (self.lr, self.betas, self.eps, self.weight_decay)
+        parameters = self.parameters(module)
+        optimizer: torch.optim.Optimizer = load(self.target)(parameters, *choices, fused=fused)
+        return optimizer
 
 
 class Adam(Adaptive):
     """Adam (Kingma & Ba 2015); weight decay is coupled (L2)."""
 
     kind: Literal["adam"] = "adam"
-
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        import torch
-
-        choices = (self.lr, self.betas, self.eps, self.weight_decay)
-        return torch.optim.Adam(self.parameters(module), *choices, fused=fused)
+    target = "torch.optim:Adam"
 
 
 class AdamW(Adaptive):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
     kind: Literal["adamw"] = "adamw"
+    target = "torch.optim:AdamW"
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
         description="parameters with weight decay: all; matrices: tensors of 2 or more axes; "
         "weights: the same without positions and class token, as timm",
     )
 
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        import torch
-
+    def parameters(self, module: "nn.Module") -> list[Any]:
         if self.decay == "weights":
             from timm.optim import param_groups_weight_decay
 
             # timm's networks name further parameters without decay.
             names: set[str] = getattr(module, "no_weight_decay", set)()
-            groups = param_groups_weight_decay(
-                module, self.weight_decay, no_weight_decay_list=names
-            )
-        else:
-            parameters = self.parameters(module)
-            vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
-            groups = [
-                {"params": [p for p in parameters if p.ndim >= 2]},
-                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": vector_decay},
-            ]
-        choices = (self.lr, self.betas, self.eps, self.weight_decay)
-        return torch.optim.AdamW(groups, *choices, fused=fused)
+            decay = self.weight_decay
+            return param_groups_weight_decay(module, decay, no_weight_decay_list=names)
+        parameters = super().parameters(module)
+        vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
+        return [
+            {"params": [p for p in parameters if p.ndim >= 2]},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": vector_decay},
+        ]
 
 
 class SetAdam(Adaptive):
     """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
 
     kind: Literal["set-adam"] = "set-adam"
+    target = "lit_attn.optim.set_adam:SETAdam"
     eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
     tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
         choices = (self.lr, self.betas, self.eps, self.tau, self.weight_decay)
-        optimizer: torch.optim.Optimizer = load("lit_attn.optim.set_adam:SETAdam")(
-            self.parameters(module), *choices
-        )
+        optimizer: torch.optim.Optimizer = load(self.target)(self.parameters(module), *choices)
         return optimizer

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.schema.errors import ConfigError, boolean_number, suggest, unknown_key
+from lit_attn.schema.errors import ConfigError, key_error, suggest
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
@@ -26,9 +26,12 @@ class Config(BaseModel):
         if isinstance(value, dict):
             for key, item in value.items():
                 if key not in cls.model_fields:
-                    raise unknown_key(key, cls.model_fields)
-                if key in _number_keys(cls) and _has_boolean(item):
-                    raise boolean_number(key)
+                    raise key_error(
+                        key, f"unknown key '{key}'{suggest(str(key), cls.model_fields)}"
+                    )
+                items = item if isinstance(item, list | tuple) else [item]
+                if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
+                    raise key_error(key, "needs a number, not true or false")
         return value
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
@@ -208,12 +211,6 @@ def _leaf_types(annotation: Any) -> set[Any]:
     if not arguments:
         return {annotation if isinstance(annotation, type) else type(annotation)}
     return set().union(*(_leaf_types(argument) for argument in arguments))
-
-
-def _has_boolean(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_has_boolean(item) for item in value)
-    return isinstance(value, bool)
 
 
 def _to_plain(value: Any) -> Any:

@@ -49,17 +49,9 @@ def find_nearest_divisor(number: int, total: int) -> int:
     return next((n for n in candidates if 0 < n <= total and total % n == 0), 1)
 
 
-def unknown_key(key: object, choices: Iterable[str]) -> PydanticCustomError:
-    """Return the error for a key that is none of `choices`."""
-    hint = suggest(str(key), choices)
-    return PydanticCustomError(
-        "unknown_key", "unknown key '{key}'{hint}", {"key": key, "hint": hint}
-    )
-
-
-def boolean_number(key: str) -> PydanticCustomError:
-    """Return the error for a number that is written as true or false."""
-    return PydanticCustomError("boolean_number", "needs a number, not true or false", {"key": key})
+def key_error(key: object, message: str) -> PydanticCustomError:
+    """Return the error `message` about a key of a mapping."""
+    return PydanticCustomError("key_error", "{message}", {"key": key, "message": message})
 
 
 def explain(error: ValidationError, where: str) -> ConfigError:
@@ -75,7 +67,7 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     keys = first["loc"]
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
-        case "unknown_key" | "boolean_number":
+        case "key_error":
             keys = (*keys, str(first["ctx"]["key"]))
         case "extra_forbidden":
             message = "unknown key"
