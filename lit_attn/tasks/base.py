@@ -29,23 +29,6 @@ class Pictures(NamedTuple):
     legend: Legend
 
 
-class SplitMetrics(nn.Module):
-    """Metrics of one split: those of the task, and those that the experiment adds."""
-
-    def __init__(self, task_metrics: Metric | MetricCollection, added: MetricCollection) -> None:
-        super().__init__()
-        self.task_metrics = task_metrics
-        self.added = added
-
-    def compute(self) -> dict[str, float]:
-        """Return the values over all ranks, without added ones that are not finite, and reset."""
-        values = {name: value.item() for name, value in self.task_metrics.compute().items()}
-        added = {name: value.item() for name, value in self.added.compute().items()}
-        self.task_metrics.reset()
-        self.added.reset()
-        return values | {name: value for name, value in added.items() if math.isfinite(value)}
-
-
 class TaskModule(L.LightningModule, ABC):
     """Module that trains `network` and evaluates it on the splits of `data`.
 
@@ -72,8 +55,11 @@ class TaskModule(L.LightningModule, ABC):
         self.splits = data.splits
         self.optimizer = optimizer
         self.rate = rate
+        # Of every split, for the trained weights and then for the averaged weights.
+        self.metrics: list[Metric | MetricCollection] = []
+        self.added: list[MetricCollection] = []
         self.added_metrics = MetricCollection({})
-        self.metrics = self._make_metrics()
+        self._extend_metrics()
         # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
         self.train_loss = MeanMetric(nan_strategy="disable")
         self.average: ModelEmaV3 | None = None
@@ -104,7 +90,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def metric_names(self, split: str) -> list[str]:
         """Return the names of the task's own metrics; override it without a MetricCollection."""
-        metrics = self._split_metrics(self.splits.index(split)).task_metrics
+        metrics = self.metrics[self.splits.index(split)]
         assert isinstance(metrics, MetricCollection)
         return [str(name) for name in metrics]
 
@@ -118,7 +104,9 @@ class TaskModule(L.LightningModule, ABC):
     def add_metrics(self, metrics: dict[str, Metric]) -> None:
         """Measure further metrics on every split; called before `average_weights`."""
         self.added_metrics = MetricCollection(dict(metrics), compute_groups=False)
-        self.metrics = self._make_metrics()
+        self.metrics.clear()
+        self.added.clear()
+        self._extend_metrics()
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         """Return the network's inputs of an evaluation batch."""
@@ -133,7 +121,7 @@ class TaskModule(L.LightningModule, ABC):
         """Keep and evaluate an exponential moving average of the weights, updated every step."""
         # Lightning switches all modules to evaluation and back, and warns of those in that mode.
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
-        self.metrics.extend(self._make_metrics())
+        self._extend_metrics()
 
     @contextlib.contextmanager
     def with_average(self) -> Iterator[None]:
@@ -186,8 +174,11 @@ class TaskModule(L.LightningModule, ABC):
         """Record the metrics of all splits; raise Diverged if a loss is not finite."""
         averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
-            computed = self._split_metrics(index).compute()
-            values = {f"{prefix}{name}": value for name, value in computed.items()}
+            task_values, added = self.metrics[index].compute(), self.added[index].compute()
+            values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}
+            values |= {f"{prefix}{k}": v.item() for k, v in added.items() if v.isfinite()}
+            self.metrics[index].reset()
+            self.added[index].reset()
             if not math.isfinite(loss := values[f"{prefix}loss"]):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
@@ -237,24 +228,20 @@ class TaskModule(L.LightningModule, ABC):
         for logger in self.loggers:
             logger.log_metrics({"epoch": epoch, **values}, step=self.global_step)
 
-    def _make_metrics(self) -> nn.ModuleList:
-        return nn.ModuleList(
-            SplitMetrics(self.build_metrics(split), self.added_metrics.clone())
-            for split in self.splits
-        )
+    def _extend_metrics(self) -> None:
+        """Append the metrics of all splits, for the trained or the averaged weights."""
+        self.metrics.extend(self.build_metrics(split) for split in self.splits)
+        self.added.extend(self.added_metrics.clone() for _ in self.splits)
+        # Lightning moves the metrics to the device of this module.
+        self.registered_metrics = nn.ModuleList([*self.metrics, *self.added])
 
     def _update(self, index: int, batch: Any) -> Tensor | None:
         """Update the metrics with number `index` and return the `unit_values` of the batch."""
-        metrics, evaluated = self._split_metrics(index), self.evaluate(batch)
-        metrics.task_metrics.update(*evaluated)
+        evaluated = self.evaluate(batch)
+        self.metrics[index].update(*evaluated)
         if self.added_metrics:
             predictions = self.predictions(batch, evaluated)
             # A rank can have a batch of padding alone, which not every metric accepts.
             if predictions[0].numel():
-                metrics.added.update(*predictions)
+                self.added[index].update(*predictions)
         return self.unit_values(*evaluated)
-
-    def _split_metrics(self, index: int) -> SplitMetrics:
-        metrics = self.metrics[index]
-        assert isinstance(metrics, SplitMetrics)
-        return metrics
