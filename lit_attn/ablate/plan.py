@@ -24,10 +24,10 @@ from lit_attn.cells.folder import State, read_cell, read_result, read_state
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
-from lit_attn.config.loggers import MetricLogger
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, format_value, locate
 from lit_attn.config.study import StudySource
+from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError, suggest
 

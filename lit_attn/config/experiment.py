@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from lit_attn.config.data import composition, images, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric
-from lit_attn.config.models import external, language, segmenter, vision
+from lit_attn.config.models import external, language, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
@@ -22,7 +22,7 @@ from lit_attn.schema.errors import ConfigError
 
 MEMBERS = (
     *(composition, images, segmentation, tables, text),
-    *(vision, language, segmenter, external),
+    *(vision, language, external),
 )
 """Modules with the data sets and models of this package."""
 

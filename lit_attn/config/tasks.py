@@ -134,7 +134,7 @@ class RegressionConfig(Task):
 
     kind: Literal["regression"] = "regression"
     takes = (ImageTargets,)
-    module = "lit_attn.tasks.regression:Regression"
+    module = "lit_attn.tasks.classification:Regression"
     predicts = ("values", "outputs")
 
     def metrics(self, signature: ImageTargets) -> tuple[MetricInfo, ...]:

@@ -1,14 +1,20 @@
-"""Length, precision and devices of a cell's training, and the diagnostics recorded meanwhile."""
+"""Length, precision and devices of a cell's training, and what is recorded meanwhile."""
 
+import importlib.util
 import math
-from typing import Literal
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lit_attn.config.loggers import MetricLogger
-from lit_attn.schema.base import Config, outside_identity
+from lit_attn.schema.base import Config, Kind, outside_identity
+from lit_attn.schema.errors import ConfigError
 
-Kind = Literal["residual", "rank", "maps", "heads", "mixture"]
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers.logger import Logger
+
+DiagnosticKind = Literal["residual", "rank", "maps", "heads", "mixture"]
 
 # Diagnostics that need samples; the others read weights only.
 OF_SAMPLES = {"residual", "rank", "maps"}
@@ -24,7 +30,7 @@ class Diagnostics(Config):
     records nothing, because a study compares mechanisms.
     """
 
-    kinds: tuple[Kind, ...] = Field(min_length=1, description="quantities to record")
+    kinds: tuple[DiagnosticKind, ...] = Field(min_length=1, description="quantities to record")
     samples: PositiveInt = Field(32, description="samples of the first evaluation batch to read")
     every: PositiveInt = Field(
         1, description="evaluations between records; the last evaluation is always recorded"
@@ -32,6 +38,84 @@ class Diagnostics(Config):
     first_epoch_every: PositiveInt | None = Field(
         None, description="steps between further records in the first epoch; null: none"
     )
+
+
+class MetricLogger(Kind):
+    """Logger of an experiment tracker, which receives the metrics beside the cell's own records."""
+
+    package: ClassVar[str]
+    """Module of the tracker's Python package."""
+
+    def check_files(self) -> None:
+        """Raise ConfigError if the tracker's package is not installed."""
+        if importlib.util.find_spec(self.package) is None:
+            raise ConfigError(
+                f"{self.kind} needs {self.package}, which is not installed: "
+                "pip install 'lit_attn[trackers]'"
+            )
+
+    @abstractmethod
+    def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
+        """Return Lightning's logger for the cell `name` (VARIANT/SEED) of `study`.
+
+        A further attempt of the cell continues the same run, which `identity` finds. `folder` is
+        the cell's folder.
+        """
+
+    def close(self, logger: "Logger", has_succeeded: bool) -> None:
+        """End the run at the end of an attempt."""
+        logger.finalize("success" if has_succeeded else "failed")
+
+
+class MLflowLogger(MetricLogger):
+    """MLflow: a study is an experiment, and a cell is a run with the tag `identity`."""
+
+    package: ClassVar[str] = "mlflow"
+    kind: Literal["mlflow"] = "mlflow"
+    uri: str = Field(
+        description="address of the server or the database, as in http://host:5000 or "
+        "sqlite:////path/mlflow.db"
+    )
+
+    def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
+        from lightning.pytorch.loggers import MLFlowLogger
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self.uri)
+        experiment = client.get_experiment_by_name(study)
+        runs = experiment and client.search_runs(
+            [experiment.experiment_id], f"tags.identity = '{identity}'"
+        )
+        run_id = runs[0].info.run_id if runs else None
+        tags = {"identity": identity}
+        return MLFlowLogger(study, run_name=name, tracking_uri=self.uri, tags=tags, run_id=run_id)
+
+
+class WandbLogger(MetricLogger):
+    """Weights & Biases: a study is a group of a project, and a cell is a run."""
+
+    package: ClassVar[str] = "wandb"
+    kind: Literal["wandb"] = "wandb"
+    project: str = Field(description="name of the project")
+    entity: str | None = Field(None, description="user or team; null: your default")
+    offline: bool = Field(False, description="write to the cell's folder only, for `wandb sync`")
+
+    def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
+        from lightning.pytorch.loggers import WandbLogger
+
+        return WandbLogger(
+            project=self.project,
+            entity=self.entity,
+            offline=self.offline,
+            group=study,
+            name=name,
+            id=identity,
+            resume="allow",
+            save_dir=folder,
+        )
+
+    def close(self, logger: Any, has_succeeded: bool) -> None:
+        logger.experiment.finish(exit_code=0 if has_succeeded else 1)
 
 
 class Training(Config):

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.data.segmentation import IGNORED
-from lit_attn.config.models.segmenter import SegmenterConfig
-from lit_attn.config.models.vision import ImageViTConfig, Transformer
+from lit_attn.config.models.vision import ImageViTConfig, SegmenterConfig, Transformer
 from lit_attn.models import vit
 from lit_attn.models.external import create_timm
 from lit_attn.models.layers import Device

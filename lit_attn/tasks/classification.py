@@ -1,4 +1,4 @@
-"""Classification of images and of sequences.
+"""Classification of images and of sequences, and regression from images.
 
 Shapes: images (B, C, H, W) float; tokens and their mask (B, n), or (B, 2, n) for pairs; logits
 (B, classes); targets (B,) class indices or (B, classes) probabilities.
@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import (
+    MeanAbsoluteError,
+    MeanMetric,
+    MeanSquaredError,
+    MetricCollection,
+    R2Score,
+)
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from lit_attn.config.data.text import IGNORED
@@ -65,6 +71,33 @@ class SequenceClassification(Classification):
         logits, labels = super().evaluate(batch)
         labelled = labels != IGNORED
         return logits[labelled], labels[labelled]
+
+
+class Regression(TaskModule):
+    """Regression from images: mean squared and absolute errors, and R² (mean over the K numbers).
+
+    Predictions and targets are (B, K) float, in the units of the targets.
+    """
+
+    def build_metrics(self, split: str) -> MetricCollection:
+        return MetricCollection(
+            {"mae": MeanAbsoluteError(), "r2": R2Score(), "loss": MeanSquaredError()},
+            compute_groups=False,
+        )
+
+    def loss(self, batch: Any) -> Tensor:
+        images, targets = batch
+        return F.mse_loss(self.network(images), targets)
+
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return predictions and targets."""
+        images, targets = batch
+        return self.network(images).float(), targets
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return predictions and targets, (B,) for one number and (B, K) for several."""
+        # torchmetrics flattens the values with `view`, which needs contiguous memory.
+        return tuple(values.squeeze(1).contiguous() for values in evaluated)
 
 
 class Calibration(MulticlassCalibrationError):

@@ -10,8 +10,13 @@ from torch import nn
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.models.base import FFN, Model
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
-from lit_attn.config.models.segmenter import SegmenterConfig
-from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig, ViTConfig
+from lit_attn.config.models.vision import (
+    ImageViTConfig,
+    JiTConfig,
+    LocalViTConfig,
+    SegmenterConfig,
+    ViTConfig,
+)
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name

@@ -12,7 +12,7 @@ from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import AttentionSpec, preset
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.segmenter import SegmenterConfig
+from lit_attn.config.models.vision import SegmenterConfig
 from lit_attn.extras import require_mmseg
 from lit_attn.models.factory import build, count, describe
 from lit_attn.schema.errors import ConfigError
