@@ -30,12 +30,7 @@ class Optimizer(Kind):
 
         module = torch.nn.Linear(2, 2)
         module(torch.ones(1, 2)).sum().backward()
-        optimizer = self.build(module, fused=True)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"`build` returns {type(optimizer).__name__}, which is not a torch.optim.Optimizer"
-            )
-        optimizer.step()
+        self.build(module, fused=True).step()
 
     def parameters(self, module: "nn.Module") -> list[Any]:
         """Return the trainable parameters of `module`, or groups of them."""

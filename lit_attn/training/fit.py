@@ -65,15 +65,15 @@ def fit(
     checkpoints = Checkpoints(folder, cell.seed, interval, group, describe)
     resume_from = None if limits else checkpoints.find_newest()
     first_step = int(resume_from.stem.removeprefix("step-")) if resume_from else 0
-    metrics = MetricsFile(cell_dir / "metrics.csv", lambda: checkpoints.elapsed)
+    epochs = math.ceil(steps / data.steps_per_epoch)
+    console = Console(steps, epochs, cell.metric.name)
+    metrics = MetricsFile(cell_dir / "metrics.csv", lambda: checkpoints.elapsed, console)
     if group.is_rank_zero:
         metrics.start(first_step)
     # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its last checkpoint.
     tensorboard = TensorBoardLogger(
         cell_dir, name=None, version="", default_hp_metric=False, purge_step=first_step + 1
     )
-    epochs = math.ceil(steps / data.steps_per_epoch)
-    console = Console(steps, epochs, cell.metric.name)
     progress = Progress(cell_dir / "progress.json", steps, console)
     # The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
     # excludes the diagnostics after it.
@@ -104,7 +104,7 @@ def fit(
             check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
-            logger=[metrics, tensorboard, console, *trackers],
+            logger=[metrics, tensorboard, *trackers],
             callbacks=callbacks,
             enable_checkpointing=False,
             enable_progress_bar=False,

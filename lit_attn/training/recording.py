@@ -37,14 +37,15 @@ class MetricsFile(Logger):
 
     Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
     The times stand in `clock.csv`, because a cell that was stopped has the same `metrics.csv` as
-    one that was not. `elapsed` returns the seconds of all attempts.
+    one that was not. `elapsed` returns the seconds of all attempts; `console` gets the values too.
     """
 
-    def __init__(self, path: Path, elapsed: Callable[[], float] = float) -> None:
+    def __init__(self, path: Path, elapsed: Callable[[], float], console: "Console") -> None:
         super().__init__()
         self.path = path
-        self.clock = path.with_name("clock.csv") if path.name else path
+        self.clock = path.with_name("clock.csv")
         self.elapsed = elapsed
+        self.console = console
 
     # Lightning asks every logger for these, and uses them for loggers with folders only.
     name, version = "metrics", 0
@@ -69,16 +70,16 @@ class MetricsFile(Logger):
         ]
         append(self.path, csv_lines(rows))
         append(self.clock, csv_lines([(step or 0, round(self.elapsed(), 3))]))
+        self.console.add(metrics, step or 0, epoch + 1)
 
 
-class Console(MetricsFile):
-    """Logger that prints one line for each epoch, and a progress bar if stdout is a terminal.
+class Console:
+    """Printed lines, one for each epoch, and a progress bar if stdout is a terminal.
 
     A line shows every loss and the study's metric.
     """
 
     def __init__(self, total_steps: int, total_epochs: int, metric: str) -> None:
-        super().__init__(Path())
         self.total_steps = total_steps
         self.total_epochs = total_epochs
         self.metric = metric
@@ -86,13 +87,12 @@ class Console(MetricsFile):
         self.step = self.epoch = 0
         self.values: dict[str, float] = {}
 
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def add(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Collect the values of an epoch, and print them after its last one, the training loss.
 
         The last step may be evaluated after that: the caller prints its line.
         """
-        self.step, self.epoch = step or 0, int(metrics.get("epoch", 0)) + 1
+        self.step, self.epoch = step, epoch
         self.values |= {
             name: value
             for name, value in metrics.items()
