@@ -58,7 +58,7 @@ def expand_paper(
     for table, reading in ((item, reading) for item in tables for reading in item.readings):
         lines = source.locate(table, reading=reading).values()
         names = [name for line in lines for name in known.get(line.study, ())]
-        unknown = reading.values() if isinstance(reading, dict) else [reading]
+        unknown = [*reading.values()] if isinstance(reading, dict) else [reading]
         if isinstance(reading, dict) or not any(line.variant in names for line in lines):
             source.require("no variant for the reading", unknown, names)
     return matrices

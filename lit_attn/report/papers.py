@@ -116,8 +116,8 @@ def make_entries(
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
         grid.append([])
         for (heading, column), published in zip(table.columns.items(), row.cells, strict=True):
-            parts = [(name, part) for part in column.mean or (heading,)]
-            references = [located[part] for part in parts if part in located]
+            keys = [(name, part) for part in column.mean or (heading,)]
+            references = [located[key] for key in keys if key in located]
             entry = Entry(name, heading, published, values[heading], "", references)
             text = _format(table, heading, entry.values, first.get(heading, {}))
             text = "busy machine" if _is_busy(records, entry, column.value) else text
@@ -217,8 +217,8 @@ def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Ve
         elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
             counts = zip(map(len, failed), names, strict=True)
             judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
-        lines = zip(*(entry.references for entry in pair), strict=False)
-        if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in lines):
+        compared = zip(*(entry.references for entry in pair), strict=False)
+        if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
             judgement += f" {DAGGER}"
         titles = "; ".join(plan.title for plan in plans.values())
         verdicts.append(Verdict(claim.text, titles, text, difference, count, judgement))

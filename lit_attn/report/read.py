@@ -156,8 +156,10 @@ def read_or_skip(
     read: Callable[[Path], Content], folder: Path | None, name: str = ""
 ) -> Content | None:
     """Return `read(folder / name)`, or None (and a warning) for a file that cannot be read."""
+    if folder is None:
+        return None
     try:
-        return None if folder is None else read(folder / name)
+        return read(folder / name)
     except (ConfigError, OSError) as error:
         LOG.warning("%s: unreadable and skipped: %s", folder / name, error)
         return None

@@ -39,7 +39,7 @@ def read_table(
         raise ConfigError(f"{path}: variant '{row['variant']}' has seed {row['seed']} twice")
     variants = frame["variant"].unique().tolist()
     require(f"{path}: has no variant", baseline or variants[0], variants)
-    named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or frame]
+    named = [text.removesuffix(":min").removesuffix(":max") for text in metrics or map(str, frame)]
     texts = frame.select_dtypes(exclude="number").drop(columns="variant")
     for name in texts.columns.intersection([*named, *COSTS]):
         numbers = pd.to_numeric(frame[name], errors="coerce")
