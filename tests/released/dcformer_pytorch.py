@@ -162,7 +162,7 @@ def dcformer_names(ours: Tensors) -> Tensors:
         into, out, gates = pop_maps(ours, f"trunk.blocks.{number}.attn")
         maps = f"layers.{number}.attention.dyn_w_proj"
         merged[f"{maps}.dw_m"] = torch.cat([*into, *gates], 1)
-        merged[f"{maps}.qkw_m"] = torch.cat(out)
+        merged[f"{maps}.qkw_m"] = torch.stack(out)
     pairs = [
         ("trunk.tokens.", "tok_embeddings."),
         ("trunk.norm.", "norm."),
@@ -189,7 +189,7 @@ def pythia_names(ours: Tensors) -> Tensors:
         into, out, gates = pop_maps(ours, f"model.gpt_neox.layers.{number}.attention.layer")
         maps = f"layers.{number}.attention.dyn_w_proj"
         grouped[f"{maps}.dw1"] = torch.stack(into, 1).unsqueeze(1)
-        grouped[f"{maps}.qkw"] = torch.stack(out, 1).unflatten(-1, (4, HEADS))
+        grouped[f"{maps}.qkw"] = torch.stack(out).unsqueeze(0).unflatten(-1, (4, HEADS))
         grouped[f"{maps}.dd"] = torch.cat(gates, 1).unsqueeze(1)
     pairs = [
         ("model.gpt_neox.embed_in.", "tok_embeddings."),
