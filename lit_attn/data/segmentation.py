@@ -28,8 +28,8 @@ Step = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 # Pillow's modes of images with one 8-bit value per pixel.
 ONE_BYTE = {"1", "L", "P"}
 
-Sample = tuple[int, int]
-"""Index of an image, and the seed of its augmentation."""
+Sample = tuple[int, int, bool]
+"""Index of an image, the seed of its augmentation, and whether its labels count."""
 
 
 class SceneryData(DataModule):
@@ -64,14 +64,32 @@ class SceneryData(DataModule):
         paths = sorted(self.root.rglob("*.*g"))
         return digest(f"{path.relative_to(self.root)} {path.stat().st_size}\n" for path in paths)
 
+    def require_even_shares(self) -> None:
+        """Accept every number of processes: `samples` completes the shares of a step."""
+
     def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
-        steps = range(start, stop)
-        return self.load(self.train, [self.seeded_rows(step, self.draw_order) for step in steps])
+        return self.load(self.train, [self.samples(step) for step in range(start, stop)])
+
+    def samples(self, step: int) -> list[Sample]:
+        """Return this process's samples of training step `step`.
+
+        If the processes cannot share an epoch's last batch evenly, the first images of the epoch
+        are added without labels: all processes read equally many, and no image counts twice.
+        """
+        rows = self.rows(step, self.draw_order)
+        added = self._order[1][: -len(rows) % self.world]
+        generator = numpy_generator(self.seed, "sample", step)
+        seeds = generator.integers(2**32, size=len(rows) + len(added)).tolist()
+        are_counted = [True] * len(rows) + [False] * len(added)
+        samples: list[Sample] = self.share(
+            list(zip([*rows, *added], seeds, are_counted, strict=True))
+        )
+        return samples
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
-        batches = [[(index, 0)] for (index,) in units]
+        batches = [[(index, 0, True)] for (index,) in units]
         return EvaluationLoader(
             batches, lambda batches: self.load(dataset, list(batches)), units, len(dataset)
         )
@@ -80,7 +98,7 @@ class SceneryData(DataModule):
         """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""
         dataset = self.evaluated[self.splits[-1]]
         count = min(count, len(dataset))
-        return self.load(dataset, [[(i * len(dataset) // count, 0)] for i in range(count)])
+        return self.load(dataset, [[(i * len(dataset) // count, 0, True)] for i in range(count)])
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
@@ -106,10 +124,12 @@ class SceneryFiles(Dataset[dict[str, Any]]):
         return len(self.pairs)
 
     def __getitem__(self, sample: Sample) -> dict[str, Any]:
-        index, seed = sample
+        index, seed, is_counted = sample
         image, labels = self.pairs[index]
         with use_seed(seed):
             read: dict[str, Any] = self.transform({"img_path": image, "seg_map_path": labels})
+        if not is_counted:
+            read["data_samples"].gt_sem_seg.data.fill_(IGNORED)
         return read
 
 

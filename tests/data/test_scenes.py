@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_attn.config.data.segmentation import (
+    IGNORED,
     Ade20k,
     CategoryCrop,
     Rescale,
@@ -133,7 +134,7 @@ def test_augmenting_leaves_the_global_generators_alone(root: Path) -> None:
     data = SceneryData(few(root), seed=0, device=CPU)
     np.random.seed(5)
     random.seed(5)
-    data.train[0, 1]
+    data.train[0, 1, True]
     after = np.random.random(), random.random()
     np.random.seed(5)
     random.seed(5)
@@ -144,7 +145,7 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
     data = SceneryData(few(root), seed=0, device=CPU)
     assert data.steps_per_epoch == 2
     epochs = [
-        [image for step in steps for image, _ in data.seeded_rows(step, data.draw_order)]
+        [image for step in steps for image, _, _ in data.samples(step)]
         for steps in ((0, 1), (2, 3))
     ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 2
@@ -155,22 +156,24 @@ def test_an_epoch_sees_every_image_once_and_another_order_next(root: Path) -> No
 def test_devices_share_a_batch_and_count_every_image_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = SceneryData(few(root, batch_size=4), seed=0, device=CPU)
-    full_batch = data.seeded_rows(0, data.draw_order)
-    shared = []
+    data = SceneryData(few(root, batch_size=3), seed=0, device=CPU)
+    full_batch = data.samples(0)
+    shares = []
     for rank in range(2):
         on_rank(data, rank, 2)
-        shared += data.seeded_rows(0, data.draw_order)
-    assert sorted(shared) == sorted(full_batch)
+        data.train_dataloader()
+        shares.append(data.samples(0))
+        assert len(shares[-1]) == 2
+    shared = [sample for share in shares for sample in share]
+    assert {sample for sample in shared if sample[2]} == set(full_batch)
+    (again,) = (sample for sample in shared if not sample[2])
+    labels = data.train[again]["data_samples"].gt_sem_seg.data
+    assert (labels == IGNORED).all()
     evaluated = []
     for rank in range(2):
         on_rank(data, rank, 2)
         evaluated += data.val_dataloader()[0].batches
-    assert sorted(image for ((image, _),) in evaluated) == [0, 1, 2]
-    odd = SceneryData(few(root, batch_size=4, training_images=7), seed=0, device=CPU)
-    on_rank(odd, 0, 2)
-    with pytest.raises(ConfigError, match="cannot share the epoch's last batch of 3 samples"):
-        odd.train_dataloader()
+    assert sorted(image for ((image, _, _),) in evaluated) == [0, 1, 2]
 
 
 def test_held_out_images_leave_training(root: Path) -> None:
