@@ -6,6 +6,8 @@ Shapes: B batch, n patches, d width, D head width, w FFN width, b bottleneck.
 Images (B, C, H, W) -> logits (B, classes).
 """
 
+import math
+
 import torch
 from timm.layers import SwiGLU
 from torch import Tensor, nn
@@ -115,7 +117,10 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
 
 
 def initialise(network: JiTClassifier) -> None:
-    """Draw every matrix Xavier-uniform; biases, modulations and the head are zero."""
+    """Draw every matrix Xavier-uniform; biases, modulations and the head are zero.
+
+    The gate and the input of SwiGLU count as one matrix, as in the released code.
+    """
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(module.weight.flatten(1))
@@ -124,4 +129,9 @@ def initialise(network: JiTClassifier) -> None:
     for block in network.blocks:
         assert isinstance(block, Block)
         nn.init.zeros_(block.modulation.weight)
+        if block.ffn is not None:
+            for part in (block.ffn.fc1_g, block.ffn.fc1_x):
+                hidden, dim = part.weight.shape
+                gain = math.sqrt((hidden + dim) / (2 * hidden + dim))
+                nn.init.xavier_uniform_(part.weight, gain)
     nn.init.zeros_(network.head.weight)

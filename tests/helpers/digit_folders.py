@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 CLASSES = 4
 
 
-def write(root: Path, train: int = 16, val: int = 5) -> Path:
-    """Write `train` and `val` images of each of four digits below `root`, in three sizes."""
+def write(root: Path, train: int = 16, val: int = 5, classes: int = CLASSES) -> Path:
+    """Write `train` and `val` images of each of `classes` digits below `root`, in three sizes."""
     digits = load_digits()
-    for label in range(CLASSES):
+    for label in range(classes):
         images = digits.images[digits.target == label]
         for split, chosen in (("train", images[:train]), ("val", images[train : train + val])):
             folder = root / split / f"n{label}"

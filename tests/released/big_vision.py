@@ -20,7 +20,15 @@ from helpers import digit_folders
 
 from released import vision
 from released.record import Clone
-from released.recording import Arrays, Tensors, generator, initial_values, rename, sample
+from released.recording import (
+    Arrays,
+    Tensors,
+    generator,
+    initial_arrays,
+    initial_values,
+    rename,
+    sample,
+)
 from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
@@ -94,6 +102,7 @@ def record(clone: Clone, run: str) -> Arrays:
         },
     ).get_config()
     model = model_file.Model(CLASSES, **config.model)
+    drawn = model.init(jax.random.PRNGKey(seed), np.zeros((1, SIDE, SIDE, 3)))["params"]
     flat = {path: initial_values(path, shape, seed).numpy() for path, shape in shapes().items()}
     params = flax.traverse_util.unflatten_dict(flat, sep="/")
     schedule = {"total_steps": STEPS, "batch_size": BATCH, "data_size": STEPS * BATCH}
@@ -136,6 +145,7 @@ def record(clone: Clone, run: str) -> Arrays:
         "change": np.array([np.linalg.norm(end[path] - flat[path]) for path in names]),
         "sample": np.array([sample(path, torch.from_numpy(end[path].copy())) for path in names]),
         "output": np.asarray(apply(params, batch(seed, -1)[0].numpy())),
+        **initial_arrays({path: torch.from_numpy(v.copy()) for path, v in paths(drawn).items()}),
     }
 
 

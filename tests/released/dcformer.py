@@ -23,7 +23,15 @@ import torch
 import yaml
 
 from released.record import Clone
-from released.recording import Arrays, Tensors, generator, initial_values, rename, sample
+from released.recording import (
+    Arrays,
+    Tensors,
+    generator,
+    initial_arrays,
+    initial_values,
+    rename,
+    sample,
+)
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "Caiyun-AI/DCFormer", "df8671f"
@@ -225,6 +233,9 @@ def record(clone: Clone, run: str) -> Arrays:
         return updates, (new, gradients)
 
     model = models.Transformer(config, None, quant=None)
+    keys = dict.fromkeys(("params", "dropout", "aqt"), jax.random.PRNGKey(seed))
+    ones = np.ones((BATCH, CONTEXT), np.int32)
+    drawn = flax.core.meta.unbox(model.init(keys, ones, ones)["params"])
     flat = {
         path: initial_values(path, shape, seed).numpy() for path, shape in shapes(config).items()
     }
@@ -274,6 +285,10 @@ def record(clone: Clone, run: str) -> Arrays:
         "change": np.array([np.linalg.norm(end[path] - flat[path]) for path in names]),
         "sample": np.array([sample(path, torch.from_numpy(end[path].copy())) for path in names]),
         "output": np.array([float(evaluation["scalar"]["evaluation/loss"])]),
+        # Some are drawn in bfloat16, which torch does not read.
+        **initial_arrays(
+            {path: torch.from_numpy(v.astype(np.float64)) for path, v in paths(drawn).items()}
+        ),
     }
 
 

@@ -7,7 +7,8 @@ so those are not compared. In training, its window has one key more than in infe
 window is larger by one. DCPythia's path for training fails at layers without a window, so its path
 for prompts is trained, without windows and without norms of q and k, against a GPT-NeoX of the
 package transformers whose attention this project replaces. Cosines of positions are float32 on
-both sides, and differ in the last bit.
+both sides, and differ in the last bit. Initial values are not compared: those of the experiment are
+the JAX code's, and DCPythia's code leaves its own to a checkpoint.
 """
 
 import math
@@ -21,11 +22,12 @@ from torch.nn import functional as F
 
 from released import dcformer
 from released.record import Clone
-from released.recording import Arrays, Recorder, Tensors, fill, rename
+from released.recording import Arrays, Recorder, Tensors, rename
 from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = dcformer.REPOSITORY, dcformer.COMMIT, ["dcformer-0", "pythia-0"]
 EXPERIMENT = dcformer.EXPERIMENT
+OTHER_INITIAL_VALUES = ("",)
 TOLERANCES = {"loss": 5e-8, "gradient": 5e-7, "change": 5e-8, "sample": 5e-9, "output": 5e-8}
 STEPS, WARMUP, WINDOW, CHUNK = dcformer.STEPS, dcformer.WARMUP, 4, 5
 WIDTH, DEPTH, HEADS, FFN = dcformer.WIDTH, dcformer.DEPTH, dcformer.HEADS, dcformer.FFN
@@ -94,9 +96,8 @@ def record(clone: Clone, run: str) -> Arrays:
         model.setup_caches(dcformer.BATCH, dcformer.CONTEXT, set_kv_cache=False)  # type: ignore
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.rpartition(".")[2] not in unused)
-    fill(model, seed)
     recorder = Recorder()
-    recorder.attach(model)
+    recorder.start_from(seed)(model)
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], betas=BETAS, weight_decay=DECAY
     )

@@ -5,7 +5,8 @@ over batches and the average of the weights are the released ones, in float64 on
 smaller model. The released code generates images and no paper has released the classifier, so the
 mean over patches, the head, and the formulas of Belief-Attention and Belief2-Attention in the
 released attention are the recorder's. Images are random bytes. Averaged weights, and logits after
-training, are compared as well. Recording needs einops.
+training, are compared as well; initial values of the recorder's parts are not. Recording needs
+einops.
 """
 
 import math
@@ -37,6 +38,7 @@ from released.replaying import Replay
 
 REPOSITORY, COMMIT = "nkthiebaut/JiT", "869190a"
 EXPERIMENT = "experiments/imagenet_jit.yaml"
+OTHER_INITIAL_VALUES = ("head.", ".w_l.", ".w_p.", ".w_z.")
 TOLERANCES = {
     "loss": 1e-12,
     "gradient": 1e-10,

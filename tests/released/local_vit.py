@@ -3,9 +3,13 @@
 The script is main.py itself with the released options but the growing images, in float64 on a CPU,
 with stochastic depth, MixUp and CutMix, for a smaller model. Augmented images are random numbers.
 Growing images are not covered: they change the released positions (docs/setups.md, section 5).
+`evaluation` is the top-1 and top-5 accuracy and the loss on image files in batches of which the
+last is shorter, by the released reader, transforms and loop, and by this project's data module and
+metrics.
 """
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +28,6 @@ from released.recording import (
     Recorder,
     Tensors,
     cut,
-    fill,
     generator,
     rename,
     shared_draws,
@@ -33,9 +36,15 @@ from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
-TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-8, "sample": 1e-8}
+TOLERANCES = {
+    "loss": 1e-12,
+    "gradient": 1e-10,
+    "change": 1e-8,
+    "sample": 1e-8,
+    "evaluation": 1e-6,
+}
 EPOCHS, EPOCH_STEPS, BATCH, SIDE, WIDTH, DEPTH, HEADS = 3, 7, 4, 48, 24, 3, 3
-CLASSES = digit_folders.CLASSES
+CLASSES, EVALUATED = 10, 7
 
 
 class Loader:
@@ -84,13 +93,13 @@ def record(clone: Clone, run: str) -> Arrays:
     )
     main = clone.load("main", "main.py", {})
     recorder = Recorder()
+    models: list[torch.nn.Module] = []
     build = factory.deit_small_patch16_224
     loaders = iter([Loader(seed, EPOCH_STEPS), Loader(seed, 1)])
 
     def prepare(*values: Any, **options: Any) -> torch.nn.Module:
         model: torch.nn.Module = build(*values, **options)
-        fill(model, seed)
-        recorder.attach(model, used)
+        models.append(recorder.start_from(seed, used)(model))
         return model
 
     # The options of varsize_1gpu_best.sh that do not concern files and image sizes.
@@ -110,7 +119,30 @@ def record(clone: Clone, run: str) -> Arrays:
         # A block's two masks have the shapes (B, 1, 1) and (B, 1, 1, 1) there.
         torch.rand = lambda shape, **_: drawn((shape[0], 1, 1)).view(shape)  # type: ignore
         main.main(main.get_args_parser().parse_args(options))
-    return recorder.arrays()
+    return recorder.arrays() | {"evaluation": evaluate(clone, main, models[0], options)}
+
+
+def evaluate(
+    clone: Clone, main: ModuleType, model: torch.nn.Module, options: list[str]
+) -> np.ndarray:
+    """Return the released top-1 and top-5 accuracies, as fractions, and the loss on image files.
+
+    The released loop averages losses over batches, here the mean is over images.
+    """
+    reader = clone.load("released_datasets", "datasets.py", {})
+    with tempfile.TemporaryDirectory() as folder:
+        train = -(-EPOCH_STEPS * BATCH // CLASSES)
+        digit_folders.write(Path(folder), train=train, val=EVALUATED, classes=CLASSES)
+        args = main.get_args_parser().parse_args([*options, "--data-path", folder])
+        files, _ = reader.build_dataset(is_train=False, args=args)
+        loader = torch.utils.data.DataLoader(files, batch_size=int(1.5 * BATCH))
+        batches = [(pixels.double(), marks) for pixels, marks in loader]
+    results = main.evaluate(batches, model, "cpu")
+    with torch.no_grad():
+        logits = torch.cat([model(pixels) for pixels, _ in batches])
+    marks = torch.cat([marks for _, marks in batches])
+    loss = torch.nn.functional.cross_entropy(logits, marks).item()
+    return np.array([results["acc1"] / 100, results["acc5"] / 100, loss])
 
 
 def used(theirs: Tensors) -> Tensors:
@@ -132,6 +164,7 @@ def replay(run: str, folder: Path) -> Replay:
         side=SIDE,
         changes={
             "data.sizes": [],
+            "data.eval_batch_size": int(1.5 * BATCH),
             "model.dim": WIDTH,
             "model.depth": DEPTH,
             "model.heads": HEADS,
@@ -141,6 +174,8 @@ def replay(run: str, folder: Path) -> Replay:
             "training.epochs": EPOCHS,
         },
         seed=seed,
+        classes=CLASSES,
+        evaluated=EVALUATED,
     )
     augment = cell.experiment.data.augment
     mix = Mixup(
@@ -157,7 +192,8 @@ def replay(run: str, folder: Path) -> Replay:
         images, targets = mix(*batch(seed, number))
         return images, targets
 
-    return Replay(cell, step, released_names, draws=True)
+    metrics = ("test/accuracy", "test/top5", "test/loss")
+    return Replay(cell, step, released_names, draws=True, metrics=metrics)
 
 
 def released_names(ours: Tensors) -> Tensors:

@@ -6,11 +6,13 @@ fills whole segments, since only the released script trains on a shorter last on
 layer ignores --update_mode and always trains smgk-hard; for the case mgk, one more replacement
 passes the option on to its attention. The sums of mlk, which the released code computes on a GPU
 only, are the recorder's. Linear attention adds 1e-5 to its divisor there, so the runs `linear` and
-`mlk` have larger tolerances.
+`mlk` have larger tolerances. `evaluation` is the perplexity per word of a validation and a test
+text, by the released script eval_sliding_window.py with the options of its README.
 """
 
 import contextlib
 import json
+import math
 import pdb
 import sys
 from pathlib import Path
@@ -27,9 +29,15 @@ from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "minhtannguyen/transformer-mgk", "73608b3"
 EXPERIMENT = "experiments/wikitext103_mgk.yaml"
-TOLERANCES = {"loss": 1e-11, "gradient": 1e-9, "change": 1e-7, "sample": 1e-7}
+TOLERANCES = {
+    "loss": 1e-11,
+    "gradient": 1e-9,
+    "change": 1e-7,
+    "sample": 1e-7,
+    "evaluation": 1e-9,
+}
 RUN_TOLERANCES = {
-    run: {"loss": 1e-5, "gradient": 1e-4, "change": 1e-4, "sample": 1e-5}
+    run: {"loss": 1e-5, "gradient": 1e-4, "change": 1e-4, "sample": 1e-5, "evaluation": 1e-5}
     for run in ("linear-0", "mlk-0")
 }
 STEPS, WARMUP, BATCH, CONTEXT, VOCABULARY, CUTOFFS = 24, 6, 3, 10, 100, [30, 50, 80]
@@ -171,14 +179,54 @@ def record(clone: Clone, run: str) -> Arrays:
                 "PREPARE": recorder.start_from(seed),
             },
         )
-    return recorder.arrays()
+    assert recorder.network is not None
+    evaluation = evaluate(clone, reader, recorder.network, seed)
+    return recorder.arrays() | {"evaluation": evaluation}
+
+
+def evaluate(clone: Clone, reader: ModuleType, network: Any, seed: int) -> np.ndarray:
+    """Return the perplexities per word of both splits by the released sliding window."""
+    splits = {"valid": torch.from_numpy(tokens(seed)), "test": torch.from_numpy(tokens(seed + 1))}
+    perplexities: list[float] = []
+
+    def iterator(split: str, *sizes: int, sliding_window: bool, **options: Any) -> Any:
+        assert sliding_window
+        return reader.LMSlidingWindowIterator(splits[split], *sizes, **options)
+
+    # The options of the README, in the recorded size.
+    options = ["--batch_size", 1, "--tgt_len", CONTEXT, "--mem_len", 0, "--clamp_len", CONTEXT]
+    with (
+        patch.object(sys, "argv", ["", "--work_dir", ".", "--no_log", *map(str, options)]),
+        patch.object(pdb, "set_trace", lambda: None),
+        patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        clone.run(
+            "language-modeling/lmtool-fwms/src/eval_sliding_window.py",
+            {
+                "from data_utils import get_lm_corpus\n": "",
+                "with open(os.path.join(args.work_dir, 'model.pt'), 'rb') as f:\n": "if True:\n",
+                "    print(f'Loading checkpoint from: {f.name}')\n": "",
+                "model = torch.load(f)": "model = MODEL",
+                "def format_log(loss, split):\n": "NOTE(valid_loss, test_loss)\n\n"
+                "def format_log(loss, split):\n",
+            },
+            {
+                "get_lm_corpus": lambda *_: SimpleNamespace(
+                    vocab=range(VOCABULARY), get_iterator=iterator
+                ),
+                "MODEL": network,
+                "NOTE": lambda *losses: perplexities.extend(map(math.exp, losses)),
+            },
+        )
+    return np.array(perplexities)
 
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk, with its own token reader."""
     case, _, number = run.rpartition("-")
     for split in ("train", "val", "test"):
-        tokens(int(number)).astype(np.uint16).tofile(folder / f"{split}.bin")
+        text = tokens(int(number) + (split == "test"))
+        text.astype(np.uint16).tofile(folder / f"{split}.bin")
     words = {"kind": "words", "size": VOCABULARY}
     meta = {"vocabulary": VOCABULARY, "tokenizer": words, "dtype": "uint16"}
     (folder / "meta.json").write_text(json.dumps(meta))
@@ -190,7 +238,6 @@ def replay(run: str, folder: Path) -> Replay:
             "data.context": CONTEXT,
             "data.batch_size": BATCH,
             "data.epoch_steps": STEPS,
-            "data.eval_stride": CONTEXT,
             "model.dim": WIDTH,
             "model.depth": DEPTH,
             "model.heads": HEADS,
@@ -205,7 +252,8 @@ def replay(run: str, folder: Path) -> Replay:
         },
         int(number),
     )
-    return Replay(cell, None, released_names, draws=True)
+    metrics = ("val/perplexity", "test/perplexity")
+    return Replay(cell, None, released_names, draws=True, metrics=metrics)
 
 
 def released_names(ours: Tensors) -> Tensors:

@@ -1,6 +1,9 @@
 """nanoGPT's training loop, and experiments/openwebtext_gpt2.yaml.
 
 The loop is train.py itself, in float64 on a CPU, with a smaller model and a shorter schedule.
+The run `bf16` has float32 weights and bfloat16 products (autocast) on both sides, which the
+released code uses on a GPU only. Its tolerances are larger, because CPUs sum such products in
+different orders.
 """
 
 from pathlib import Path
@@ -12,10 +15,11 @@ from released.record import Clone
 from released.recording import Arrays, Recorder, Tensors, generator, rename
 from released.replaying import Replay, shipped_cell
 
-REPOSITORY, COMMIT, RUNS = "karpathy/nanoGPT", "3adf61e", ["0", "1"]
+REPOSITORY, COMMIT, RUNS = "karpathy/nanoGPT", "3adf61e", ["0", "1", "bf16-0"]
 EXPERIMENT = "experiments/openwebtext_gpt2.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 """Largest allowed relative difference of each quantity."""
+RUN_TOLERANCES = {"bf16-0": {"loss": 1e-3, "gradient": 1e-2, "change": 1e-2, "sample": 1e-3}}
 
 STEPS, ACCUMULATE, BATCH, CONTEXT, VOCABULARY = 30, 3, 2, 12, 256
 SETTINGS = f"""
@@ -40,8 +44,12 @@ def batch(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def record(clone: Clone, run: str) -> Arrays:
     """Train from the initial values of seed `run` and return the record."""
-    seed = int(run)
-    torch.set_default_dtype(torch.float64)
+    case, _, number = run.rpartition("-")
+    seed, is_half = int(number), case == "bf16"
+    torch.set_default_dtype(torch.float32 if is_half else torch.float64)
+    autocast = "torch.amp.autocast(device_type=device_type, dtype=ptdtype)"
+    half = {f"nullcontext() if device_type == 'cpu' else {autocast}": autocast} if is_half else {}
+    settings = SETTINGS.replace("'float32'", "'bfloat16'") if is_half else SETTINGS
     recorder = Recorder(ACCUMULATE)
     count = 0
 
@@ -60,15 +68,17 @@ def record(clone: Clone, run: str) -> Arrays:
                 "model.to(device)\n": "model = PREPARE(model.to(device))\n",
                 "def get_batch(split):\n": "def unused(split):\n",
                 "losses = estimate_loss()": "losses = {'train': 0.0, 'val': 0.0}",
+                **half,
             },
-            {"SETTINGS": SETTINGS, "PREPARE": recorder.start_from(seed), "get_batch": next_batch},
+            {"SETTINGS": settings, "PREPARE": recorder.start_from(seed), "get_batch": next_batch},
         )
     return recorder.arrays()
 
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
-    seed = int(run)
+    case, _, number = run.rpartition("-")
+    seed, is_half = int(number), case == "bf16"
     tokens = np.arange(1, 65, dtype=np.uint16)
     for split in ("train", "val"):
         tokens.tofile(folder / f"{split}.bin")
@@ -90,7 +100,7 @@ def replay(run: str, folder: Path) -> Replay:
             "schedule.start": 6e-4 / 8,
             "training.epochs": 1,
             "training.max_steps": STEPS + 1,
-            "training.precision": "fp32",
+            "training.precision": "bf16" if is_half else "fp32",
         },
         seed,
     )
@@ -99,7 +109,8 @@ def replay(run: str, folder: Path) -> Replay:
         parts = [batch(seed, number * ACCUMULATE + part) for part in range(ACCUMULATE)]
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
-    return Replay(cell, step, released_names, ACCUMULATE)
+    precision = torch.float32 if is_half else torch.float64
+    return Replay(cell, step, released_names, ACCUMULATE, precision=precision)
 
 
 def released_names(ours: Tensors) -> Tensors:

@@ -71,6 +71,8 @@ class Clone:
 def record_run(setup: str, folder: str, run: str) -> Arrays:
     """Record one run of a set-up and return its arrays."""
     module = import_module(f"released.{setup}")
+    # Released scripts that set no seed draw their initial values from this one.
+    torch.manual_seed(0)
     arrays: Arrays = module.record(Clone(Path(folder), module.REPOSITORY, module.COMMIT), run)
     return arrays
 

@@ -7,7 +7,8 @@ draw the same dropout masks (`shared_draws`), so their records must agree to rou
 A record holds, for each optimiser step t, the loss (mean over micro-batches), the learning rate,
 both betas and the weight decay of every parameter, and the norm of every parameter's gradient
 after clipping; for the last step it holds the norm of each parameter's change and a sample of
-its values. Parameters are named as in the released code.
+its values. Of the values that the code itself draws before training, it holds the standard
+deviation of every parameter and a sample. Parameters are named as in the released code.
 """
 
 import contextlib
@@ -24,7 +25,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 SAMPLES = 8
-"""Values of each parameter that a record keeps."""
+"""Values of each trained parameter that a record keeps."""
+
+INITIAL_SAMPLES = 200
+"""Largest number of initial values of each parameter that a record keeps."""
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = dict[str, Tensor]
@@ -159,6 +163,7 @@ class Recorder:
         self.loss_scale = loss_scale
         self.losses: list[float] = []
         self.steps: list[dict[str, dict[str, float]]] = []
+        self.initial: Tensors = {}
         self.start: Tensors | None = None
         self.end: Tensors = {}
         self.network: nn.Module | None = None
@@ -169,15 +174,25 @@ class Recorder:
         self.network, self.view = network, view
         self.start = {name: tensor.clone() for name, tensor in self._parameters().items()}
 
-    def start_from(self, seed: int) -> Callable[[nn.Module], nn.Module]:
+    def begin(
+        self,
+        network: nn.Module,
+        fill_network: Callable[[nn.Module], None],
+        view: Callable[[Tensors], Tensors] = dict,
+    ) -> nn.Module:
+        """Note a network's initial values, replace them by the shared ones, and attach it."""
+        self.attach(network, view)
+        assert self.start is not None
+        self.initial = self.start
+        fill_network(network)
+        self.attach(network, view)
+        return network
+
+    def start_from(
+        self, seed: int, view: Callable[[Tensors], Tensors] = dict
+    ) -> Callable[[nn.Module], nn.Module]:
         """Return a function that fills a network of released code, attaches it and returns it."""
-
-        def prepare(network: nn.Module) -> nn.Module:
-            fill(network, seed)
-            self.attach(network)
-            return network
-
-        return prepare
+        return lambda network: self.begin(network, lambda network: fill(network, seed), view)
 
     def _parameters(self) -> Tensors:
         assert self.network is not None
@@ -246,7 +261,22 @@ class Recorder:
         change = [(self.end[name] - self.start[name]).double() for name in names]
         arrays["change"] = np.array([tensor.norm().item() for tensor in change])
         arrays["sample"] = np.array([sample(name, self.end[name]) for name in names])
-        return arrays
+        return arrays | initial_arrays(self.initial)
+
+
+def initial_arrays(tensors: Tensors) -> Arrays:
+    """Return deviations (parameters,) and samples (parameters, INITIAL_SAMPLES) of tensors.
+
+    A sample has different values of a tensor; NaN stands behind those of a smaller one.
+    """
+    names = sorted(tensors)
+    samples = np.full((len(names), INITIAL_SAMPLES), np.nan, np.float32)
+    for row, name in zip(samples, names, strict=True):
+        flat = tensors[name].detach().double().flatten().numpy()
+        places = generator("initial", name).permutation(flat.size)[:INITIAL_SAMPLES]
+        row[: places.size] = flat[places]
+    deviations = [tensors[name].double().std(correction=0).item() for name in names]
+    return {"initial": samples, "deviation": np.array(deviations)}
 
 
 def sample(name: str, tensor: Tensor) -> NDArray[np.float64]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import yaml
 from helpers.paths import EXPERIMENTS
 from timm.utils import ModelEmaV3
 
 from lit_attn.attention.spec import attention_spec
+from lit_attn.cells.records import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import TaskModule
@@ -31,7 +33,8 @@ class Replay(NamedTuple):
     `batch(step)` returns the tensors of one optimiser step, or any batch of a single micro-batch;
     without it the cell reads its own data. `view` renames parameters of this project to released
     names. It may also cut a tensor into several, reorder its elements or change their sign.
-    `outputs(network)` returns more arrays to compare, from the trained network.
+    `outputs(network)` returns more arrays to compare, from the trained network, and `metrics` are
+    the names of evaluated metrics to compare as the array `evaluation`.
     """
 
     cell: Cell
@@ -40,6 +43,8 @@ class Replay(NamedTuple):
     micro_batches: int = 1
     draws: bool = False
     outputs: Callable[[torch.nn.Module], Arrays] = lambda _: {}
+    metrics: tuple[str, ...] = ()
+    precision: torch.dtype = torch.float64
 
 
 def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
@@ -98,10 +103,14 @@ def run(replay: Replay, folder: Path) -> Arrays:
     averages: list[ModelEmaV3] = []
 
     def start(task: TaskModule) -> torch.optim.Optimizer:
-        task.double()
-        task.network.register_forward_pre_hook(to_double)
-        start_from_record(task.network, replay.view, seed)
-        recorder.attach(task.network, replay.view)
+        task.to(replay.precision)
+        if replay.precision == torch.float64:
+            task.network.register_forward_pre_hook(to_double)
+        recorder.begin(
+            task.network,
+            lambda network: start_from_record(network, replay.view, seed),
+            replay.view,
+        )
         if task.average is not None:
             task.average.set(task.network)
             averages.append(task.average)
@@ -110,7 +119,7 @@ def run(replay: Replay, folder: Path) -> Arrays:
     replay.cell.write(folder / "config.yaml")
     contexts = (
         recorder,
-        double_precision(),
+        default_precision(replay.precision),
         recorded_batches(replay),
         shared_draws(seed) if replay.draws else contextlib.nullcontext(),
         patch.object(TaskModule, "configure_optimizers", start),
@@ -124,6 +133,9 @@ def run(replay: Replay, folder: Path) -> Arrays:
         run_cell(folder)
     assert recorder.network is not None
     arrays = recorder.arrays() | replay.outputs(recorder.network)
+    if replay.metrics:
+        last = {row.name: row.value for row in read_metrics(folder / "metrics.csv")}
+        arrays["evaluation"] = np.array([last[name] for name in replay.metrics])
     for average in averages:
         averaged = replay.view(dict(average.module.named_parameters()))
         arrays["average"] = recorder.average(averaged, average.decay)
@@ -136,10 +148,10 @@ def to_double(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def double_precision() -> Iterator[None]:
-    """Build and run everything in float64."""
+def default_precision(dtype: torch.dtype) -> Iterator[None]:
+    """Build and run everything in `dtype`."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:

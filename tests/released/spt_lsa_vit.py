@@ -1,13 +1,16 @@
 """The ViT of SPT_LSA_ViT on CIFAR, and experiments/cifar100_vit.yaml.
 
 The model, the loss, the schedule and the loop over batches with CutMix and MixUp are the released
-ones, in float64 on a CPU, for a smaller model. Augmented images are random numbers.
+ones, in float64 on a CPU, for a smaller model. Augmented images are random numbers. `evaluation` is
+the top-1 and top-5 accuracy and the loss on random images whose last batch is shorter, by the
+released loop with its normalisation, and by this project's data module and metrics.
 """
 
 import contextlib
 import sys
 import types
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -17,13 +20,20 @@ from lit_attn.config.augment import ImageFormat, MixConfig
 from lit_attn.data.augment.steps import Mix, MixDraw
 from released import vision
 from released.record import Clone
-from released.recording import Arrays, Recorder, fill, generator, shared_draws
+from released.recording import Arrays, Recorder, generator, shared_draws
 from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT, RUNS = "aanna0701/SPT_LSA_ViT", "54bd796", ["0", "1"]
 EXPERIMENT = "experiments/cifar100_vit.yaml"
-TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
+TOLERANCES = {
+    "loss": 1e-12,
+    "gradient": 1e-10,
+    "change": 1e-9,
+    "sample": 1e-9,
+    "evaluation": 1e-6,
+}
 EPOCHS, EPOCH_STEPS, BATCH, CLASSES, WIDTH, DEPTH, HEADS = 3, 8, 4, 100, 24, 2, 3
+EVALUATED, EVALUATION_BATCH = 330, 100
 
 
 def mixing(seed: int, step: int) -> MixDraw:
@@ -75,6 +85,9 @@ def record(clone: Clone, run: str) -> Arrays:
         stub = types.ModuleType(name)
         stub.__getattr__ = lambda _: lambda *a, **k: None  # type: ignore
         sys.modules[name] = stub
+    colours = types.ModuleType("colours")
+    colours.__getattr__ = lambda _: ""  # type: ignore
+    sys.modules["colorama"].Fore = sys.modules["colorama"].Style = colours  # type: ignore
     clone.load("utils.mix", "utils/mix.py", {"np.int(W": "int(W", "np.int(H": "int(H"})
     factory = clone.load(
         "models.create_model",
@@ -95,9 +108,8 @@ def record(clone: Clone, run: str) -> Arrays:
     assert (args.batch_size, args.lr, args.weight_decay) == (128, 1e-3, 0.05)
     assert (args.smoothing, args.sd, args.mix_prob) == (0.1, 0.1, 0.5)
     model = factory.create_model(32, CLASSES, args)
-    fill(model, seed)
     recorder = Recorder()
-    recorder.attach(model)
+    recorder.start_from(seed)(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     scheduler = main.build_scheduler(args, optimizer, EPOCH_STEPS)
     steps = [-1]
@@ -125,13 +137,39 @@ def record(clone: Clone, run: str) -> Arrays:
         for epoch in range(EPOCHS):
             criterion = main.LabelSmoothingCrossEntropy()
             main.train(Epoch(epoch), model, criterion, optimizer, epoch, scheduler, args)
-    return recorder.arrays()
+    return recorder.arrays() | {"evaluation": evaluate(clone, main, model, args)}
+
+
+def evaluate(clone: Clone, main: types.ModuleType, model: torch.nn.Module, args: Any) -> np.ndarray:
+    """Return the released top-1 and top-5 accuracies and the loss, the accuracies as fractions."""
+    reader = clone.load("dataloader", "utils/dataloader.py", {})
+    args.dataset = "CIFAR100"
+    mean, deviation = reader.datainfo(types.SimpleNamespace(debug=print), args)["stat"]
+    pixels, marks = vision.evaluated_images(EVALUATED, 32, CLASSES)
+    images = (torch.from_numpy(pixels) / 255 - torch.tensor(mean)) / torch.tensor(deviation)
+    batches = zip(
+        images.permute(0, 3, 1, 2).split(EVALUATION_BATCH),
+        torch.from_numpy(marks).long().split(EVALUATION_BATCH),
+        strict=True,
+    )
+    losses, fives = [], []
+    accuracy, criterion = main.accuracy, torch.nn.CrossEntropyLoss()
+
+    def noted_accuracy(output: torch.Tensor, target: torch.Tensor, top: Any) -> Any:
+        result = accuracy(output, target, top)
+        losses.append(criterion(output, target).item() * len(target) / EVALUATED)
+        fives.append(result[1].item() * len(target) / EVALUATED)
+        return result
+
+    main.accuracy = noted_accuracy  # type: ignore
+    top1 = main.validate(list(batches), model, criterion, 0.0, args, epoch=0)
+    return np.array([top1 / 100, sum(fives) / 100, sum(losses)])
 
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed = int(run)
-    path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES)
+    path = vision.write_images(folder, EPOCH_STEPS * BATCH, 32, CLASSES, EVALUATED)
     cell = shipped_cell(
         "cifar100_vit.yaml",
         {
@@ -141,6 +179,7 @@ def replay(run: str, folder: Path) -> Replay:
             "data.size": 32,
             "data.classes": CLASSES,
             "data.batch_size": BATCH,
+            "data.eval_batch_size": EVALUATION_BATCH,
             "data.epoch_length": 1,
             "model.dim": WIDTH,
             "model.depth": DEPTH,
@@ -159,4 +198,5 @@ def replay(run: str, folder: Path) -> Replay:
         labels = vision.labels(seed, number, BATCH, CLASSES)
         return mix.apply(images, labels, mixing(seed, number))
 
-    return Replay(cell, step, vision.plain_vit_names, draws=True)
+    metrics = ("test/accuracy", "test/top5", "test/loss")
+    return Replay(cell, step, vision.plain_vit_names, draws=True, metrics=metrics)

@@ -22,6 +22,22 @@ def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path:
         np.testing.assert_allclose(
             ours[key], theirs[key], rtol=tolerance, atol=tolerance, err_msg=key
         )
+    differing = parity.initial_differences(ours, theirs)
+    stated = getattr(module, "OTHER_INITIAL_VALUES", ())
+    assert [name for name in differing if not any(part in name for part in stated)] == []
+    assert bool(differing) == bool(stated)
+
+
+def test_initial_values_of_another_distribution_differ() -> None:
+    theirs = next(iter(parity.records("nanogpt").values()))
+    scaled = theirs | {"deviation": 2 * theirs["deviation"]}
+    uniform = np.random.default_rng(0).uniform(-1, 1, theirs["initial"].shape)
+    uniform *= np.sqrt(3) * theirs["deviation"][:, None]
+    matrices = [str(n) for n, s in zip(theirs["names"], theirs["shapes"], strict=True) if "," in s]
+    assert parity.initial_differences(theirs, theirs) == []
+    assert set(matrices) <= set(parity.initial_differences(scaled, theirs))
+    differing = parity.initial_differences(theirs | {"initial": uniform * 3}, theirs)
+    assert set(matrices) <= set(differing)
 
 
 def test_the_page_lists_every_record() -> None:

@@ -24,12 +24,19 @@ def labels(seed: int, number: int, count: int, classes: int) -> torch.Tensor:
     return torch.from_numpy(generator("labels", seed, number).integers(classes, size=count))
 
 
-def write_images(folder: Path, count: int, side: int, classes: int) -> Path:
+def evaluated_images(count: int, side: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return RGB images (count, side, side, 3) uint8 and labels (count,) to evaluate on."""
+    drawn = generator("files")
+    pixels = drawn.integers(256, size=(count, side, side, 3)).astype(np.uint8)
+    return pixels, drawn.integers(classes, size=count).astype(np.uint8)
+
+
+def write_images(folder: Path, count: int, side: int, classes: int, evaluated: int = 8) -> Path:
     """Write a small npz data set, of whose training images a replay uses none."""
     path = folder / "images.npz"
-    drawn = generator("files").integers(256, size=(count, side, side, 3)).astype(np.uint8)
-    marks = (np.arange(count) % classes).astype(np.uint8)
-    np.savez(path, x_train=drawn, y_train=marks, x_test=drawn, y_test=marks)
+    pixels, marks = evaluated_images(evaluated, side, classes)
+    blank, zeros = np.zeros((count, side, side, 3), np.uint8), np.zeros(count, np.uint8)
+    np.savez(path, x_train=blank, y_train=zeros, x_test=pixels, y_test=marks)
     return path
 
 
@@ -42,14 +49,17 @@ def folder_cell(
     side: int,
     changes: dict[str, Any],
     seed: int,
+    classes: int = digit_folders.CLASSES,
+    evaluated: int = 1,
 ) -> Cell:
     """Return a shrunk cell of an experiment on class folders, which are written to `folder`.
 
     A replay feeds batches of its own, so the images do not matter: an epoch has `images` of them.
-    `changes` are further changes of the experiment.
+    `evaluated` is the number of evaluated images of a class. `changes` are further changes of the
+    experiment.
     """
-    classes = digit_folders.CLASSES
-    path = digit_folders.write(folder / "images", train=-(-images // classes), val=1)
+    train = -(-images // classes)
+    path = digit_folders.write(folder / "images", train=train, val=evaluated, classes=classes)
     data = {"path": str(path), "classes": classes, "size": side, "workers": 0}
     data |= {"batch_size": batch, "eval_batch_size": batch}
     small = {f"data.{key}": value for key, value in data.items()}
