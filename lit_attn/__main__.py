@@ -149,7 +149,7 @@ def show(words: list[str]) -> int:
     lists = {f"studies in {file}": titles for file, titles in _read_titles().items()}
     lists["presets"] = dict.fromkeys(PRESETS, "")
     for cls in Kind.__subclasses__():
-        lists[cls.__name__.lower()] = {k: inspect.getdoc(m) or "" for k, m in cls.family.items()}
+        lists[cls.family_name()] = {k: inspect.getdoc(m) or "" for k, m in cls.family.items()}
     names = [name.split()[0] for name in lists]
     if family not in (None, *names):
         raise ConfigError(f"lit-attn list: no family '{family}'{suggest(family, names)}")

@@ -32,11 +32,11 @@ def write_page() -> str:
     parts = [HEAD, *_section("An experiment", Experiment), _task_table()]
     for config in _find_configs(Experiment, set()):
         if _is_family(config):
-            parts.append(f"## {config.__name__}\n\n{_docstring(config)}")
+            parts.append(f"## {_title(config)}\n\n{_docstring(config)}")
             for kind, member in config.family.items():
                 parts += _section(f"`kind: {kind}`", member, level=3)
         else:
-            parts += _section(config.__name__, config)
+            parts += _section(_title(config), config)
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
@@ -74,6 +74,10 @@ def _config_types(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     return [config for part in get_args(annotation) for config in _config_types(part)]
+
+
+def _title(config: type[Config]) -> str:
+    return config.__name__.removesuffix("Config")
 
 
 def _is_family(config: type[Config]) -> bool:
@@ -124,7 +128,8 @@ def _describe(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in arguments)
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+        title = _title(annotation)
+        return f"[{title}](#{title.lower()})"
     return "path"
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from lit_attn.attention.parts import LayerShape, Similarity
+from lit_attn.attention.parts import LayerShape, SimilarityConfig
 from lit_attn.schema.base import load
 
 if TYPE_CHECKING:
     from lit_attn.attention.spec import AttentionSpec
 
 
-class MixedKeysConfig(Similarity):
+class MixedKeysConfig(SimilarityConfig):
     """Several keys for every token (MGK section 2)."""
 
     kind: str
@@ -92,7 +92,7 @@ class MixtureConfig(MixedKeysConfig):
         return self
 
 
-class GaussianConfig(Similarity):
+class GaussianConfig(SimilarityConfig):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
 
     fast = "similarity:Mixture"

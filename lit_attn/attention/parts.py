@@ -82,7 +82,7 @@ class Part(Config):
             )
 
 
-class Similarity(Part, Kind):
+class SimilarityConfig(Part, Kind):
     """Family of the logits s_ij of a head.
 
     `build` returns a lit_attn.attention.similarity.Similarity. The inputs of `reference` are q
@@ -110,14 +110,14 @@ class Similarity(Part, Kind):
         return None
 
 
-class DotConfig(Similarity):
+class DotConfig(SimilarityConfig):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     fast = "similarity:Similarity"
     kind: Literal["dot"] = "dot"
 
 
-class Compose(Part, Kind):
+class ComposeConfig(Part, Kind):
     """Family of the mixing of heads at each pair of tokens (i, j).
 
     `build` returns a lit_attn.attention.compose.Composer, once for every place. The inputs of
@@ -129,7 +129,7 @@ class Compose(Part, Kind):
         return ("pre", "post")
 
 
-class NoComposeConfig(Compose):
+class NoComposeConfig(ComposeConfig):
     """Independent heads."""
 
     fast = "compose:Composer"
@@ -139,7 +139,7 @@ class NoComposeConfig(Compose):
         return ()
 
 
-class PlacedCompose(Compose):
+class PlacedCompose(ComposeConfig):
     """Composition with a choice of its places."""
 
     kind: str
@@ -227,7 +227,7 @@ class QueryKeyComposeConfig(DynamicConfig):
     kind: Literal["query+key"] = "query+key"
 
 
-class Normaliser(Part, Kind):
+class NormaliserConfig(Part, Kind):
     """Family of the functions that turn logits into weights.
 
     `build` returns a lit_attn.attention.normaliser.Normaliser. The inputs of `reference` are the
@@ -243,7 +243,7 @@ class Normaliser(Part, Kind):
         return heads
 
 
-class SoftmaxConfig(Normaliser):
+class SoftmaxConfig(NormaliserConfig):
     """a_ij = exp(s_ij) / sum_j exp(s_ij) (Vaswani et al. 2017, eq. 1)."""
 
     ignores_row_terms = True
@@ -251,7 +251,7 @@ class SoftmaxConfig(Normaliser):
     kind: Literal["softmax"] = "softmax"
 
 
-class SigmoidConfig(Normaliser):
+class SigmoidConfig(NormaliserConfig):
     """a_ij = 1 / (1 + exp(-(s_ij + b))), b = -log n (Ramapuram et al. 2024, section 2).
 
     n is the number of keys that the query may attend to: without causal and padding masks it is the
@@ -262,7 +262,7 @@ class SigmoidConfig(Normaliser):
     kind: Literal["sigmoid"] = "sigmoid"
 
 
-class OffsetSoftmaxConfig(Normaliser):
+class OffsetSoftmaxConfig(NormaliserConfig):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
 
     fast = "normaliser:OffsetSoftmax"
@@ -270,7 +270,7 @@ class OffsetSoftmaxConfig(Normaliser):
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
 
-class DifferentialConfig(Normaliser):
+class DifferentialConfig(NormaliserConfig):
     """softmax(s_1) - lambda softmax(s_2) of each pair of heads (Ye et al. 2024, eq. 1-3).
 
     Heads 2m and 2m + 1 have the queries and keys 1 and 2 of the paper's head m; their values, side
@@ -294,7 +294,7 @@ class DifferentialConfig(Normaliser):
             )
 
 
-class Residual(Part, Kind):
+class ResidualConfig(Part, Kind):
     """Family of the signals that pass the output projection W and are added to the residual stream.
 
     alpha_i = <MH_i, V_i> / <V_i, V_i> over all heads (scope global), or beta_m,i, the same ratio
@@ -305,14 +305,14 @@ class Residual(Part, Kind):
     """
 
 
-class FullConfig(Residual):
+class FullConfig(ResidualConfig):
     """MH W: the standard layer."""
 
     fast = "residual:Full"
     kind: Literal["full"] = "full"
 
 
-class PerpendicularConfig(Residual):
+class PerpendicularConfig(ResidualConfig):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
     fast = "residual:Perpendicular"
@@ -324,7 +324,7 @@ class PerpendicularConfig(Residual):
     bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
 
 
-class ProjectedConfig(Residual):
+class ProjectedConfig(ResidualConfig):
     """alpha V W (Belief2 Fig. 3)."""
 
     fast = "residual:Projected"
@@ -334,14 +334,14 @@ class ProjectedConfig(Residual):
     )
 
 
-class ValueConfig(Residual):
+class ValueConfig(ResidualConfig):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
     fast = "residual:Value"
     kind: Literal["value"] = "value"
 
 
-class DiscrepancyConfig(Residual):
+class DiscrepancyConfig(ResidualConfig):
     """(gamma V - MH) W (AttentionX eq. 9)."""
 
     fast = "residual:Discrepancy"
@@ -351,7 +351,7 @@ class DiscrepancyConfig(Residual):
     )
 
 
-class SplitConfig(Residual):
+class SplitConfig(ResidualConfig):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
     fast = "residual:Split"

@@ -21,8 +21,7 @@ from lit_attn.attention.cache import Cache, KeyValues, RunningSums
 from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
-from lit_attn.attention.parts import LayerShape
-from lit_attn.attention.parts import Similarity as SimilarityConfig
+from lit_attn.attention.parts import LayerShape, SimilarityConfig
 from lit_attn.attention.precision import as_multiplied, in_two, square, wide, without_autocast
 
 # Number of tokens in a chunk of causal attention.

@@ -13,19 +13,19 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 
 from lit_attn.attention.mixture_parts import GaussianConfig, LinearConfig, MixtureConfig
 from lit_attn.attention.parts import (
-    Compose,
+    ComposeConfig,
     DiscrepancyConfig,
     DotConfig,
     FullConfig,
     KeyComposeConfig,
     NoComposeConfig,
-    Normaliser,
+    NormaliserConfig,
     Part,
     PerpendicularConfig,
     QueryComposeConfig,
     QueryKeyComposeConfig,
-    Residual,
-    Similarity,
+    ResidualConfig,
+    SimilarityConfig,
     SoftmaxConfig,
     SplitConfig,
     StaticConfig,
@@ -41,19 +41,19 @@ class AttentionSpec(Config):
     differ from the preset.
     """
 
-    similarity: Similarity = Field(DotConfig(), description="logits of a head")
+    similarity: SimilarityConfig = Field(DotConfig(), description="logits of a head")
     zz: bool | Literal["like-k"] = Field(
         False,
         description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
         "normalised and rotated wherever k is",
     )
-    compose: Compose = Field(
+    compose: ComposeConfig = Field(
         NoComposeConfig(), description="mixing of the heads before and after the normaliser"
     )
-    normaliser: Normaliser = Field(
+    normaliser: NormaliserConfig = Field(
         SoftmaxConfig(), description="function that turns the logits into weights"
     )
-    residual: Residual = Field(
+    residual: ResidualConfig = Field(
         FullConfig(),
         description="part that goes through the output projection to the skip connection",
     )

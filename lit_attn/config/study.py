@@ -107,7 +107,7 @@ class Latex(Config):
     )
 
 
-class Study(Config):
+class StudyConfig(Config):
     """A comparison of variants of one experiment with a baseline, over seeds."""
 
     title: str = Field(description="title of the table, one line")
@@ -159,7 +159,7 @@ class StudySource:
     """
 
     name: str
-    study: Study
+    study: StudyConfig
     tree: Mapping
     experiment: Mapping
     experiment_path: Path
@@ -210,7 +210,7 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where}: studies.{name}: needs a mapping of keys to values")
     try:
-        study = Study.model_validate(tree)
+        study = StudyConfig.model_validate(tree)
     except ValidationError as error:
         keys, message = find_problem(error)
         place = locate(tree, keys) if len(keys) > 1 or keys[0] in tree else where

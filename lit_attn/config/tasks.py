@@ -100,7 +100,7 @@ class Task(Kind):
         return self.predicts and Outputs(self.predicts[0], getattr(signature, self.predicts[1]))
 
 
-class Classification(Task):
+class ClassificationConfig(Task):
     """Base of the tasks whose samples have one label each."""
 
     predicts = ("probabilities", "classes")
@@ -121,7 +121,7 @@ class Classification(Task):
         )
 
 
-class ImageClassificationConfig(Classification):
+class ImageClassificationConfig(ClassificationConfig):
     """Classification of images; the default task."""
 
     kind: Literal["image-classification"] = "image-classification"
@@ -145,7 +145,7 @@ class RegressionConfig(Task):
         )
 
 
-class SequenceClassificationConfig(Classification):
+class SequenceClassificationConfig(ClassificationConfig):
     """Classification of token sequences, or of pairs of them."""
 
     kind: Literal["sequence-classification"] = "sequence-classification"

@@ -20,7 +20,7 @@ DiagnosticKind = Literal["residual", "rank", "maps", "heads", "mixture"]
 OF_SAMPLES = {"residual", "rank", "maps"}
 
 
-class Diagnostics(Config):
+class DiagnosticsConfig(Config):
     """Quantities of the attention layers that the papers plot, recorded at evaluations.
 
     *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: ranks of the
@@ -150,7 +150,7 @@ class Training(Config):
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
-    diagnostics: Diagnostics | None = outside_identity(
+    diagnostics: DiagnosticsConfig | None = outside_identity(
         None, "records of attention layers; null: none"
     )
     loggers: tuple[MetricLogger, ...] = outside_identity(

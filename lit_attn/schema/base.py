@@ -108,7 +108,7 @@ class Kind(Config):
         if missing := sorted(cls.__abstractmethods__ | constants):
             raise ConfigError(
                 f"class {cls.__name__} (kind '{kind}') does not define {', '.join(missing)}, "
-                f"which every {cls._family_name()} has to define"
+                f"which every {cls.family_name()} has to define"
             )
         other = cls.family.setdefault(kind, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -149,7 +149,7 @@ class Kind(Config):
         kind = str(mapping["kind"])
         if kind not in cls.family:
             hint = suggest(kind, cls.family)
-            raise ValueError(f"'{kind}' is not a known {cls._family_name()}{hint}")
+            raise ValueError(f"'{kind}' is not a known {cls.family_name()}{hint}")
         return cls.family[kind].model_validate(mapping)
 
     def try_out(self, signature: Any) -> None:
@@ -160,10 +160,10 @@ class Kind(Config):
         """
 
     @classmethod
-    def _family_name(cls) -> str:
+    def family_name(cls) -> str:
         """Return the name of the family in words, for error messages."""
         family = next(base for base in cls.__mro__ if Kind in base.__bases__)
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", family.__name__).lower()
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", family.__name__.removesuffix("Config")).lower()
 
 
 def require_methods(cls: type, noun: str) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
-from lit_attn.config.training import OF_SAMPLES, Diagnostics
+from lit_attn.config.training import OF_SAMPLES, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 
 MAP_TOKENS = 256
@@ -63,7 +63,7 @@ class DiagnosticsCallback(L.Callback):
     def __init__(
         self,
         folder: Path,
-        settings: Diagnostics,
+        settings: DiagnosticsConfig,
         interval: int,
         total: int,
         tensorboard: TensorBoardLogger,
@@ -124,7 +124,7 @@ class DiagnosticsCallback(L.Callback):
 
 @torch.no_grad()
 def diagnose(
-    network: nn.Module, inputs: tuple[Any, ...], settings: Diagnostics, step: int
+    network: nn.Module, inputs: tuple[Any, ...], settings: DiagnosticsConfig, step: int
 ) -> NetworkDiagnostics:
     """Return the diagnostics that `settings` selects, for every attention layer of `network`."""
     layers = [module for module in network.modules() if isinstance(module, Attention)]

@@ -14,7 +14,7 @@ from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.parts import (
     DifferentialConfig,
     OffsetSoftmaxConfig,
-    Residual,
+    ResidualConfig,
     SigmoidConfig,
 )
 from lit_attn.attention.spec import PRESETS, AttentionSpec
@@ -96,9 +96,9 @@ def test_sigmoid_attention_keeps_terms_that_softmax_ignores() -> None:
 
 
 def test_a_module_without_forward_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Residual, "family", dict(Residual.family))
+    monkeypatch.setattr(ResidualConfig, "family", dict(ResidualConfig.family))
 
-    class Unfinished(Residual):
+    class Unfinished(ResidualConfig):
         kind: Literal["unfinished"] = "unfinished"
         is_module: bool = True
 

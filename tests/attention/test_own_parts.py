@@ -125,8 +125,8 @@ def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> Non
         ("def f(:\n", ":1: SyntaxError: invalid syntax"),
         ("import absent_beside_it\n", ":1: ModuleNotFoundError: No module named"),
         (
-            "from typing import Literal\nfrom lit_attn.attention.parts import Residual\n"
-            "class Mine(Residual):\n    kind: Literal['full'] = 'full'\n",
+            "from typing import Literal\nfrom lit_attn.attention.parts import ResidualConfig\n"
+            "class Mine(ResidualConfig):\n    kind: Literal['full'] = 'full'\n",
             ":3: class Mine: kind 'full' is already the name of lit_attn.attention.parts.Full",
         ),
         ("raise KeyError('two\\nlines')\n", ":1: KeyError: 'two"),
@@ -229,10 +229,10 @@ class EmptyConfig(parts.{member}):
 @pytest.mark.parametrize(
     ("key", "module", "family", "member", "method"),
     [
-        ("residual", "residual", "Residual", "Residual", "forward"),
-        ("compose", "compose", "Composer", "Compose", "forward"),
-        ("normaliser", "normaliser", "Normaliser", "Normaliser", "forward"),
-        ("similarity", "similarity", "Similarity", "Similarity", "features"),
+        ("residual", "residual", "Residual", "ResidualConfig", "forward"),
+        ("compose", "compose", "Composer", "ComposeConfig", "forward"),
+        ("normaliser", "normaliser", "Normaliser", "NormaliserConfig", "forward"),
+        ("similarity", "similarity", "Similarity", "SimilarityConfig", "features"),
     ],
 )
 def test_a_module_that_lacks_its_method_is_refused_in_one_line_by_a_plain_dry_run(

@@ -9,7 +9,7 @@ from write_keys import iterate_fields
 
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.study import Study
+from lit_attn.config.study import StudyConfig
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
@@ -28,7 +28,7 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
 
 def test_every_key_has_a_description() -> None:
     """A description is a phrase without an antecedent: it does not begin with a preposition."""
-    for config in (Experiment, Study, Cell):
+    for config in (Experiment, StudyConfig, Cell):
         for name, field in iterate_fields(config):
             assert field.description, name
             assert not re.match(r"(of|where|that|which|what|as|it) ", field.description), name

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.config.data.segmentation import Masks
+from lit_attn.config.data.segmentation import MasksConfig
 from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
@@ -28,13 +28,13 @@ def write(root: Path, labels: np.ndarray, suffix: str = ".png") -> None:
         Image.fromarray(labels.astype(np.uint8)).save(root / f"annotations/{split}/a.png")
 
 
-def make_config(root: Path, **choices: Any) -> Masks:
+def make_config(root: Path, **choices: Any) -> MasksConfig:
     sizes = {"crop": 4, "short_side": 4, "long_side": 8, "batch_size": 1, "workers": 0}
     data = {"name": "m", "root": root, "classes": ["cat", "dog"], "augment": ["category-crop"]}
-    return Masks.model_validate(data | sizes | choices)
+    return MasksConfig.model_validate(data | sizes | choices)
 
 
-def read_labels(config: Masks) -> list[list[int]]:
+def read_labels(config: MasksConfig) -> list[list[int]]:
     config.check_files()
     (sample,) = next(iter(config.build(0, CPU).val_dataloader()[0]))["data_samples"]
     labels: list[list[int]] = sample.gt_sem_seg.data[0].tolist()

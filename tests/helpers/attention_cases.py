@@ -12,7 +12,12 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
-from lit_attn.attention.parts import Compose, Normaliser, Residual, Similarity
+from lit_attn.attention.parts import (
+    ComposeConfig,
+    NormaliserConfig,
+    ResidualConfig,
+    SimilarityConfig,
+)
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
 
@@ -86,24 +91,24 @@ def label(spec: AttentionSpec) -> str:
 def all_specs() -> list[AttentionSpec]:
     """Return presets, every choice of every family, and pairwise crosses of the families."""
     specs = list(PRESETS.values())
-    specs += [AttentionSpec(residual=residual) for residual in members(Residual)]
-    specs += [AttentionSpec(similarity=similarity) for similarity in members(Similarity)]
-    specs += [AttentionSpec(compose=compose) for compose in members(Compose)]
-    specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(Normaliser)]
+    specs += [AttentionSpec(residual=residual) for residual in members(ResidualConfig)]
+    specs += [AttentionSpec(similarity=similarity) for similarity in members(SimilarityConfig)]
+    specs += [AttentionSpec(compose=compose) for compose in members(ComposeConfig)]
+    specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(NormaliserConfig)]
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {
             "similarity": [
-                *(kind for kind in Similarity.family if kind != "mixture"),
+                *(kind for kind in SimilarityConfig.family if kind != "mixture"),
                 MixtureConfig(),
                 MixtureConfig(source="shifted", assignment="hard"),
                 MixtureConfig(variance=(1, 3)),
             ],
             "zz": [False, True],
-            "compose": list(Compose.family),
-            "normaliser": list(Normaliser.family),
-            "residual": list(Residual.family),
+            "compose": list(ComposeConfig.family),
+            "normaliser": list(NormaliserConfig.family),
+            "residual": list(ResidualConfig.family),
             "window": [None, 3],
             "kv_heads": [None, 1],
         }

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_attn.attention.mixture_parts import MixtureConfig
-from lit_attn.attention.parts import DotConfig, Similarity
+from lit_attn.attention.parts import DotConfig, SimilarityConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
@@ -116,12 +116,12 @@ SMGK = MixtureConfig(prior="clamped", prior_scope="layer", source="shifted")
     ids=["softmax", "mgk", "smgk"],
 )
 def test_the_retrieval_model_has_its_published_count(
-    similarity: Similarity, totals: dict[int, int]
+    similarity: SimilarityConfig, totals: dict[int, int]
 ) -> None:
     assert {heads: retrieval(heads, similarity) for heads in totals} == totals
 
 
-def retrieval(heads: int, similarity: Similarity) -> int:
+def retrieval(heads: int, similarity: SimilarityConfig) -> int:
     model = SequenceClassifierConfig(
         dim=64,
         depth=2,

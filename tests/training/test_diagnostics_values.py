@@ -19,13 +19,13 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
 from lit_attn.config.models.vision import ViTConfig
-from lit_attn.config.training import Diagnostics
+from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.models import language, vit
 from lit_attn.models.trunk import sinusoids
 from lit_attn.training import diagnostics as recorded
 from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 
-EVERYTHING = Diagnostics(kinds=("residual", "rank", "maps", "heads", "mixture"))
+EVERYTHING = DiagnosticsConfig(kinds=("residual", "rank", "maps", "heads", "mixture"))
 DIM, HEADS, WIDTH = 16, 4, 4
 
 Values = dict[tuple[int, int | None, str], float]
@@ -48,7 +48,7 @@ def images(count: int = 3) -> Tensor:
 
 
 def diagnose_network(
-    network: nn.Module, *inputs: Tensor, settings: Diagnostics = EVERYTHING
+    network: nn.Module, *inputs: Tensor, settings: DiagnosticsConfig = EVERYTHING
 ) -> NetworkDiagnostics:
     return diagnose(network, inputs, settings, 7)
 
@@ -189,7 +189,9 @@ def test_pi_of_mixtures_is_recorded(
     torch.manual_seed(0)
     model = ViTConfig(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10)
-    actual = values(diagnose(network, (images().float(),), Diagnostics(kinds=("mixture",)), 7))
+    actual = values(
+        diagnose(network, (images().float(),), DiagnosticsConfig(kinds=("mixture",)), 7)
+    )
     for head, of_keys in expected.items():
         assert [actual[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
             of_keys
@@ -207,7 +209,7 @@ def test_shared_keys_count_as_copies_for_every_head() -> None:
         copies = [w.unflatten(0, (2, WIDTH)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v)]
         copied_attn.qkv.weight.copy_(torch.cat([q, *copies]))
         copied_attn.proj.weight.copy_(shared_attn.proj.weight)
-    settings = Diagnostics(kinds=("heads",))
+    settings = DiagnosticsConfig(kinds=("heads",))
     actual, expected = (
         values(diagnose_network(n, images(), settings=settings)) for n in (grouped, copied)
     )
@@ -327,7 +329,7 @@ def test_diagnostics_change_no_state() -> None:
 def test_diagnostics_of_weights_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     monkeypatch.setattr(network, "forward", None)
-    recorded = diagnose(network, (images(),), Diagnostics(kinds=("heads", "mixture")), 7)
+    recorded = diagnose(network, (images(),), DiagnosticsConfig(kinds=("heads", "mixture")), 7)
     assert {row.name for row in recorded.rows} == {"captured-qk", "captured-ov", "pi-1", "pi-2"}
     assert recorded.arrays == {}
 

@@ -116,7 +116,7 @@ class Ade20k(Scenery):
         require_scenery(self.root)
 
 
-class Masks(Scenery):
+class MasksConfig(Scenery):
     """Images of the user with classes of the user, in ADE20K's layout below `root`.
 
     A label file is a PNG with one number for each pixel (from 0 in the order of `classes`; 255 is
