@@ -149,8 +149,8 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], seen: Tensor, is_causal: bo
 
     def phi(t: Tensor) -> Tensor:
         plain = F.elu(t) + 1
-        whole = plain.sum(-1, keepdim=True)
-        return plain / whole if form.part.features == "sum-to-one" else plain
+        total = plain.sum(-1, keepdim=True)
+        return plain / total if form.part.features == "sum-to-one" else plain
 
     n, width = q.shape[-2:]
     weights = [log_prior(form, r, n).exp().unsqueeze(-1) for r in range(len(keys))]

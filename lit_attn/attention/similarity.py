@@ -206,7 +206,7 @@ class Mixture(MixedKeys):
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
         n = q.shape[-2]
-        taken = counted = torch.zeros((), device=q.device)
+        assigned = counted = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
             logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
             responsibility = wide(logits).softmax(3)
@@ -216,12 +216,15 @@ class Mixture(MixedKeys):
                 weight = weight * seen.unsqueeze(-2)
             if (present := masks.present_queries(rows)) is not None:
                 weight = weight * present.unsqueeze(-2)
-            taken = taken + (responsibility * weight).sum((0, 2))
+            assigned = assigned + (responsibility * weight).sum((0, 2))
             counted = counted + weight.sum((0, 2))
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
         if shared:
-            taken, counted = taken.sum(shared, keepdim=True), counted.sum(shared, keepdim=True)
-        mean = (taken / counted.clamp_min(1)).transpose(0, 1)
+            assigned, counted = (
+                assigned.sum(shared, keepdim=True),
+                counted.sum(shared, keepdim=True),
+            )
+        mean = (assigned / counted.clamp_min(1)).transpose(0, 1)
         before = self.prior[..., : mean.shape[-1]]
         before.copy_(torch.where(counted.transpose(0, 1) > 0, mean, wide(before)))
 

@@ -10,8 +10,11 @@ import lit_attn
 from lit_attn.schema.plugins import FILE_HASHES, PACKAGE_VERSIONS, hash_source
 
 PACKAGES = ("lightning", "numpy", "timm", "torch", "torchmetrics")
-NOT_TRAINING = ("ablate", "bench", "report")
-"""Packages that a training cell does not execute."""
+NOT_TRAINING = (
+    *("ablate/", "bench/", "report/"),
+    *("__main__.py", "generate.py", "study.py", "data/prepare.py"),
+)
+"""Beginnings of the paths, below lit_attn, of code that a training cell does not execute."""
 
 
 class Provenance(NamedTuple):
@@ -52,9 +55,9 @@ def hash_package(root: Path) -> "hashlib._Hash":
     """Return the hash of all modules below `root` that a training cell can reach."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if name.parts[0] not in NOT_TRAINING:
-            digest.update(name.as_posix().encode())
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(NOT_TRAINING):
+            digest.update(name.encode())
             digest.update(hash_source(path.read_bytes()))
     return digest
 

@@ -142,8 +142,8 @@ def test_evaluation_on_the_first_tokens(folder: Path) -> None:
 
 
 def test_evaluation_windows_are_spaced_evenly_over_the_split(folder: Path) -> None:
-    whole = data(folder, eval_batch_size=1).val_dataloader()[0]
-    all_windows = torch.cat([inputs for inputs, _ in whole])
+    full_loader = data(folder, eval_batch_size=1).val_dataloader()[0]
+    all_windows = torch.cat([inputs for inputs, _ in full_loader])
     for count in (1, 2, len(all_windows), 1000):
         (loader,) = data(folder, eval_windows=count, eval_batch_size=2).val_dataloader()
         rows = torch.cat([targets for _, targets in loader])

@@ -129,11 +129,11 @@ class PackageModel(Model):
         return network
 
 
-def require_division(key: str, noun: str, number: int, total: int, of: str) -> None:
+def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:
     """Raise ValueError, which names the nearest divisor, if `number` does not divide `total`."""
     if total % number:
         raise ValueError(
-            f"{key}: {number} {noun} do not divide {of}; the nearest that do are "
+            f"{key}: {number} {noun} do not divide {total_name}; the nearest that do are "
             f"{find_nearest_divisor(number, total)}"
         )
 
