@@ -94,6 +94,17 @@ class Experiment(Config):
         model.check(signature)
         return model
 
+    @field_validator("loss")
+    @classmethod
+    def _task_uses_loss(cls, loss: Loss, info: ValidationInfo) -> Loss:
+        task: Task | None = info.data.get("task")
+        if task is not None and not task.uses_loss and loss != CrossEntropyLoss():
+            tasks = [f"`task: {kind}`" for kind, member in Task.family.items() if member.uses_loss]
+            raise ValueError(
+                f"`task: {task.kind}` has its own loss; `loss` is for {', '.join(tasks)}"
+            )
+        return loss
+
     @field_validator("metrics")
     @classmethod
     def _metrics_fit_task(

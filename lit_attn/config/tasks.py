@@ -67,6 +67,8 @@ class Task(Kind):
 
     module: ClassVar[str] = ""
     """Subclass of `lit_attn.tasks.base.TaskModule` that `build` calls, as `package.file:Class`."""
+    uses_loss: ClassVar[bool] = False
+    """True if `build` passes on the experiment's loss; other tasks refuse the key `loss`."""
     predicts: ClassVar[tuple[Form, str] | None] = None
     """Form of the predictions, and the field of the signature with their size."""
 
@@ -104,6 +106,7 @@ class ClassificationConfig(Task):
     """Base of the tasks whose samples have one label each."""
 
     predicts = ("probabilities", "classes")
+    uses_loss = True
 
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate

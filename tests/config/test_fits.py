@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import studies
 from helpers.paths import ROOT
+from pydantic import ValidationError
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.variants import resolve
@@ -128,3 +129,12 @@ def test_the_nearest_divisor_is_found() -> None:
     assert divisors == [1, 3, 4, 6, 6, 6, 12]
     assert find_nearest_divisor(7, 10**400 + 1) in range(1, 10**400)
     assert find_nearest_divisor(10**300, 2 * 10**300 + 3) == 1
+
+
+def test_a_loss_that_the_task_would_ignore_is_refused() -> None:
+    path = ROOT / "experiments" / "python_text_gpt.yaml"
+    smoothed = {"loss": {"kind": "cross-entropy", "label_smoothing": 0.1}}
+    with pytest.raises(ValidationError, match="modelling` has its own loss; `loss` is for"):
+        Experiment.model_validate({**load(path), **smoothed})
+    default = Experiment.model_validate({**load(path), "loss": {"kind": "cross-entropy"}})
+    assert default == Experiment.model_validate(load(path))
