@@ -137,6 +137,8 @@ class Matrix:
             seeds=list(seeds),
             cells=planned,
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.trials],
+            best_test_epoch=study.best_test_epoch,
+            parity=study.parity,
             contrast=study.contrast,
             latex=None if study.latex.columns is None else list(study.latex.columns),
         )

@@ -130,6 +130,8 @@ class Plan(Record):
     seeds: list[int]
     cells: list[PlannedCell]
     trials: list[PlannedCell] = Field([], description="cells of the search of `tune`")
+    best_test_epoch: bool = Field(False, description="True to show the best test epoch")
+    parity: str = Field("", description="agreement with released code")
     contrast: str | None = Field(None, description="study whose leads are compared with these")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 

@@ -14,6 +14,8 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 
 from lit_attn.config.cell import LARGEST_SEED
@@ -139,6 +141,14 @@ class StudyConfig(Config):
         {}, description="published mean and standard deviation of variants, in printed units"
     )
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
+    best_test_epoch: bool = Field(
+        False,
+        description="show the best epoch of `metric` on the test split in a separate column, as "
+        "released code reports it; nothing selects or compares by it",
+    )
+    parity: str = Field(
+        "", description="agreement with released code, for the caption (docs/parity.md)"
+    )
     tune: Overrides = Field(
         EMPTY,
         description="keys with the values to try for every variant, and `select`, `seeds`, "
@@ -149,6 +159,14 @@ class StudyConfig(Config):
     )
     latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
+
+    @field_validator("best_test_epoch")
+    @classmethod
+    def _needs_a_test_metric(cls, value: bool, info: ValidationInfo) -> bool:
+        metric = info.data.get("metric")
+        if value and metric and not metric.name.startswith("test/"):
+            raise ValueError(f"needs a metric of the test split, but metric.name is {metric.name}")
+        return value
 
 
 @dataclass(frozen=True)

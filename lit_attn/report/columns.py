@@ -164,6 +164,9 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "seeds_needed": _needed,
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
+    "best_test_epoch": lambda r, s: format_spread(
+        r["best_test_epoch"], r["best_test_epoch_sd"], s.digits
+    ),
     "published": _published,
     "published_difference": lambda r, s: format_number(r["published_difference"], f"+.{s.digits}f"),
     "parameters": lambda r, _: format_number(r["parameters"], ",d"),

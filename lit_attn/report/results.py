@@ -132,8 +132,9 @@ def _template_values(
 
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
-    """Return when the plan was sealed, what changed later, and how step times were measured."""
-    notes = []
+    """Return agreement with released code, how step times were measured, seal and changes."""
+    words = study.plan.parity.rstrip(".")
+    notes = [SENTENCES["parity"].format(words=words)] if words else []
     if times := study.step_times:
         notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
     if seals := study.seals:

@@ -5,6 +5,7 @@ Values are in printed units (an accuracy in percent), times in seconds, memory i
 
 import itertools
 import json
+import math
 import statistics
 from collections import Counter
 from typing import Any
@@ -44,7 +45,12 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
-    sources = (comparisons.records, measure_test_errors(study), _measure_targets(study))
+    sources = (
+        comparisons.records,
+        measure_test_errors(study),
+        _measure_targets(study),
+        _measure_best_epochs(study) if study.plan.best_test_epoch else {},
+    )
     records = []
     for variant in study.plan.variants:
         record = _variant_record(study, variant)
@@ -78,6 +84,25 @@ def _measure_targets(study: StudyRecord) -> dict[str, Record]:
             time = study.step_time(str(name))
             seconds = None if time is None else steps * time
             records[str(name)] = {"target_steps": steps, "target_seconds": seconds}
+    return records
+
+
+def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
+    """Return mean and deviation over seeds of the best evaluated epoch, for the column alone."""
+    metric = study.plan.metric
+    best = max if metric.goal == "max" else min
+    records: dict[str, Record] = {}
+    for variant in study.plan.variants:
+        cells = study.finished_cells(variant.name)
+        curves = [
+            [row.value for row in cell.curve(metric) if math.isfinite(row.value)] for cell in cells
+        ]
+        # A damaged metrics.csv has no rows, and a mean of fewer seeds is another one.
+        if cells and all(curves):
+            values = [best(curve) for curve in curves]
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            record = {"best_test_epoch": statistics.fmean(values), "best_test_epoch_sd": spread}
+            records[variant.name] = record
     return records
 
 

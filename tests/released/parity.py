@@ -55,8 +55,9 @@ come from the distribution of the released ones. They are compared before both s
 weights, by the standard deviation and a two-sample Kolmogorov-Smirnov test.
 
 Continuous integration replays every run and fails if a difference exceeds the tolerance of its
-set-up, so a change that moves a set-up away from its released code is noticed. The differences that
-remain are listed with their reasons in
+set-up, so a change that moves a set-up away from its released code is noticed. The captions of
+published studies state the tolerance of the losses (`parity` in `ablations.yaml`). The differences
+that remain are listed with their reasons in
 [section 15 of the set-ups](setups.md#15-known-differences-from-the-released-code). A second row of
 a set-up has the runs to which such a difference applies.
 
@@ -104,6 +105,18 @@ def tolerances(setup: str, run: str) -> dict[str, float]:
     """Return the largest allowed relative difference of each quantity in a run."""
     module = SETUPS[setup]
     return {**module.TOLERANCES, **getattr(module, "RUN_TOLERANCES", {}).get(run, {})}
+
+
+def words(setup: str) -> str:
+    """Return the agreement of a set-up for captions: the tolerance of losses, by group of runs."""
+    module = SETUPS[setup]
+    text = f"{module.REPOSITORY}, losses within {module.TOLERANCES['loss']:.0e}"
+    groups: dict[float, list[str]] = {}
+    for run, limits in getattr(module, "RUN_TOLERANCES", {}).items():
+        groups.setdefault(limits["loss"], []).append(run)
+    return text + "".join(
+        f", {limit:.0e} in {' and '.join(runs)}" for limit, runs in groups.items()
+    )
 
 
 def records(setup: str) -> dict[str, recording.Arrays]:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
+from lit_attn.config.study import read_studies
 from released import parity, replaying
 
 RUNS = [(setup, run) for setup in parity.SETUPS for run in parity.records(setup)]
@@ -49,3 +51,25 @@ def test_the_page_lists_every_record() -> None:
         assert source["commit"] in page
     files = {path.stem for path in (Path(parity.__file__).parent / "records").glob("*.npz")}
     assert files == set(parity.SETUPS)
+
+
+def test_captions_of_published_studies_state_the_recorded_agreement() -> None:
+    words = {setup: parity.words(setup) for setup in parity.SETUPS}
+    named = {}
+    for name, source in read_studies(ROOT / "ablations.yaml").items():
+        path = f"experiments/{source.experiment_path.name}"
+        setups = [s for s in words if path in parity.SETUPS[s].EXPERIMENT]
+        if text := source.study.parity:
+            named[name] = text
+            assert text in ([words[s] for s in setups] or words.values()), name
+        assert not setups or text, name
+        assert not source.study.published or text, name
+    assert set(named.values()) == set(words.values()) - {words["dcformer_pytorch"]}
+
+
+def test_the_best_test_epoch_is_shown_where_the_released_code_reports_it() -> None:
+    repositories = {parity.SETUPS[s].REPOSITORY for s in ("spt_lsa_vit", "vit_small", "local_vit")}
+    for name, source in read_studies(ROOT / "ablations.yaml").items():
+        is_reported = source.study.parity.partition(",")[0] in repositories
+        is_accuracy = source.study.metric.name == "test/accuracy"
+        assert source.study.best_test_epoch == (is_reported and is_accuracy), name

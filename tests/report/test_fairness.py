@@ -187,3 +187,51 @@ def test_steps_to_target_are_those_of_the_mean_curve(tmp_path: Path) -> None:
     assert pd.isna(table.loc["slow", "target_steps"])
     seconds = table.loc["fast", "target_steps"] * table.loc["fast", "step_time"]
     assert table.loc["fast", "target_seconds"] == pytest.approx(seconds)
+
+
+def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) -> None:
+    """One variant has the highest value of any epoch, and another one the best last epoch."""
+    pages, tables = {}, {}
+    for shown in (False, True):
+        root = tmp_path / str(shown)
+        study = write_study(
+            root / "runs", variants={"standard": 0, "noisy": 0.01, "steady": 0.1}, seeds=6
+        )
+        plan = Plan.model_validate_json((study / "plan.json").read_bytes())
+        plan.model_copy(update={"best_test_epoch": shown}).write(study / "plan.json")
+        for seed in range(6):
+            (path,) = study.glob(f"v1/{seed}-*/metrics.csv")
+            with path.open("a") as metrics:
+                metrics.write(f"350,3,test/accuracy,{0.9 + seed / 100}\n")
+        (folder,) = write_reports(root / "runs", root / "reports")
+        pages[shown] = (folder / "table.md").read_text()
+        tables[shown] = pd.read_csv(folder / "table.csv").set_index("variant")
+    own = ["best_test_epoch", "best_test_epoch_sd"]
+    pd.testing.assert_frame_equal(tables[False].drop(columns=own), tables[True].drop(columns=own))
+    assert tables[False][own].isna().all(axis=None)
+    assert "best test epoch" not in pages[False].lower()
+    table = tables[True]
+    assert table.loc["noisy", "best_test_epoch"] == pytest.approx(92.5)
+    assert table.loc["noisy", "best_test_epoch_sd"] == pytest.approx(np.std(range(6), ddof=1))
+    assert (table["best_test_epoch"] >= table["mean"]).all()
+    assert table["best"].tolist() == [False, False, True]
+    heading, _, *rows = [line.split(" | ") for line in pages[True].splitlines()[:5]]
+    column = heading.index("best test epoch")
+    assert rows[1][column].startswith("92.50 ± ")
+    assert not any(mark in row[column] for row in rows for mark in ("**", "\\*"))
+    assert "It is never used for selection, bold, stars, differences or intervals." in pages[True]
+
+
+def test_the_best_test_epoch_of_a_damaged_curve_is_empty(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", best_test_epoch=True)
+    (path,) = study.glob("v1/3-*/metrics.csv")
+    path.write_text("step,epoch,name,value\n")
+    read_page(tmp_path)
+    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    assert table["best_test_epoch"].isna().tolist() == [False, True, False]
+
+
+def test_the_caption_states_the_agreement_with_released_code(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", parity="someone/code, losses within 1e-12")
+    page = read_page(tmp_path)
+    assert "released code: someone/code, losses within 1e-12 (relative; docs/parity.md" in page
