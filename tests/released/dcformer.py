@@ -6,8 +6,9 @@ whose layers are not scanned. The training step is the released one; the loop ar
 recorder's. Tokens are random numbers. `output` is the loss of an evaluation batch. The run
 `unclipped` has a clipping norm that no gradient exceeds; in the others gradients differ by the 1e-6
 that PyTorch adds to the norm when it clips. The norms of q and k (runs `dcformer` and `static`) add
-1e-5 to the mean square in the JAX code, and 1e-6 in the released PyTorch code and here. Recording
-needs jax, flax, optax and einops.
+1e-5 to the mean square in the JAX code, and 1e-6 in the released PyTorch code and here. The maps
+have the options of the JAX code (`gelu: tanh`, `gate_init: jax`), as the variant `jax-dcformer`
+has. Recording needs jax, flax, optax and einops.
 """
 
 import os
@@ -45,7 +46,8 @@ STEPS, WARMUP, BATCH, CONTEXT, WINDOW, CHUNK = 12, 3, 3, 12, 4, 4
 WIDTH, DEPTH, HEADS, FFN, VOCABULARY = 32, 2, 4, 24, 256
 
 # The released configuration, its changes, and this project's `model` by case.
-COMPOSED = {"preset": "dcmha", "compose": {"gelu": "tanh"}}
+MAPS = {"gelu": "tanh", "gate_init": "jax"}
+COMPOSED = {"preset": "dcmha", "compose": MAPS}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "standard": ("transformer_pp_405m", {}, {"model.attention": {"preset": "standard"}}),
     "dcformer": (
@@ -71,7 +73,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "dcformer_pp_405m",
         {"window_size": [None, None], "query_chunk_size": None, "static_proj": True},
         {
-            "model.attention": {"preset": "dcmha-all", "compose": {"gelu": "tanh"}},
+            "model.attention": {"preset": "dcmha-all", "compose": MAPS},
             "model.qk_norm": True,
         },
     ),

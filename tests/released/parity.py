@@ -145,14 +145,14 @@ def agreement(setup: str, runs: list[str]) -> Agreement:
             continue
         with tempfile.TemporaryDirectory() as folder:
             ours = replaying.run(SETUPS[setup].replay(run, Path(folder)), Path(folder))
-        parameters += len(theirs["names"]) if "initial" in theirs else 0
+        parameters += len(theirs["names"])
         differing += len(initial_differences(ours, theirs))
         for key in worst:
             difference = np.abs(ours[key] - theirs[key]).max() / np.abs(theirs[key]).max()
             worst[key] = max(worst[key], float(difference))
     main = {key: worst.pop(key) for key in ("loss", "gradient", "change", "sample")}
     initial = f"{parameters - differing} of {parameters}"
-    if not parameters or "" in getattr(SETUPS[setup], "OTHER_INITIAL_VALUES", ()):
+    if "" in getattr(SETUPS[setup], "OTHER_INITIAL_VALUES", ()):
         initial = "-"
     return Agreement(**main, output=max(worst.values(), default=None), initial=initial)
 
@@ -163,8 +163,6 @@ def initial_differences(ours: recording.Arrays, theirs: recording.Arrays) -> lis
     The standard deviations over all values may differ by six standard errors of a normal sample,
     the samples must pass a Kolmogorov-Smirnov test at the level 1e-5, and constants must be equal.
     """
-    if "initial" not in theirs:
-        return []
     differing = []
     for number, name in enumerate(theirs["names"].tolist()):
         pair = [
