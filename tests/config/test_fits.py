@@ -134,7 +134,7 @@ def test_the_nearest_divisor_is_found() -> None:
 def test_a_loss_that_the_task_would_ignore_is_refused() -> None:
     path = ROOT / "experiments" / "python_text_gpt.yaml"
     smoothed = {"loss": {"kind": "cross-entropy", "label_smoothing": 0.1}}
-    with pytest.raises(ValidationError, match="modelling` has its own loss; `loss` is for"):
+    with pytest.raises(ValidationError, match="modelling` has a loss of its own; remove `loss`"):
         Experiment.model_validate({**load(path), **smoothed})
     default = Experiment.model_validate({**load(path), "loss": {"kind": "cross-entropy"}})
     assert default == Experiment.model_validate(load(path))
