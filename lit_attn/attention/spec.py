@@ -97,6 +97,8 @@ class AttentionSpec(Config):
     def _expand_preset(cls, value: Any) -> Any:
         """Replace a preset's name by its parts; a mapping without another kind refines a part."""
         choices = {"preset": value} if isinstance(value, str) else value
+        if not isinstance(choices, dict | AttentionSpec):
+            raise ValueError(f"needs a preset's name or a mapping, not {value}")
         for key in choices if isinstance(choices, dict) else ():
             if key != "preset" and key not in cls.model_fields:
                 hint = suggest(str(key), ["preset", *cls.model_fields])

@@ -75,7 +75,7 @@ def test_mappings_mean_the_same_as_in_yaml(chosen: Any, meant: Any) -> None:
 @pytest.mark.parametrize(
     ("chosen", "line"),
     [
-        ({"residul": "full"}, "unknown key 'residul'; did you mean 'residual'?"),
+        ({"residul": "full"}, "residul: unknown key 'residul'; did you mean 'residual'?"),
         (
             {"residual": "splitt"},
             "residual: 'splitt' is not a known residual; did you mean 'split'?",
@@ -85,7 +85,7 @@ def test_mappings_mean_the_same_as_in_yaml(chosen: Any, meant: Any) -> None:
             "residual.activation: 'sillu' is not a choice; did you mean 'silu'?",
         ),
         ({"preset": "belif2"}, "'belif2' is not a preset; did you mean 'belief2'?"),
-        ({3: "full"}, "unknown key '3'; choose from preset, similarity"),
+        ({3: "full"}, "3: unknown key '3'; choose from preset, similarity"),
         ("belif2", "'belif2' is not a preset; did you mean 'belief2'?"),
         (3, "needs a preset's name or a mapping, not 3"),
     ],

@@ -141,7 +141,7 @@ def test_a_model_without_forward_is_one_error_line(tmp_path: Path) -> None:
         (
             {"data": "{kind: digits}"},
             "data: 'digits' does not go with `task: frequency`; choose from waves, or set "
-            "`task: image-classification`",
+            "`task: image-classification` or `task: module`",
         ),
         (
             {"model": "{kind: vit, dim: 8, depth: 1, heads: 1, patch: 1, ffn: none}"},

@@ -26,7 +26,7 @@ from lit_attn.training import build
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
 
-LOOKING = {"diagnostics": ["residual", "rank", "maps", "heads", "mixture"]}
+LOOKING = {"diagnostics": {"kinds": ["residual", "rank", "maps", "heads", "mixture"]}}
 MIXED = {"attention": {"similarity": {"kind": "mixture", "prior": "m-step"}}}
 SET_ADAM = {"kind": "set-adam", "lr": 1e-3}
 

@@ -73,7 +73,7 @@ def scenes(devices: int) -> Cell:
 def cells() -> dict[str, Cell]:
     compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing, scenes]
     by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
-    recorded = {"devices": 2, "diagnostics": ["residual", "rank", "maps", "heads"]}
+    recorded = {"devices": 2, "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}}
     by_name |= {name: digits_cell(training=recorded) for name in ("whole", "stopped")}
     by_name["diverged"] = digits_cell(
         optimizer={"lr": 1e30}, schedule={"warmup": 0}, training={"devices": 2}

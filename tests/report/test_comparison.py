@@ -45,7 +45,7 @@ def test_a_star_is_possible_with_six_seeds_however_many_variants(tmp_path: Path)
     }
     compared = compare(tmp_path, values)
     assert compared.is_joint
-    assert compared.count == 21
+    assert len(compared.pairs) == 21
     assert compared.records["ahead"]["p_adjusted"] == 2 / 2**6
     assert [name for name, r in compared.records.items() if r.get("significant")] == ["ahead"]
 
