@@ -47,11 +47,11 @@ their hours.
 
 `--small` runs the same rows at a size for two CPU cores, with at least five seeds: scikit-learn's
 digits, scenes made of them, Python's own text, short ListOps expressions, and symbols. Nothing is
-downloaded. All five papers together need about three hours of one core. The page keeps small
-results apart from published ones, and says for each claim of the paper whether our difference
-lies on the published side (agree), on the other side (disagree), or has an interval that
-contains 0 (undecided). The column *our study* names the data on which a claim was judged: a claim
-about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10.
+downloaded. With `--dry-run --estimate` you see how long a paper takes on your machine. The page
+keeps small results apart from published ones, and says for each claim of the paper whether our
+difference lies on the published side (agree), on the other side (disagree), or has an interval
+that contains 0 (undecided). The column *our study* names the data on which a claim was judged: a
+claim about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10.
 
 `--small-data` uses real data for images and text: `data/cifar100.npz` with the arrays x_train,
 y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.

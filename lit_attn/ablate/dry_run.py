@@ -35,6 +35,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
             tuned = len(matrix.written) - len(matrix.untuned)
             total = f"{tuned} of {len(matrix.written)} variants are tuned"
             print(f"  tuning: {total}; cells of trials: {text}")
+        _print_warnings(matrix)
         if with_costs:
             _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
@@ -84,6 +85,18 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> 
         f"{device_hours:.2f} {slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} "
         "at once"
     )
+
+
+def _print_warnings(matrix: Matrix) -> None:
+    """Print each warning about a learning-rate schedule once, with the variants that it affects."""
+    names: dict[str, list[str]] = {}
+    for variant in matrix.variants:
+        experiment = variant.experiment
+        if warning := experiment.schedule.warn(experiment.training.epochs):
+            names.setdefault(warning, []).append(variant.name)
+    for warning, variants in names.items():
+        is_common = len(variants) == len(matrix.variants)
+        print(f"  warning: {'all variants' if is_common else ', '.join(variants)}: {warning}")
 
 
 def _print_costs(matrix: Matrix) -> None:

@@ -43,6 +43,15 @@ class Schedule(Kind):
         lengths = {name: getattr(self, name, 0.0) for name in ("warmup", "warmdown")}
         return {name: epochs for name, epochs in lengths.items() if epochs}
 
+    def warn(self, epochs: int) -> str | None:
+        """Return a warning if a training of `epochs` epochs never leaves the warm-up."""
+        if epochs != self.ramps().get("warmup"):
+            return None
+        return (
+            f"schedule.warmup takes all {epochs} epochs, so the rate only rises; "
+            "shorten it or raise training.epochs"
+        )
+
 
 class Constant(Schedule):
     """The peak at every step."""

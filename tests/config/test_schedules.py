@@ -1,11 +1,15 @@
 """Schedules against the published formulas (docs/setups.md)."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from helpers import studies
 from timm.scheduler import CosineLRScheduler
 
+from lit_attn.ablate import dry_run
+from lit_attn.ablate.plan import expand
 from lit_attn.config.schedules import (
     Constant,
     Cosine,
@@ -123,3 +127,14 @@ def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
     for step in (1, 2527, 100_000, 161_727):
         assert rate(step) == pytest.approx((1e-3 - 1e-5) * (1 - step / 161_728) ** 0.9 + 1e-5)
     assert rate(161_728) == rate(10**9) == 1e-5
+
+
+def test_a_dry_run_warns_of_a_training_that_never_leaves_its_warm_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "baseline: a\ncells: {a: {}, b: {training.epochs: 1}, c: {schedule: constant}}"
+    dry_run.print_cells([expand(studies.study(tmp_path, body), tmp_path)], with_costs=False)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    text = "schedule.warmup takes all 1 epochs, so the rate only rises; shorten it or raise "
+    text += "training.epochs"
+    assert warnings == [f"  warning: b: {text}"]

@@ -115,7 +115,8 @@ def words(setup: str) -> str:
     for run, limits in getattr(module, "RUN_TOLERANCES", {}).items():
         groups.setdefault(limits["loss"], []).append(run)
     return text + "".join(
-        f", {limit:.0e} in {' and '.join(runs)}" for limit, runs in groups.items()
+        f", {limit:.0e} in the run{'s' * (len(runs) > 1)} {' and '.join(runs)}"
+        for limit, runs in groups.items()
     )
 
 
