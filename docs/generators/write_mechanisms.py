@@ -136,9 +136,8 @@ def code_of(name: str) -> list[str]:
     standard, links = PRESETS["standard"].parts, []
     for family, part in PRESETS[name].parts.items():
         if part.kind != standard[family].kind or name == "standard":
-            formula = part.formula or part.kind.replace("-", "_")
             if part.kind != "none":
-                links += [_link(part.fast), _link(f"reference:{formula}")]
+                links += [_link(part.fast), _link(f"reference:{part.formula}")]
     return list(dict.fromkeys(links))
 
 

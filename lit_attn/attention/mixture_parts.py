@@ -67,6 +67,7 @@ class MixtureConfig(MixedKeysConfig):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
     fast = "similarity:Mixture"
+    formula = "mixture"
     kind: Literal["mixture"] = "mixture"
     kernel: Literal["gaussian", "dot"] = Field(
         "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
@@ -108,6 +109,7 @@ class LinearConfig(MixedKeysConfig):
 
     has_logits = False
     fast = "similarity:Linear"
+    formula = "linear"
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(
@@ -132,7 +134,7 @@ class LinearConfig(MixedKeysConfig):
         return self
 
     def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
-        return load("lit_attn.attention.reference:linear")(module, q, keys, seen, is_causal)
+        return self.reference(module, q, keys, seen, is_causal)
 
     def check(self, layer: "AttentionSpec") -> None:
         reason = "linear keys never form the logits"

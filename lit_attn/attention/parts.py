@@ -42,8 +42,8 @@ class Part(Config):
     """Configuration of one part of a layer: how it is built, and with what it can be combined.
 
     A part outside this package overrides `build` and `reference`. The parts of this package name
-    their module, as "file:class" in `fast`, and have a function in lit_attn.attention.reference
-    called `formula`, or like their kind.
+    their module instead, as "file:class" in `fast`, and a function in lit_attn.attention.reference,
+    in `formula`. Subclasses inherit both.
     """
 
     fast: ClassVar[str] = ""
@@ -59,13 +59,12 @@ class Part(Config):
 
         The family's docstring names the inputs. Raises ConfigError if the part has no formula.
         """
-        if not self.fast:
+        if not self.formula:
             raise ConfigError(
                 f"'{self.kind}' cannot be compared with its formula: its class "
                 f"{type(self).__name__} needs a method `reference` (docs/adding-a-part.md)"
             )
-        name = self.formula or self.kind.replace("-", "_")
-        return load(f"lit_attn.attention.reference:{name}")(module, *inputs)
+        return load(f"lit_attn.attention.reference:{self.formula}")(module, *inputs)
 
     def check(self, layer: "AttentionSpec") -> None:
         """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
@@ -114,6 +113,7 @@ class DotConfig(SimilarityConfig):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     fast = "similarity:Similarity"
+    formula = "dot"
     kind: Literal["dot"] = "dot"
 
 
@@ -248,6 +248,7 @@ class SoftmaxConfig(NormaliserConfig):
 
     ignores_row_terms = True
     fast = "normaliser:Softmax"
+    formula = "softmax"
     kind: Literal["softmax"] = "softmax"
 
 
@@ -259,6 +260,7 @@ class SigmoidConfig(NormaliserConfig):
     """
 
     fast = "normaliser:Sigmoid"
+    formula = "sigmoid"
     kind: Literal["sigmoid"] = "sigmoid"
 
 
@@ -266,6 +268,7 @@ class OffsetSoftmaxConfig(NormaliserConfig):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
 
     fast = "normaliser:OffsetSoftmax"
+    formula = "offset_softmax"
     kind: Literal["offset-softmax"] = "offset-softmax"
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
@@ -281,6 +284,7 @@ class DifferentialConfig(NormaliserConfig):
 
     ignores_row_terms = True
     fast = "normaliser:Differential"
+    formula = "differential"
     kind: Literal["differential"] = "differential"
     lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
 
@@ -309,6 +313,7 @@ class FullConfig(ResidualConfig):
     """MH W: the standard layer."""
 
     fast = "residual:Full"
+    formula = "full"
     kind: Literal["full"] = "full"
 
 
@@ -316,6 +321,7 @@ class PerpendicularConfig(ResidualConfig):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
     fast = "residual:Perpendicular"
+    formula = "perpendicular"
     kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = Field(
         "global",
@@ -328,6 +334,7 @@ class ProjectedConfig(ResidualConfig):
     """alpha V W (Belief2 Fig. 3)."""
 
     fast = "residual:Projected"
+    formula = "projected"
     kind: Literal["projected"] = "projected"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
@@ -338,6 +345,7 @@ class ValueConfig(ResidualConfig):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
     fast = "residual:Value"
+    formula = "value"
     kind: Literal["value"] = "value"
 
 
@@ -345,6 +353,7 @@ class DiscrepancyConfig(ResidualConfig):
     """(gamma V - MH) W (AttentionX eq. 9)."""
 
     fast = "residual:Discrepancy"
+    formula = "discrepancy"
     kind: Literal["discrepancy"] = "discrepancy"
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
@@ -355,6 +364,7 @@ class SplitConfig(ResidualConfig):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
     fast = "residual:Split"
+    formula = "split"
     kind: Literal["split"] = "split"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"

@@ -110,6 +110,30 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
     assert missing.stderr.endswith(f"error: {tmp_path}/other.py: no such file\n")
 
 
+INHERITED = """
+from typing import Literal
+
+from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+
+
+class EagerConfig(SplitConfig):
+    kind: Literal["eager"] = "eager"
+    activation: Literal["relu"] = "relu"
+
+
+PRESETS["eager"] = AttentionSpec(residual=EagerConfig())
+"""
+
+
+def test_a_subclass_of_a_shipped_part_inherits_its_formula(tmp_path: Path) -> None:
+    (tmp_path / "eager.py").write_text(INHERITED)
+    arguments = ["--parts", "eager.py", "--presets", "eager", *SMALL]
+    done = run(tmp_path, "lit_attn.bench", "attention", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| eager |" in done.stdout
+
+
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").touch()
     path = study(tmp_path, parts="reflekted.py")
