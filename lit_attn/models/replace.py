@@ -43,7 +43,12 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
 }
 """Adapters by class of attention module, both as "module:class"; an adapter can be the class."""
 
-UNFIT = {"timm.models.xcit:XCA": "its weights relate channels, not tokens"}
+UNFIT = {
+    "timm.models.convit:GPSA": "it mixes attention with learned positions after the softmax",
+    "timm.models.davit:ChannelAttention": "its weights relate channels, not tokens",
+    "timm.models.edgenext:CrossCovarianceAttn": "its weights relate channels, not tokens",
+    "timm.models.xcit:XCA": "its weights relate channels, not tokens",
+}
 """Reasons why a class of attention modules cannot be replaced."""
 
 ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA")

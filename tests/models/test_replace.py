@@ -272,6 +272,8 @@ def test_an_encoder_of_pytorch_computes_the_same(batch_first: bool) -> None:
     ("name", "arguments", "message"),
     [
         ("xcit_nano_12_p16_224", TINY, r"blocks\.0\.attn \(XCA\): its weights relate channels"),
+        ("convit_tiny", TINY, r"blocks\.0\.attn \(GPSA\): it mixes attention with"),
+        ("edgenext_xx_small", {}, r"xca \(CrossCovarianceAttn\): its weights relate channels"),
         ("levit_128s", {}, r"stages\.0\.blocks\.0\.attn \(Attention\): its class has no adapter"),
         ("coatnet_pico_rw_224", {"img_size": 32}, r"attn \(Attention2d\): it maps a width of 128"),
         ("resnet18", {}, "ResNet has no self-attention layers"),
