@@ -1,4 +1,4 @@
-"""Benchmarks of mechanisms; a mechanism that disagrees with its reference gets no number."""
+"""Benchmarks of mechanisms; nothing is measured if one disagrees with its reference."""
 
 # Suffix of a preset's name: windows in some layers.
 WINDOWS = "/windows"

@@ -49,10 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Print every table and write it to `--out`."""
+    """Print every table and write it to `--out`.
+
+    Raises ConfigError before any measurement if a layer disagrees with its reference.
+    """
     import torch
 
-    from lit_attn.bench import measure
+    from lit_attn.bench import attention, measure
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -61,6 +64,11 @@ def _measure(options: argparse.Namespace) -> None:
         raise ConfigError("--device cuda: torch finds no GPU")
     options.dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     setup = measure.Setup(device, getattr(torch, options.dtype), options.rounds, options.clock)
+    torch.manual_seed(0)
+    shape = attention.Shape(2, 33, options.dim, options.heads, getattr(options, "causal", True))
+    for name in options.presets:
+        if not attention.agrees(name.removesuffix(WINDOWS), shape):
+            raise ConfigError(f"--presets: '{name}' disagrees with its reference")
     file = "decoding" if options.command == "decoding" else "attention"
     make_tables = load(f"lit_attn.bench.{file}:make_{options.command}_tables")
     conditions = measure.read_conditions(device, setup.clock)

@@ -1,8 +1,7 @@
 """Time and memory of a transformer block or a single layer with each preset, forward + backward.
 
 The baseline is timm's block with timm's attention on torch's scaled-dot-product call. The FFN width
-of every other block is solved so that its parameter count is nearest to the baseline's. Nothing is
-measured if a layer's values or gradients differ from the reference.
+of every other block is solved so that its parameter count is nearest to the baseline's.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
 from lit_attn.bench.measure import Setup, Spread, Table, summarize, summarize_ratios
 from lit_attn.models.factory import count
-from lit_attn.schema.errors import ConfigError
 
 BASELINE = "timm attention"
 
@@ -65,9 +63,13 @@ def match_width(name: str, shape: Shape, target: int) -> int:
 
 
 def agrees(name: str, shape: Shape) -> bool:
-    """Return True if the layer has the values and gradients of the reference, in float64."""
+    """Return True if the layer has the values and gradients of the reference, in float64.
+
+    The reference needs far more memory than the layer, so `shape` should be small.
+    """
     compared = build_layer(name, shape).double().eval()
-    x = torch.randn(2, min(shape.tokens, 33), shape.dim, dtype=torch.double, requires_grad=True)
+    size = shape.batch, shape.tokens, shape.dim
+    x = torch.randn(size, dtype=torch.double, requires_grad=True)
     inputs = [x, *compared.parameters()]
     out = compared(x, is_causal=shape.causal)
     expected = reference.attention(compared, x, is_causal=shape.causal)
@@ -135,17 +137,12 @@ def make_attention_tables(options: argparse.Namespace, setup: Setup) -> Iterator
 
 
 def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) -> list[Row]:
-    """Return a row for every block and mode ("eager", "compiled"), the baseline first.
-
-    Raises ConfigError if a layer disagrees with its reference.
-    """
+    """Return a row for every block and mode ("eager", "compiled"), the baseline first."""
     torch.manual_seed(0)
     width = FFN_RATIO * shape.dim
     blocks = {BASELINE: (build_block(BASELINE, shape, width), width)}
     target = count(blocks[BASELINE][0])
     for name in names:
-        if not agrees(name, shape):
-            raise ConfigError(f"--presets: '{name}' disagrees with its reference")
         width = match_width(name, shape, target)
         blocks[name] = build_block(name, shape, width), width
     x = torch.randn(shape.batch, shape.tokens, shape.dim, device=setup.device, dtype=setup.dtype)

@@ -61,13 +61,17 @@ def test_every_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == count > 8
 
 
+@pytest.mark.parametrize("command", ["attention --causal", "memory", "decoding"])
 def test_a_layer_that_disagrees_with_the_reference_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     right = residual.projected
     monkeypatch.setattr(residual, "projected", lambda *a: right(*a) * 1.01)
-    arguments = ["attention", "--presets", "standard", "belief", *SMALL, "--out", str(tmp_path)]
-    assert main(arguments) == 2
+    sizes = ["--tokens", "9", "--dim", "24", "--heads", "4", "--out", str(tmp_path)]
+    assert main([*command.split(), "--presets", "standard", "belief", *sizes]) == 2
     printed = capsys.readouterr()
     assert "error: --presets: 'belief' disagrees with its reference" in printed.err
     assert printed.out == ""
