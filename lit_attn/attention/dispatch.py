@@ -118,7 +118,7 @@ def choose_path(
 
 def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
     """Return the weighted sums of values (B, H, n, D), and extend the cache."""
-    q, keys, v, z, masks = inputs[1:6]
+    q, keys, v, z, masks = inputs.q, inputs.keys, inputs.v, inputs.z, inputs.masks
     values, all_z = v.transpose(1, 2), z
     maps = inputs.maps()
     first, caches_features = 0, False
@@ -256,16 +256,15 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
     Logits -> maximum or, before a composition, log-sum-exp over M -> composition -> masks ->
     normaliser -> composition. `columns` contains every key that the queries can see.
     """
-    inputs, q, k, hard = formed[:4]
-    masks, composers = inputs.masks, inputs.composers
-    keys = k.shape[-2]
-    q, k = q[:, :, rows] * formed.scale, k[..., columns, :]
+    masks, composers = formed.inputs.masks, formed.inputs.composers
+    keys = formed.k.shape[-2]
+    q, k = formed.q[:, :, rows] * formed.scale, formed.k[..., columns, :]
     if q.shape[-2] == 1:
         # A cache is not contiguous, and `einsum` would copy its keys.
         logits = (q.unsqueeze(2) @ k.transpose(-1, -2)).transpose(2, 3)
     else:
         logits = torch.einsum("bhce,bhrme->bhcrm", q, k)
-    if hard:
+    if formed.hard:
         logits = functools.reduce(_larger, logits.unbind(3)).unsqueeze(3)
     if "pre" in composers:
         a = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
@@ -274,7 +273,7 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
         logits = logits + bias.unsqueeze(-2)
     if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
         logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = inputs.normaliser.over_keys(logits, seen).to(dtype)
+    a = formed.inputs.normaliser.over_keys(logits, seen).to(dtype)
     if "post" in composers and seen is not None and seen.ndim > 2 and seen.shape[-3] > 1:
         # The softmax of a head that sees no key is uniform; other heads must not take it over.
         a = a.masked_fill(~seen, 0)

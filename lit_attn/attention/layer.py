@@ -87,8 +87,16 @@ class Attention(nn.Module):
         inner, shared = num_heads * self.head_dim, self.key_heads * self.head_dim
         places = self.spec.compose.places()
         needs_row_terms = "pre" in places or not self.spec.normaliser.ignores_row_terms
-        widths = dim, num_heads, self.key_heads, self.head_dim
-        shape = LayerShape(*widths, qkv_bias, proj_bias, needs_row_terms, options)
+        shape = LayerShape(
+            dim=dim,
+            heads=num_heads,
+            key_heads=self.key_heads,
+            head_dim=self.head_dim,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            needs_row_terms=needs_row_terms,
+            options=options,
+        )
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
         head_norm = (
@@ -189,9 +197,19 @@ class Attention(nn.Module):
             z = self.z_norm(z).transpose(1, 2)
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
-        masks = Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention, offset)
-        parts, dropout = (self.composers, self.normaliser), self.attn_drop if self.training else 0.0
-        return Inputs(x, q, keys, v, z, masks, *parts, self.temperature, dropout, cache)
+        return Inputs(
+            x=x,
+            q=q,
+            keys=keys,
+            v=v,
+            z=z,
+            masks=Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention, offset),
+            composers=self.composers,
+            normaliser=self.normaliser,
+            temperature=self.temperature,
+            dropout=self.attn_drop if self.training else 0.0,
+            cache=cache,
+        )
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).
