@@ -14,7 +14,7 @@ from lit_attn.ablate.display import silence
 from lit_attn.extras import require
 from lit_attn.files import write_atomic
 from lit_attn.schema.base import Kind, load
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, suggest
 
 STUDIES = Path("ablations.yaml")
 """File of studies in the working directory."""
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             # The options are those of `run`.
             name = "run"
         if name not in COMMANDS:
-            if not name.startswith("-"):
+            if name not in ("-h", "--help", "--version"):
                 raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
             make_parser().parse_args([name])
         if name == "run":
@@ -123,7 +123,7 @@ def find_studies(words: list[str]) -> list[str]:
 
 def init(words: list[str]) -> int:
     """Write a commented study and experiment to a folder, without replacing a file."""
-    parser = argparse.ArgumentParser(prog="lit-attn init", description=init.__doc__)
+    parser = OneLineParser(prog="lit-attn init", description=init.__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER")
     folder = parser.parse_args(words).folder
     files = {path: folder / path.relative_to(STARTER) for path in sorted(STARTER.rglob("*.yaml"))}
@@ -141,7 +141,7 @@ def show(words: list[str]) -> int:
     """List studies, presets and the members of all families, or one of these."""
     from lit_attn.attention.spec import PRESETS
 
-    parser = argparse.ArgumentParser(prog="lit-attn list", description=show.__doc__)
+    parser = OneLineParser(prog="lit-attn list", description=show.__doc__)
     parser.add_argument("family", nargs="?", metavar="FAMILY")
     family = parser.parse_args(words).family
     # The import of this module registers the members of all families.
@@ -165,7 +165,7 @@ def show(words: list[str]) -> int:
 def complete(words: list[str]) -> int:
     """Print the completion script of a shell; ~/.bashrc: eval "$(lit-attn completion bash)"."""
     shtab: Any = require("shtab", "completion", "completion")
-    parser = argparse.ArgumentParser(prog="lit-attn completion", description=complete.__doc__)
+    parser = OneLineParser(prog="lit-attn completion", description=complete.__doc__)
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
     print(shtab.complete(make_parser(has_options=True), parser.parse_args(words).shell))
     return 0

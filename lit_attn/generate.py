@@ -17,7 +17,7 @@ import yaml
 
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, OneLineParser
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -29,7 +29,7 @@ TOKENS = 200
 
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.generate", description=__doc__)
+    parser = OneLineParser(prog="python -m lit_attn.generate", description=__doc__)
 
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a finished cell")
@@ -43,9 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
     text = "execute the Python files that the run names under `parts` without asking"
     add("--trust-code", action="store_true", help=text)
-    options = parser.parse_args(arguments)
     try:
-        for text in generate(options):
+        for text in generate(parser.parse_args(arguments)):
             print(text, end="", flush=True)
         print(flush=True)
     except ConfigError as error:

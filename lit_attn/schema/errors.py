@@ -1,8 +1,9 @@
 """Error messages of one line: the place, what is wrong, and what was probably meant."""
 
+import argparse
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -52,6 +53,13 @@ def find_nearest_divisor(number: int, total: int) -> int:
 def key_error(key: object, message: str) -> PydanticCustomError:
     """Return the error `message` about a key of a mapping."""
     return PydanticCustomError("key_error", "{message}", {"key": key, "message": message})
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Parser of a command line that raises ConfigError where argparse prints its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}")
 
 
 def explain(error: ValidationError, where: str) -> ConfigError:
