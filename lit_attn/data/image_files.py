@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import Mixup, auto_augment, create_dataset, create_transform
+from timm.data import Mixup, auto_augment, create_dataset, create_transform, get_img_extensions
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -32,6 +33,9 @@ from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out
 from lit_attn.schema.errors import ConfigError
 
 TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
+
+# Operations of timm that `posterize` replaces.
+POSTERIZING = ("Posterize", "PosterizeIncreasing", "PosterizeOriginal")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
 UNREADABLE = (
@@ -64,8 +68,8 @@ class ImageFileData(DataModule):
     """Splits of one data set.
 
     Unreadable images are named in the log and skipped: in training the next one replaces them, in
-    evaluation they are left out. Raises ConfigError if a worker meets more than `data.unreadable`
-    of them, and if the folders do not match `data`.
+    evaluation they are left out. Raises ConfigError if training or a split has more than
+    `data.unreadable` of them, and if the folders do not match `data`.
     """
 
     def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
@@ -145,7 +149,7 @@ def list_folders(data: ClassFolders) -> dict[str, Files]:
     """Return the files of "train", "test" and, if it exists or is held out, "val".
 
     Classes are numbered as timm does, by the natural order of train's folders. Raises ConfigError
-    for a split without images, and as `find_class_folders`.
+    for a split or a class without images, and as `find_class_folders`.
     """
     files = {}
     classes: dict[str, int] = {}
@@ -156,6 +160,11 @@ def list_folders(data: ClassFolders) -> dict[str, Files]:
         except RuntimeError as error:
             raise ConfigError(f"data.path: {folder} has no class folders with images") from error
         classes = reader.class_to_idx
+        if len(classes) != data.classes:
+            raise ConfigError(
+                f"data.classes: {data.classes}, but {folder} has images of {len(classes)} classes; "
+                f"images end in {', '.join(get_img_extensions())}"
+            )
         names = [str(Path(path).relative_to(folder)).encode() for path, _ in reader.samples]
         labels = np.asarray([label for _, label in reader.samples], np.int64)
         files[split] = Files(folder, np.asarray(names), labels)
@@ -203,7 +212,8 @@ class Reader(Dataset[Any]):
         self.files = files
         self.limit = data.unreadable
         self.tries = 1 + (data.unreadable if augmented else 0)
-        self.skipped: set[Path] = set()
+        # Worker processes share this tensor, so they log and count an image once.
+        self.skipped = torch.zeros(len(files.labels), dtype=torch.bool).share_memory_()
         sizes = {*data.sizes, data.size} if augmented else {data.size}
         self.transforms = {size: _transform(data, size, augmented) for size in sizes}
 
@@ -221,22 +231,24 @@ class Reader(Dataset[Any]):
                     file.seek(offset)
                     image = Image.open(io.BytesIO(file.read(length))).convert("RGB")
             except UNREADABLE as error:
-                self.skip(self.files.folder / self.files.names[place].decode(), error)
+                self.skip(place, error)
                 continue
             with use_seed(seed):
                 return self.transforms[size](image), int(self.files.labels[place])
         return None
 
-    def skip(self, path: Path, error: Exception) -> None:
+    def skip(self, place: int, error: Exception) -> None:
         """Log an unreadable image once; raise ConfigError above the limit."""
-        if path in self.skipped:
+        if self.skipped[place]:
             return
-        self.skipped.add(path)
+        self.skipped[place] = True
+        count = int(self.skipped.sum())
+        path = self.files.folder / self.files.names[place].decode()
         reason = f"{path}: {' '.join(str(error).split())}"
-        if len(self.skipped) > self.limit:
+        if count > self.limit:
             raise ConfigError(
-                f"data.unreadable: {len(self.skipped)} images cannot be read, more than the limit "
-                f"of {self.limit}; the last: {reason}"
+                f"data.unreadable: {count} images cannot be read, more than the limit of "
+                f"{self.limit}; the last: {reason}"
             )
         print(f"skipped an image that cannot be read: {reason}", flush=True)
 
@@ -258,18 +270,20 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     augment = data.augment
     resized = augment.crop == "resized"
     try:
-        return create(
-            is_training=True,
-            # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
-            train_crop_mode="rrc" if resized else "rkrc",
-            scale=augment.area if resized else (1.0, 1.0),
-            ratio=augment.aspect if resized else (1.0, 1.0),
-            hflip=augment.flip,
-            color_jitter=0.0,
-            auto_augment=augment.policy,
-            re_prob=augment.erasing,
-            re_mode="pixel",
-        )
+        # timm reads the table of operations when it makes the policy.
+        with patch.dict(auto_augment.NAME_TO_OP, dict.fromkeys(POSTERIZING, posterize)):
+            return create(
+                is_training=True,
+                # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
+                train_crop_mode="rrc" if resized else "rkrc",
+                scale=augment.area if resized else (1.0, 1.0),
+                ratio=augment.aspect if resized else (1.0, 1.0),
+                hflip=augment.flip,
+                color_jitter=0.0,
+                auto_augment=augment.policy,
+                re_prob=augment.erasing,
+                re_mode="pixel",
+            )
     except (AssertionError, KeyError, ValueError) as error:
         raise ConfigError(
             f"data.augment.policy: timm does not know '{augment.policy}': {error}"
@@ -285,7 +299,3 @@ def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
         return Image.new(image.mode, image.size)
     result: Image.Image = auto_augment.posterize(image, bits)
     return result
-
-
-for _name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
-    auto_augment.NAME_TO_OP[_name] = posterize

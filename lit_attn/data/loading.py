@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset
 
 from lit_attn.schema.errors import ConfigError
+
+LONGEST = 107 - len("/listener-xxxxxxxx")
+"""Largest length of a process's temporary folder, in characters, below which a socket can be."""
 
 
 def read_batches(
@@ -29,8 +33,14 @@ def read_batches(
     """Yield `collate(samples)` for each list of sample indices.
 
     Each of `workers` processes calls `prepare` first; with 0 workers this process reads. `pinned`
-    batches are copied to a GPU while it computes. Raises the ConfigErrors of the data set.
+    batches are copied to a GPU while it computes. Raises the ConfigErrors of the data set, and one
+    if TMPDIR is too long for the sockets of workers: a worker would drop what it cannot send.
     """
+    if workers and len(get_temp_dir()) > LONGEST:
+        raise ConfigError(
+            f"TMPDIR: {get_temp_dir()} is too long for the sockets of data.workers; choose one of "
+            f"at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
+        )
     loader = _Loader(
         dataset,
         batch_sampler=batches,

@@ -12,12 +12,14 @@ from helpers.data_ranks import on_rank
 from helpers.digit_folders import CLASSES, write
 from PIL import Image
 from pydantic import ValidationError
+from timm.data import auto_augment
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
 from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
-from lit_attn.data.image_files import ImageFileData, Reader, list_folders
+from lit_attn.data import loading
+from lit_attn.data.image_files import ImageFileData, Reader, list_folders, posterize
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -210,13 +212,25 @@ def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
         list(strict.val_dataloader()[0])
 
 
+def test_worker_processes_count_unreadable_images_together(
+    broken: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = at(config(broken, batch_size=8, unreadable=3, workers=2))
+    for _ in range(2):
+        assert len(batches(data)) == 3
+    assert capfd.readouterr().out.count("skipped an image") == 2
+    data = at(config(broken, batch_size=8, unreadable=1, workers=2))
+    with pytest.raises(ConfigError, match=r"^data\.unreadable: 2 images"):
+        batches(data)
+
+
 def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
     data = at(config(broken, unreadable=3))
     images = data.evaluated["test"]
     read, labels = images.collate([images[6, 0, 16]])
     assert read.shape == (0, 3, 16, 16)
     assert labels.shape == (0,)
-    assert len(images.skipped) == 1
+    assert images.skipped.nonzero().flatten().tolist() == [6]
 
 
 def test_the_fingerprint_depends_on_names_and_evaluated_sizes(broken: Path) -> None:
@@ -263,6 +277,12 @@ def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="n9: no such class in train"):
         ImageFileData(config(tmp_path), 0, CPU)
     (tmp_path / "val" / "n9").rmdir()
+    for image in (tmp_path / "train" / "n1").iterdir():
+        image.rename(image.with_suffix(".webp"))
+    with pytest.raises(ConfigError, match=r"4, but .*train has images of 3 classes; .* \.jpeg"):
+        ImageFileData(config(tmp_path), 0, CPU)
+    for image in (tmp_path / "train" / "n1").iterdir():
+        image.rename(image.with_suffix(".JPEG"))
     seven = config(tmp_path).model_copy(update={"classes": 7})
     with pytest.raises(ConfigError, match=r"classes: 7, but .*train has 4 folders"):
         ImageFileData(seven, 0, CPU)
@@ -308,6 +328,7 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
     """timm asks for 0 bits at the largest magnitude, for which Pillow raises since version 12."""
     data = config(folders, augment=TimmAugmentation(policy=policy))
     transform = Reader(data, list_folders(data)["train"], augmented=True).transforms[16]
+    assert posterize not in auto_augment.NAME_TO_OP.values()
     (step,) = [
         step
         for step in transform.transforms
@@ -322,3 +343,15 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
         assert op.aug_fn(image, 1).getcolors() == [(16, (128, 0, 128))]
         for _ in range(5):
             op(image)
+
+
+def test_a_tmpdir_too_long_for_sockets_is_an_error(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this error the worker drops what it cannot send, and the trainer waits forever."""
+    monkeypatch.setattr(loading, "get_temp_dir", lambda: "/" + "deep" * 25)
+    (loader,) = at(config(folders, workers=1)).val_dataloader()
+    with pytest.raises(ConfigError, match=r"TMPDIR: /deep.* at most 75 characters"):
+        next(iter(loader))
+    (loader,) = at(config(folders)).val_dataloader()
+    assert next(iter(loader))

@@ -131,7 +131,7 @@ class TextData(TokenDataModule):
         index = step % self.per_pass
         places = np.arange(index * size, (index + 1) * size)
         if self.data.order in ("sequential", "records"):
-            return places * (n + (self.data.order == "records"))
+            return places * (n if self.data.order == "sequential" else n + 1)
         if self.data.order == "files":
             file = int(np.searchsorted(self.before_file, index, side="right")) - 1
             first = index - int(self.before_file[file])
