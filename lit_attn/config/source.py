@@ -161,9 +161,20 @@ class _Loader(yaml.SafeLoader):
             return items
         if not isinstance(node, yaml.MappingNode):
             return self.build_scalar(node)
+        self.flatten_mapping(node)
+        mapping = Mapping(self.where(node))
+        for key, value in node.value:
+            mapping.put(key.value, self.build(value, depth + 1), self.where(key))
+        return mapping
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the keys of a mapping, and replace `<<` by the pairs that it merges."""
+        # An alias visits a node again.
+        if node in self.flattened:
+            return
+        self.flattened.add(node)
         lines: dict[str, int] = {}
-        # `flatten_mapping` changes the node, which an alias visits again.
-        for key, _ in () if node in self.flattened else node.value:
+        for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{self.where(key)}: a key must be text")
             if key.value in lines and key.tag != MERGE:
@@ -171,13 +182,10 @@ class _Loader(yaml.SafeLoader):
                 message = f"'{key.value}' is written twice, first on line {first}"
                 raise ConfigError(f"{self.where(key)}: {message}")
             lines[key.value] = self.where(key).line
-        # The pairs that `<<` merges come first, and the mapping's own pairs replace them.
-        self.flatten_mapping(node)
-        self.flattened.add(node)
-        mapping = Mapping(self.where(node))
-        for key, value in node.value:
-            mapping.put(key.value, self.build(value, depth + 1), self.where(key))
-        return mapping
+        super().flatten_mapping(node)
+        # The merged pairs come first, and the mapping's own pairs replace them. Without this, the
+        # pairs of nested merges of aliases would multiply.
+        node.value = list({key.value: (key, value) for key, value in node.value}.values())
 
     def build_scalar(self, node: yaml.Node) -> Any:
         """Return the value of a scalar."""

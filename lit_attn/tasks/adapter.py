@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
@@ -81,6 +81,11 @@ class Adapter(TaskModule):
         returned = self.network.validation_step(batch, 0)
         if missing := sorted(set(self.measures) - self.logged.keys()):
             raise ConfigError(f"task: validation_step does not log '{missing[0]}' of `measures`")
+        for name in self.measures:
+            if isinstance(self.logged[name], Metric):
+                raise ConfigError(
+                    f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
+                )
         values = batch.values() if isinstance(batch, dict) else batch
         samples = next(len(value) for value in values if isinstance(value, Tensor))
         return dict(self.logged), samples, returned
@@ -102,6 +107,6 @@ class LoggedMean(MeanMetric):
         self.name = name
         self.set_dtype(torch.float64)
 
-    def update(self, value: Any, weight: Any = None, _: Any = None) -> None:
-        """Add the logged numbers `value` of a batch of `weight` samples."""
-        super().update(float(value[self.name]), weight)
+    def update(self, logged: Any, samples: Any = None, _: Any = None) -> None:
+        """Add the number of a batch of so many samples."""
+        super().update(float(logged[self.name]), samples)

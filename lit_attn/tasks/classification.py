@@ -117,7 +117,6 @@ class CrossEntropy(MeanMetric):
         super().__init__()
         self.set_dtype(torch.float64)
 
-    def update(self, value: Any, weight: Any = None) -> None:
-        """Add the logits `value` and the class indices `weight`."""
-        self.mean_value += F.cross_entropy(value, weight, reduction="sum")
-        self.weight += len(weight)
+    def update(self, logits: Any, targets: Any = None) -> None:
+        self.mean_value += F.cross_entropy(logits, targets, reduction="sum")
+        self.weight += len(targets)

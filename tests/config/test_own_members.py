@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -19,8 +20,11 @@ from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
 from lit_attn.cells.records import Plan, Result
-from lit_attn.config.data.images import Digits
+from lit_attn.config.data.base import method
+from lit_attn.config.data.images import ClassImages, Digits, OwnTargets
 from lit_attn.config.experiment import Experiment
+from lit_attn.config.models.base import Model
+from lit_attn.config.models.vision import ViTConfig
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 
@@ -204,3 +208,30 @@ def test_the_default_task_is_not_the_only_hint() -> None:
         ValueError, match=r"'text' does not go .* or set `task: language-modelling`"
     ):
         Experiment.model_validate(experiment)
+
+
+def test_images_of_your_own_have_to_define_their_number_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"'unnumbered'\) does not define num_classes"):
+
+        class Unnumbered(ClassImages):
+            kind: Literal["unnumbered"] = "unnumbered"
+            read_splits: ClassVar = method("nowhere:read")
+            image_shape: ClassVar = (1, 8, 8)
+
+    with pytest.raises(ConfigError, match=r"'untargeted'\) does not define num_outputs"):
+
+        class Untargeted(OwnTargets):
+            kind: Literal["untargeted"] = "untargeted"
+            read_splits: ClassVar = method("nowhere:read")
+
+
+def test_a_model_of_your_own_can_have_a_switch_named_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Model, "family", dict(Model.family))
+
+    class Switched(ViTConfig):
+        kind: Literal["switched"] = "switched"
+        checkpoint: bool = False
+
+    Switched(dim=8, depth=1, heads=1, patch=4, ffn=None).check_files()

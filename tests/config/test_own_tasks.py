@@ -14,6 +14,7 @@ import torch
 import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
+from torchmetrics.classification import MulticlassAccuracy
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
@@ -91,6 +92,12 @@ class WithOptimizer(Plain):
     def configure_optimizers(self) -> None: ...
 
 
+class LogsMetric(Plain):
+    def validation_step(self, batch: object, batch_index: int) -> None:
+        super().validation_step(batch, batch_index)
+        self.log("accuracy", MulticlassAccuracy(10))
+
+
 def module_cell(target: str, training: dict[str, object]) -> dict[str, object]:
     cell = digits_cell(training=training).model_dump(mode="json")
     cell["experiment"]["data"]["augment"] = ["normalize"]
@@ -106,7 +113,7 @@ def module_cell(target: str, training: dict[str, object]) -> dict[str, object]:
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("mine")
-    for cls in (Plain, WithoutTraining, WithOptimizer):
+    for cls in (Plain, WithoutTraining, WithOptimizer, LogsMetric):
         setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, "mine", module)
 
@@ -138,6 +145,17 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
 def test_a_class_that_cannot_be_trained_is_refused(mine: None, target: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Cell.model_validate(module_cell(target, {"epochs": 1, "accelerator": "cpu"}))
+
+
+def test_a_logged_metric_is_one_error_line(
+    mine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = module_cell("mine:LogsMetric", {"epochs": 1, "accelerator": "cpu"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(cell))
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "task: 'accuracy' is a metric; log a number, or add the metric to `metrics`\n"
+    )
 
 
 def test_a_task_module_that_lacks_a_method_is_refused_at_its_definition() -> None:

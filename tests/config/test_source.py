@@ -41,6 +41,20 @@ def test_every_key_has_its_line(tmp_path: Path) -> None:
     assert locate({"a": 1}, ["a"]) is None
 
 
+def test_keys_of_merged_mappings_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r":1: a key must be text"):
+        load_text(tmp_path, "a: {<<: {[1]: 2}}\n")
+    with pytest.raises(ConfigError, match=r":1: 'x' is written twice"):
+        load_text(tmp_path, "a: {<<: {x: 1, x: 2}}\n")
+
+
+def test_nested_merges_of_aliases_do_not_multiply(tmp_path: Path) -> None:
+    text = "&a0 {x: 1}"
+    for n in range(1, 40):
+        text = f"&a{n} {{<<: [{text}, *a{n - 1}, *a{n - 1}]}}"
+    assert load_text(tmp_path, f"a: {text}\n")["a"] == {"x": 1}
+
+
 def test_merged_keys_keep_their_lines(tmp_path: Path) -> None:
     tree = load_text(
         tmp_path,

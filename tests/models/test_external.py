@@ -167,7 +167,7 @@ def test_mistakes_are_one_line_before_anything_runs(
 
 
 def test_the_ffn_cannot_be_left_out() -> None:
-    with pytest.raises(ValueError, match="valid dictionary or instance of ModelFFN"):
+    with pytest.raises(ValueError, match="cannot do without its FFN; remove `ffn`"):
         make_timm(ffn="none")
     with pytest.raises(ValueError, match="needs either `architecture` or `name`"):
         TransformersConfig()

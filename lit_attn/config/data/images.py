@@ -90,6 +90,11 @@ class ClassImages(Images):
     def signature(self) -> ImageLabels:
         return ImageLabels(self.image_shape, self.num_classes)
 
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
 
 class Digits(ClassImages):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
@@ -157,6 +162,11 @@ class OwnTargets(OwnImages):
 
     def signature(self) -> ImageTargets:
         return ImageTargets(self.image_shape, self.num_outputs)
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image."""
 
     @model_validator(mode="after")
     def _has_no_classes_to_mix(self) -> Self:
@@ -274,7 +284,7 @@ class ImageFiles(Data):
         TimmAugmentation(), description="timm's augmentation of training images"
     )
     unreadable: Count = outside_identity(
-        10, "images that a worker process cannot read and skips before the cell fails"
+        10, "images of a split that cannot be read and are skipped before the cell fails"
     )
     workers: Count = outside_identity(8, "processes that read images; 0: the training process")
 

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator
@@ -79,7 +80,7 @@ class Model(Kind):
     def check_files(self) -> None:
         """Raise ConfigError, which begins with `model.` and the key, if a file is missing."""
         path = getattr(self, "checkpoint", None)
-        if path is not None and not path.is_file():
+        if isinstance(path, Path) and not path.is_file():
             raise ConfigError(f"model.checkpoint: no file {path}")
 
     def try_out(self, signature: Any) -> None:

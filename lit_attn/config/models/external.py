@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
 from lit_attn.config.signatures import (
@@ -43,6 +43,13 @@ class ExternalModel(Model):
         ModelFFN(), description="feed-forward network of every block, always present"
     )
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
+
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _keeps_its_ffn(cls, value: Any) -> Any:
+        if value in (None, "none", "without"):
+            raise ValueError("a model from elsewhere cannot do without its FFN; remove `ffn`")
+        return value
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
