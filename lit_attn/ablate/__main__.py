@@ -115,8 +115,10 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         options, unknown = make_parser().parse_known_args(words)
         if unknown:
             names = [f"--{name.replace('_', '-')}" for name in vars(options)]
-            hint = suggest(unknown[0], names) if unknown[0][0] == "-" else "; seeds: --seeds 0,1,2"
-            raise ConfigError(f"{unknown[0]}: unknown option{hint}")
+            if unknown[0].startswith("-"):
+                raise ConfigError(f"{unknown[0]}: unknown option{suggest(unknown[0], names)}")
+            text = "is not an option, and there can be one file only; for seeds write --seeds 0,1,2"
+            raise ConfigError(f"'{unknown[0]}' {text}")
         _complete_options(options)
         matrices = _expand_studies(options)
         if command == "seal":

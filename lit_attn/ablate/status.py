@@ -21,6 +21,7 @@ from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
 
+MAX_FAILED = 10  # Failed cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 PAUSE = 1.0  # Seconds between two looks at a study or a log that is watched.
 
@@ -117,8 +118,11 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
         counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
     lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
-    for cell in cells:
-        lines += _describe_failure(cell) if cell.status.state in ADVICE else ()
+    failed = [cell for cell in cells if cell.status.state in ADVICE]
+    for cell in failed[:MAX_FAILED]:
+        lines += _describe_failure(cell)
+    if len(failed) > MAX_FAILED:
+        lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
     return escape_control("\n".join(lines) + "\n")
 
 

@@ -91,7 +91,7 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
     for path, name in [(("baseline",), source.study.baseline), *published]:
         if name not in names:
             raise source.error(path, f"no variant '{name}'{suggest(name, names[:30])}")
-    columns = [entry["key"] for entry in read_asset("columns.yaml")]
+    columns = [entry["key"] for entry in read_asset("columns.yaml") if "heading" in entry]
     for place, key in enumerate(source.study.latex.columns or ()):
         if key not in columns:
             hint = suggest(key, columns)

@@ -31,10 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
         text = "with --paper: the results of small models"
         add(flag, dest="small", action="store_const", const=size, default="", help=text)
     options = parser.parse_args(arguments)
-    if not options.paper and options.small:
-        parser.error("--small needs --paper")
-    if not options.paper and (options.runs is None) == (options.csv is None):
-        parser.error("give either a folder of runs or --csv FILE")
+    conditions = {
+        "--paper": (options.paper, ("small",)),
+        "--csv": (options.csv, ("baseline", "metric")),
+        "a folder of runs": (options.runs and not options.paper, ("study", "across")),
+    }
+    for condition, (is_met, names) in conditions.items():
+        for name in names:
+            if getattr(options, name) and not is_met:
+                parser.error(f"--{name} needs {condition}")
+    if sum(bool(is_met) for is_met, _ in conditions.values()) != 1:
+        parser.error("give a folder of runs, --csv FILE or --paper NAME")
     try:
         # pandas is imported only when it is needed.
         if options.paper:

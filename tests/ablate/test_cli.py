@@ -167,8 +167,14 @@ def test_set_changes_every_variant(
         (["--params"], "--params: needs --dry-run"),
         (["--estimate"], "--estimate: needs --dry-run"),
         (["--dryrun"], "--dryrun: unknown option; did you mean '--dry-run'?"),
-        (["--seeds", "0", "1"],
-         "1: unknown option; seeds: --seeds 0,1,2"),
+        *(
+            (
+                ["--seeds", "0", word],
+                f"'{word}' is not an option, and there can be one file only; for seeds write "
+                "--seeds 0,1,2",
+            )
+            for word in ("1", "")
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_one_error_line(

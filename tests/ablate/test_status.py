@@ -109,6 +109,15 @@ def test_every_failure_class_has_advice() -> None:
     assert set(status.ADVICE) == {*get_args(FailureClass), "unreadable"}
 
 
+def test_further_failures_are_only_counted(tmp_path: Path) -> None:
+    failures = {("standard", seed): "killed" for seed in range(15)}
+    folder = write_study(tmp_path / "runs", seeds=15, failures=failures)
+    (study,) = status.read_plans(folder)
+    text = status.describe(study[0], status.read_cells(*study))
+    assert text.count("FAILED") == status.MAX_FAILED
+    assert text.endswith("and 5 more failed cells\n")
+
+
 def test_the_first_failed_rank_is_shown(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "runs", seeds=1, failures={("belief", 0): "out-of-memory"})
     (attempt,) = folder.glob("v1/*/attempts/1")

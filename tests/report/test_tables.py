@@ -333,6 +333,37 @@ def test_the_command_line_reports_every_study(
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a folder of runs, --csv FILE or --paper NAME"),
+        (["runs", "--csv", "a.csv"], "give a folder of runs, --csv FILE or --paper NAME"),
+        (["--csv", "a.csv", "--across", "a"], "--across needs a folder of runs"),
+        (["runs", "--baseline", "a"], "--baseline needs --csv"),
+        (["runs", "--small"], "--small needs --paper"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["null", "None", "NA", "nan"])
+def test_no_name_of_a_variant_is_a_missing_value(name: str, tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", variants={"standard": 0.0, name: 0.1})
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert f"<td>{name}</td>" in (tmp_path / "reports" / "index.html").read_text()
+
+
+def test_a_latex_table_has_the_names_of_its_rows(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", latex=["published"])
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert "{belief2}" in (folder / "table.tex").read_text()
+
+
 def test_help_imports_neither_pandas_nor_torch() -> None:
     code = (
         "import sys, lit_attn.report.__main__;"
