@@ -2,10 +2,11 @@
 
 import logging
 import math
+import os
 import statistics
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +84,8 @@ class StudyRecord:
     """A plan and all of its cells, in the order of the plan.
 
     `plan.cells` is empty: `cells` has the same content and more. `contrast` is the study that
-    `plan.contrast` names, if it has a plan and the same metric.
+    `plan.contrast` names, if it has a plan and the same metric. `unreadable` names the files of the
+    study that exist and cannot be read.
     """
 
     plan: Plan
@@ -92,6 +94,7 @@ class StudyRecord:
     seals: Seals | None = None
     tuning: Tuning | None = None
     step_times: StepTimes | None = None
+    unreadable: Sequence[str] = ()
 
     @cached_property
     def curves(self) -> "pd.DataFrame":
@@ -140,6 +143,11 @@ class StudyRecord:
         """Return True if results of two variants come from different code or data."""
         cells = self.finished_cells(variant) + self.finished_cells(other)
         return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
+
+    def config_path(self, variant: str) -> Path | None:
+        """Return the first config.yaml that a cell of a variant has recorded."""
+        paths = (c.folder / "config.yaml" for c in self.variant_cells(variant) if c.folder)
+        return next((path for path in paths if os.path.exists(path)), None)
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
@@ -213,13 +221,13 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     cells = [_read_cell(str(path.parent), cell, plan.metric) for cell in plan.cells]
-    study = StudyRecord(
-        plan.model_copy(update={"cells": []}),
-        cells,
-        seals=read_or_skip(Seals.read, path.parent, "seals.json"),
-        tuning=read_or_skip(Tuning.read, path.parent, "tuning.json"),
-        step_times=read_or_skip(StepTimes.read, path.parent, "step_times.json"),
-    )
+    seals = read_or_skip(Seals.read, path.parent, "seals.json")
+    tuning = read_or_skip(Tuning.read, path.parent, "tuning.json")
+    times = read_or_skip(StepTimes.read, path.parent, "step_times.json")
+    records = {"seals.json": seals, "tuning.json": tuning, "step_times.json": times}
+    unreadable = [n for n, r in records.items() if r is None and (path.parent / n).exists()]
+    plan_alone = plan.model_copy(update={"cells": []})
+    study = StudyRecord(plan_alone, cells, None, seals, tuning, times, unreadable)
     name = plan.metric.name
     without = [cell for cell in cells if cell.status == f"without {name}"]
     if without and not study.finished_cells():

@@ -40,7 +40,8 @@ def make_results_table(
     records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
     columns, cells = [], []
     for column in COLUMNS:
-        if column.key in PRINTERS and (keys is None or column.key in keys):
+        # Rows without their names would say nothing.
+        if column.key in PRINTERS and (keys is None or column.key in ("variant", *keys)):
             printed = make_cells(column, records, scale)
             if column.key in ALWAYS or any(cell.text != NOTHING for cell in printed):
                 columns.append(column)
@@ -152,7 +153,7 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
 
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
-    """Return where the results come from, and warnings about results that cannot be compared."""
+    """Return where the results come from, and warnings about results and unreadable files."""
     distinct = {
         name: sorted(set(study.measurements(name)))
         for name in ("code", "data", "versions", "device")
@@ -168,7 +169,8 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
         if len(distinct[name]) > 1
     ]
     warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
-    names = (name for name in ("versions", "device") if len(distinct[name]) > 1)
+    names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
+    names += study.unreadable
     return notes, [*warnings, *(SENTENCES[name] for name in names)]
 
 

@@ -148,8 +148,8 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
 def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
     """Return one row for each setting in which a variant's experiment differs from the baseline's.
 
-    The settings are those of the `config.yaml` that the first cell of each variant recorded. A
-    variant without a recorded configuration has no rows.
+    The settings are those of the first recorded `config.yaml` of each variant. A variant without a
+    readable one has no rows.
     """
     experiments = {
         variant.name: _read_experiment(study, variant.name) for variant in study.plan.variants
@@ -165,11 +165,13 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
-    """Return the recorded experiment of a variant's first cell by key, or nothing."""
+    """Return the first recorded experiment of a variant by key, or nothing."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    folders = [cell.folder for cell in study.variant_cells(variant) if cell.folder]
+    path = study.config_path(variant)
+    if path is None:
+        return {}
     try:
-        config = yaml.load((folders[0] / "config.yaml").read_text("utf-8"), loader)
+        config = yaml.load(path.read_text("utf-8"), loader)
         settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return {}

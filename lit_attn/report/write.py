@@ -16,7 +16,7 @@ from lit_attn.report import diagnostics, drawing, effects, figures, formats, seg
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
 from lit_attn.report.diagnostics import Diagnostics
-from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, to_csv
+from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, read_csv, to_csv
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
@@ -100,8 +100,8 @@ def make_tables(
     """Return every file of `folder` but the figures by name. The page has the `images`."""
     table = make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
-        for path in [c.folder for c in study.variant_cells(variant.name) if c.folder][:1]:
-            row[0] = row[0]._replace(link=os.path.relpath(path / "config.yaml", folder))
+        if path := study.config_path(variant.name):
+            row[0] = row[0]._replace(link=os.path.relpath(path, folder))
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)
     classes = segmentation.make_class_frame(study)
@@ -182,8 +182,8 @@ def make_index_page(reports: Path) -> str:
         fields = ["variant", "n", "planned", "best", "significant", "p_adjusted"]
         try:
             path = page.with_name("table.csv")
-            tables[page] = pd.read_csv(path, dtype={"variant": str}, usecols=fields)
-        except (OSError, ValueError) as error:
+            tables[page] = read_csv(path)[fields]
+        except (OSError, ValueError, KeyError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
     p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]
     rows = []

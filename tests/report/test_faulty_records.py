@@ -66,7 +66,9 @@ def test_a_side_record_that_cannot_be_read_leaves_the_table(
     (study / name).write_text(content)
     arguments = [str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
     assert main(arguments) == 0
-    assert (tmp_path / "reports" / "fake" / "table.md").exists()
+    page = (tmp_path / "reports" / "fake" / "table.html").read_text()
+    assert page.count(f"Warning: {name} cannot be read") == 2
+    assert ("the stars are not corrected for looks" in page) == (name == "seals.json")
     (warning,) = caplog.messages
     assert f"fake/{name}: unreadable and skipped" in warning
     assert "\n" not in warning

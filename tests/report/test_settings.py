@@ -1,5 +1,6 @@
 """The settings that a variant changes are listed beside its results."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -38,6 +39,22 @@ def test_every_differing_setting_is_listed(tmp_path: Path) -> None:
     page = (folder / "table.html").read_text()
     assert "<td>optimizer.lr</td><td>0.001</td><td>0.002</td>" in page
     assert "value of standard" in page
+
+
+def test_settings_and_link_are_those_of_the_first_recorded_configuration(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    configure(study, 0, "0.001")
+    configure(study, 1, "0.002")
+    (study / "v1" / "0-0100000000" / "config.yaml").unlink()
+    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert pd.read_csv(folder / "settings.csv")["variant"].tolist() == ["belief"]
+    links = re.findall('href="(.*?config.yaml)"', (folder / "table.html").read_text())
+    # The third variant has not recorded any configuration.
+    assert [Path(link).parts[-3:-1] for link in links] == [
+        ("v0", "0-0000000000"),
+        ("v1", "1-0100000001"),
+    ]
+    assert all((folder / link).exists() for link in links)
 
 
 def test_variants_without_a_configuration_have_no_settings(tmp_path: Path) -> None:
