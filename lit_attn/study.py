@@ -139,9 +139,9 @@ class Study:
 
     def table(self) -> "pd.DataFrame":
         """Write the report of the finished cells and return its table (`table.csv`)."""
-        import pandas as pd
+        from lit_attn.report.formats import read_csv
 
-        return pd.read_csv(self._write_report() / "table.csv")
+        return read_csv(self._write_report() / "table.csv")
 
     def figures(self) -> dict[str, Path]:
         """Write the report of the finished cells and return its figures (SVG files) by name."""

@@ -163,6 +163,13 @@ def to_csv(frame: "pd.DataFrame") -> str:
     return frame.to_csv(index=False, lineterminator="\n")
 
 
+def read_csv(path: Path) -> "pd.DataFrame":
+    """Return a table.csv, in which only an empty cell is missing: a variant can be called null."""
+    import pandas as pd
+
+    return pd.read_csv(path, dtype={"variant": str}, keep_default_na=False, na_values="")
+
+
 def _neutralise(value: object) -> object:
     """Put an apostrophe before a text that a spreadsheet would evaluate."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):

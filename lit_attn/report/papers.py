@@ -37,8 +37,8 @@ class Entry(NamedTuple):
 class Verdict(NamedTuple):
     """A claim, the titles of our studies (small models have other data), and the differences.
 
-    `judgement` is "agree", "disagree", "not run", "undecided" (the interval contains 0) or
-    "undecided: <reason>"; a dagger marks results from different code or data.
+    `judgement` is "agree", "disagree", "not run" (no seed has both results), "undecided" (the
+    interval contains 0) or "undecided: <reason>"; a dagger marks different code or data.
     """
 
     text: str
@@ -241,7 +241,7 @@ def _judge(published: float, ours: list[Values], digits: int) -> tuple[str, int,
     resolution = stats.find_resolution(value for values in ours for value in values.values())
     interval = stats.paired_interval(differences, resolution=resolution)
     if interval is None:
-        return "", len(differences), "not run"
+        return "", len(differences), "undecided: one pair" if differences else "not run"
     # Small differences keep two significant digits.
     places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
     mean, low, high = (f"{number:+.{places}f}" for number in interval)

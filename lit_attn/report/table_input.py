@@ -32,7 +32,10 @@ def read_table(
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     for name in ("variant", "seed"):
         require(f"{path}: has no column", name, map(str, frame))
-    if frame[["variant", "seed"]].isna().any(axis=None) or frame["seed"].dtype.kind != "i":
+    # The name "None" or "null" of a variant is no missing value.
+    names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
+    frame["variant"] = names["variant"]
+    if frame["variant"].eq("").any() or frame["seed"].dtype.kind != "i":
         raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
     if frame.duplicated(["variant", "seed"]).any():
         row = frame[frame.duplicated(["variant", "seed"])].iloc[0]

@@ -10,7 +10,9 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate import papers
 from lit_attn.ablate.__main__ import main
+from lit_attn.ablate.variants import expand_axes
 from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
+from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 
 FOLDER = EXPERIMENTS / "papers"
@@ -60,6 +62,15 @@ def test_published_cells_agree_with_the_arithmetic_of_the_paper(name: str) -> No
     for number, table in paper(name).paper.tables.items():
         if (name, number) != ("dcmha", "10"):  # It follows from Table 6, see below.
             assert disagreements(table) == set(table.slips), number
+
+
+def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
+    """A variant that no paper command runs would stand in its study's table as missing."""
+    sources = [paper(name, size) for name in NAMES for size in ("embedded", "real")]
+    needed = {r for s in sources for item in s.items(()).values() for r in s.references(item)}
+    studies = read_studies(FOLDER / "small.yaml")
+    planned = {(name, v.name) for name, s in studies.items() for v in expand_axes(s)}
+    assert planned == needed
 
 
 def test_dcmha_prints_means_and_differences_that_agree() -> None:

@@ -176,6 +176,18 @@ def test_claims_compare_the_interval_with_the_published_side(
     assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
 
 
+@pytest.mark.parametrize(("seeds", "judgement"), [(0, "not run"), (1, "undecided: one pair")])
+def test_a_claim_needs_two_pairs(tmp_path: Path, seeds: int, judgement: str) -> None:
+    run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8, seeds=max(1, seeds))
+    if not seeds:
+        for path in tmp_path.rglob("belief/*/result.json"):
+            path.unlink()
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    assert (verdict.pairs, verdict.judgement) == (seeds, judgement)
+
+
 def fail(runs: Path, variant: str, seeds: range) -> None:
     """Replace results by failures."""
     for seed in seeds:

@@ -71,6 +71,16 @@ def test_the_baseline_can_be_chosen(tmp_path: Path) -> None:
     assert table["difference"].isna().to_dict() == {"base": False, "good": True, "bad": False}
 
 
+def test_a_variant_can_have_the_name_of_a_missing_value(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("variant,seed,score\nNone,0,1\nnull,0,nan\n")
+    (study,) = read_table(path)
+    assert [(cell.variant, cell.status) for cell in study.cells] == [
+        ("None", "done"),
+        ("null", "error"),
+    ]
+
+
 def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("variant,seed,score\na,0,1\na,1,2\nb,0,1.5\n")
@@ -83,6 +93,7 @@ def test_a_seed_without_a_row_is_missing(tmp_path: Path) -> None:
     [
         ("name,seed,score\na,0,1\n", "has no column 'variant'"),
         ("variant,seed,score\na,x,1\n", "needs a variant and a seed, which is an integer"),
+        ("variant,seed,score\n,0,1\n", "needs a variant and a seed, which is an integer"),
         ("variant,seed,score\na,0,1\na,0,2\n", "variant 'a' has seed 0 twice"),
         ("variant,seed,note\na,0,x\n", "no numeric column that could be a metric"),
         (
