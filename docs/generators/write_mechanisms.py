@@ -135,9 +135,9 @@ def code_of(name: str) -> list[str]:
     """Return links to the module and the formula of every part that is not the standard one."""
     standard, links = PRESETS["standard"].parts, []
     for family, part in PRESETS[name].parts.items():
-        if part.kind != standard[family].kind or name == "standard":
-            if part.kind != "none":
-                links += [_link(part.fast), _link(f"reference:{part.formula}")]
+        is_own = part.kind != standard[family].kind or name == "standard"
+        if is_own and part.kind != "none":
+            links += [_link(part.fast), _link(f"reference:{part.formula}")]
     return list(dict.fromkeys(links))
 
 

@@ -145,9 +145,9 @@ class StudyRecord:
         return len({(c.measurements.get("code"), c.measurements.get("data")) for c in cells}) > 1
 
     def config_path(self, variant: str) -> Path | None:
-        """Return the first config.yaml that a cell of a variant has recorded."""
+        """Return the first readable config.yaml of a variant's cells."""
         paths = (c.folder / "config.yaml" for c in self.variant_cells(variant) if c.folder)
-        return next((path for path in paths if os.path.exists(path)), None)
+        return next((path for path in paths if os.access(path, os.R_OK)), None)
 
     def step_time(self, variant: str) -> float | None:
         """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
