@@ -17,8 +17,8 @@ from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 
 DIM, HEADS = 192, 12
-BENCH = "reports/evidence/bench/attention-cpu-{tokens}.csv"
-TOKENS = (65, 257)
+BENCH = "reports/evidence/bench/attention-cpu-{name}.csv"
+TOKENS = {"65": 65, "257": 257, "257-variants": 257}
 
 HEAD = f"""\
 # Mechanisms
@@ -38,10 +38,11 @@ x_i \\leftarrow x_i + \\mathrm{{MH}}_i W .$$
 A section shows only the formulas that differ from these. *Parameters* are those that a layer of
 width {DIM} with {HEADS} heads has beyond the standard layer. *Time* and *memory* are those of a
 compiled transformer block, forward and backward, relative to timm's block, on one CPU thread, with
-the FFN narrowed until the parameter counts match. At 65 tokens (width 192, 12 heads, batch 128)
-they come from [attention-cpu-65.csv](../{BENCH.format(tokens=65)}), at 257 tokens (width 384, 6
-heads, batch 8) from [attention-cpu-257.csv](../{BENCH.format(tokens=257)}). A dash means that
-neither file has a measurement; `python -m lit_attn.bench attention --presets NAME` makes one.
+the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
+turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
+384 (6 heads, batch 8). The number of tokens links to the measurements. During those of
+[257-variants](../{BENCH.format(name="257-variants")}) other programs used the machine (load average
+6.0 to 2.6 on two cores), so differences below about .2 between its rows say nothing.
 """
 
 INDEX = """\
@@ -82,20 +83,19 @@ def write_page(root: Path) -> str:
     added = {name: count_parameters(attn_layer(name)) - standard for name in PRESETS}
     lines = [HEAD, INDEX]
     for name in PRESETS:
-        entry, cost = ENTRIES[name], costs.get(name, Cost("-", "-", "-"))
+        entry = ENTRIES[name]
         paper = LINKS[entry.paper].partition("](")[2].removesuffix(")")
         shown = f"[{entry.paper}]({paper})" if paper else entry.paper
-        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}", *cost]
+        cells = [f"[{name}](#{name})", entry.name, shown, f"{added[name]:+,}", *costs[name]]
         lines.append(f"| {' | '.join(cells)} |")
     for name in PRESETS:
         entry = ENTRIES[name]
-        cost_text = costs[name].sentence() if name in costs else "not measured"
         lines += [
             f"\n### {name}\n",
             f"{entry.name}: {LINKS[entry.paper]}, {entry.where}.\n",
             f"$${entry.formula}$$\n",
             f"{entry.difference}\n",
-            f"- Parameters: {added[name]:+,}. Cost: {cost_text}.",
+            f"- Parameters: {added[name]:+,}. Cost: {costs[name].sentence()}.",
             f"- Code: {', '.join(code_of(name))}.",
             f"- Crossing with another part: `attention: {entry.cross}`",
         ]
@@ -103,7 +103,7 @@ def write_page(root: Path) -> str:
 
 
 class Cost(NamedTuple):
-    """Time and peak memory of a compiled block relative to timm's, and the number of tokens."""
+    """Time and memory of a compiled block relative to timm's, and the linked number of tokens."""
 
     time: str
     memory: str
@@ -116,12 +116,15 @@ class Cost(NamedTuple):
 def read_costs(root: Path) -> dict[str, Cost]:
     """Return the measured cost of every preset, from the first file that contains it."""
     costs: dict[str, Cost] = {}
-    for tokens in TOKENS:
-        with (root / BENCH.format(tokens=tokens)).open(newline="") as file:
+    for file_name, tokens in TOKENS.items():
+        with (root / BENCH.format(name=file_name)).open(newline="") as file:
             for row in csv.DictReader(file):
                 if row["mode"] == "compiled":
-                    time, memory = (f"{float(row[key]):.2f}" for key in ("ratio", "peak_ratio"))
-                    costs.setdefault(row["name"], Cost(time, memory, str(tokens)))
+                    ratio, spread, memory = (
+                        f"{float(row[key]):.2f}" for key in ("ratio", "ratio_iqr", "peak_ratio")
+                    )
+                    link = f"[{tokens}](../{BENCH.format(name=file_name)})"
+                    costs.setdefault(row["name"], Cost(f"{ratio} ± {spread}", memory, link))
     return costs
 
 
