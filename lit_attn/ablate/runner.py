@@ -56,7 +56,7 @@ class Outcome:
     """End of a cell in this run; `failure` is None if the cell has a result.
 
     `is_stopped`: the user stopped the run. `is_lost`: the cell could not be started, or ended with
-    the fork server.
+    the fork server. `is_crowded`: the cell ran out of memory on a device that it shared.
     """
 
     job: Job
@@ -65,6 +65,7 @@ class Outcome:
     message: str = ""
     is_stopped: bool = False
     is_lost: bool = False
+    is_crowded: bool = False
 
     def describe(self, smoke: bool = False) -> str:
         """Return the line of the display about the end of the cell."""
@@ -183,7 +184,7 @@ class Runner:
                 self._finish(_os_failure(job, 0.0, error))
                 is_started = False
             if not is_started:
-                self.slots.release(slot, job.cell)
+                self.slots.release(slot)
 
     def _start_in(self, slot: Slot, job: Job) -> bool:
         """Start a cell unless it has ended or is running elsewhere. Return True if it started."""
@@ -222,7 +223,7 @@ class Runner:
             assert isinstance(sentinel, int)
             cell = self.running.pop(sentinel)
             code = cell.end()
-            self.slots.release(cell.slot, cell.job.cell)
+            self.slots.release(cell.slot)
             try:
                 outcome = None if code == BUSY else self._record(cell, code)
             except OSError as error:
@@ -264,7 +265,8 @@ class Runner:
         end.write(attempt / "exit.json")
         is_stopped = self.urgency >= STOP and end.failure == "killed"
         is_lost = code == failure.LOST_SERVER
-        return Outcome(job, seconds, end.failure, end.message, is_stopped, is_lost=is_lost)
+        is_crowded = end.failure == "out-of-memory" and cell.slot.is_shared
+        return Outcome(job, seconds, end.failure, end.message, is_stopped, is_lost, is_crowded)
 
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome, and schedule a retry if the failure allows one."""
@@ -287,6 +289,11 @@ class Runner:
         if outcome.is_lost and self.lost_starts < LOST_STARTS * self.slots.limit:
             # Not a fault of the cell, so its number of retries stays the same.
             self.lost_starts += 1
+            return BACKOFF
+        if outcome.is_crowded:
+            # Other cells may have used the memory. The retry, like all cells of its kind from now
+            # on, shares no device, so it cannot be crowded again.
+            self.slots.isolated.add(outcome.job.cell.kind)
             return BACKOFF
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1

@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,11 +104,17 @@ UNMEASURED = 2.0
 """Factor between the largest measured memory and the memory reserved for an unmeasured cell."""
 
 
-class Slot(NamedTuple):
-    """Device indices of a cell, and its GPUs in CUDA_VISIBLE_DEVICES (None for cores)."""
+@dataclass(eq=False)
+class Slot:
+    """Device indices of a cell of `kind`, and its GPUs in CUDA_VISIBLE_DEVICES (None for cores).
+
+    `is_shared`: another cell was on one of the devices at some time.
+    """
 
     devices: tuple[int, ...]
     gpus: tuple[str, ...] | None
+    kind: str
+    is_shared: bool = False
 
 
 class Slots:
@@ -117,9 +124,9 @@ class Slots:
         self.devices = devices
         self.limit = limit or len(devices)
         self.count = 0
-        # Kinds (see Cell.kind) of the cells on each device, and devices that allow only one cell.
-        self.on_device: list[list[str]] = [[] for _ in devices]
-        self.exclusive: set[int] = set()
+        self.on_device: list[list[Slot]] = [[] for _ in devices]
+        # Kinds (see Cell.kind) of cells that share no device.
+        self.isolated: set[str] = set()
         # Largest measured memory of each kind.
         self.memory: dict[str, int] = {}
 
@@ -153,19 +160,20 @@ class Slots:
         if len(free) < wanted:
             return None
         indices = tuple(free[:wanted])
-        for index in indices:
-            self.on_device[index].append(kind)
-        self.count += 1
-        self.exclusive.update(indices if wanted > 1 else ())
         names = [self.devices[index].gpu for index in indices]
-        return Slot(indices, tuple(name for name in names if name is not None) or None)
+        slot = Slot(indices, tuple(name for name in names if name is not None) or None, kind)
+        for index in indices:
+            self.on_device[index].append(slot)
+            for neighbour in self.on_device[index]:
+                neighbour.is_shared |= len(self.on_device[index]) > 1
+        self.count += 1
+        return slot
 
-    def release(self, slot: Slot, cell: Cell) -> None:
-        """Release the devices of `cell`."""
+    def release(self, slot: Slot) -> None:
+        """Release the devices of a cell."""
         self.count -= 1
-        self.exclusive.difference_update(slot.devices)
         for index in slot.devices:
-            self.on_device[index].remove(cell.kind)
+            self.on_device[index].remove(slot)
 
     def learn(self, cell: Cell, memory: int) -> None:
         """Record that `cell` held `memory` bytes of a device."""
@@ -173,10 +181,11 @@ class Slots:
 
     def _can_fit(self, kind: str, index: int) -> bool:
         """Return True if a cell of `kind` fits on a device beside at most one unmeasured cell."""
-        memory = self.devices[index].memory
-        if index in self.exclusive or memory is None or not self.memory:
+        memory, slots = self.devices[index].memory, self.on_device[index]
+        kinds = [*(slot.kind for slot in slots), kind]
+        is_exclusive = any(len(slot.devices) > 1 for slot in slots) or self.isolated & {*kinds}
+        if is_exclusive or memory is None or not self.memory:
             return False
-        kinds = [*self.on_device[index], kind]
         unmeasured = [other for other in kinds if other not in self.memory]
         largest = UNMEASURED * max(self.memory.values())
         total = sum(self.memory.get(other, largest) for other in kinds)

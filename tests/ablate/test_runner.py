@@ -100,6 +100,35 @@ def test_cells_share_a_device_by_their_measured_memory(
     assert max(started) == together
 
 
+def test_a_cell_that_runs_out_of_shared_memory_is_retried_alone(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "gated", "crowded")[:2]
+    slots = Slots([Device(None, 1000)], limit=2)
+    for job in cells:
+        slots.learn(job.cell, 1)
+
+    class Opening(Display):
+        """Display that opens the gate after the first failure of the crowded cell."""
+
+        def say(self, text: str) -> None:
+            super().say(text)
+            if text.startswith("retry"):
+                (tmp_path / "runs" / "tiny" / "go").touch()
+
+    output = io.StringIO()
+    summary = Runner(Launcher(fake_cells.TARGET), slots, Opening(output)).run(cells)
+    assert summary.failed == []
+    assert "retry    tiny/crowded/0  in 0 s, after out-of-memory: MemoryError" in output.getvalue()
+    assert count_runs(tmp_path) == {"gated/0": 1, "crowded/0": 2}
+
+
+def test_a_cell_that_runs_out_of_memory_alone_is_not_retried(tmp_path: Path) -> None:
+    cells = jobs(tmp_path, "memory", "ok")[:2]
+    slots = Slots([Device(None, 1000), Device(None, 1000)], limit=3)
+    summary = Runner(Launcher(fake_cells.TARGET), slots, Display(io.StringIO())).run(cells)
+    assert [outcome.failure for outcome in summary.failed] == ["out-of-memory"]
+    assert count_runs(tmp_path) == {"memory/0": 1, "ok/0": 1}
+
+
 def test_a_result_with_another_identity_does_not_count(tmp_path: Path) -> None:
     mine, *_ = jobs(tmp_path, "ok")
     wrong = fake_cells.result(mine.cell).model_copy(update={"identity": "0000000000"})

@@ -41,8 +41,8 @@ def test_each_cell_gets_a_device() -> None:
     assert {places(first), places(second)} == {(0,), (1,)}
     assert slots.reserve(cell(2)) is None
     assert first is not None
-    slots.release(first, cell(0))
-    assert slots.reserve(cell(2)) == first
+    slots.release(first)
+    assert places(slots.reserve(cell(2))) == first.devices
 
 
 def test_a_cell_on_several_devices_gets_whole_devices() -> None:
@@ -102,6 +102,40 @@ def test_an_unmeasured_kind_counts_twice_and_at_most_once_per_device() -> None:
     assert large_slots.reserve(cell(0, lr=3.0)) is not None
 
 
+def test_cells_of_an_isolated_kind_share_no_device() -> None:
+    slots = cores_of(1000, limit=4)
+    slots.learn(cell(0, lr=2.0), 10)
+    slots.learn(cell(0), 10)
+    slot, other = slots.reserve(cell(0)), slots.reserve(cell(0, lr=2.0))
+    assert slot is not None
+    assert other is not None
+    slots.release(slot)
+    slots.isolated.add(cell(0).kind)
+    assert slots.reserve(cell(1)) is None
+    slots.release(other)
+    assert slots.reserve(cell(1)) is not None
+    assert slots.reserve(cell(1, lr=2.0)) is None
+
+
+def test_a_slot_records_that_it_was_shared() -> None:
+    slots = cores_of(1000, limit=4)
+    slots.learn(cell(0), 10)
+    first = slots.reserve(cell(0))
+    assert first is not None
+    assert not first.is_shared
+    second = slots.reserve(cell(1))
+    assert second is not None
+    assert first.is_shared
+    assert second.is_shared
+    # The cell that ends last shared the device, too, although it is alone at its end.
+    slots.release(first)
+    assert second.is_shared
+    slots.release(second)
+    third = slots.reserve(cell(0))
+    assert third is not None
+    assert not third.is_shared
+
+
 def test_devices_of_unknown_memory_are_not_shared() -> None:
     slots = cores_of(None, limit=4)
     assert slots.reserve(cell(0)) is not None
@@ -116,11 +150,11 @@ def test_a_cell_on_several_devices_shares_none() -> None:
     single = slots.reserve(cell(0))
     assert single is not None
     assert slots.reserve(cell(1, devices=2)) is None
-    slots.release(single, cell(0))
+    slots.release(single)
     both = slots.reserve(cell(1, devices=2))
     assert both is not None
     assert slots.reserve(cell(0)) is None
-    slots.release(both, cell(1, devices=2))
+    slots.release(both)
     assert slots.reserve(cell(0)) is not None
 
 
