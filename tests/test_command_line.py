@@ -51,7 +51,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     [
         (["--vers"], "lit-attn: unknown command '--vers'"),
         (["list", "models", "tasks"], "lit-attn list: unrecognized arguments: tasks"),
-        (["prepare", "ptb"], "lit_attn.data.prepare ptb: the following arguments are required"),
+        (["prepare", "pile"], "lit_attn.data.prepare pile: the following arguments are required"),
         (["train"], "lit_attn.train: the following arguments are required: CELL_DIR"),
         (["generate", "x"], "lit_attn.generate: the following arguments are required: --prompt"),
     ],

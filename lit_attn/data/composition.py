@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.composition import (
+    CAPABILITIES,
+    CLASSES,
+    ENTITIES,
     FACTS,
     PATTERNS,
     TASK_NAMES,
@@ -42,22 +45,20 @@ FIXED = 0
 class Lexicon:
     """Result of each transformation of every entity, and the ids of all tokens."""
 
-    def __init__(self, data: HeadCompositionConfig) -> None:
-        count = data.entities
+    def __init__(self) -> None:
+        count = ENTITIES
         drawn = numpy_generator(FIXED, "lexicon", count)
-        self.entities = count
-        self.classes = data.classes
-        self.members = drawn.permutation(count).reshape(data.classes, -1)
+        self.members = drawn.permutation(count).reshape(CLASSES, -1)
         self.first_class = count
-        first_capability = count + data.classes
-        self.first_pattern = first_capability + data.capabilities
+        first_capability = count + CLASSES
+        self.first_pattern = first_capability + CAPABILITIES
         self.first_transformation = self.first_pattern + len(PATTERNS)
         self.blank = self.first_transformation + len(TRANSFORMATIONS)
         maps = np.zeros((len(TRANSFORMATIONS), count), dtype=np.int64)
         maps[TRANSFORMATIONS.index("copy")] = np.arange(count)
         for number, members in enumerate(self.members):
             maps[TRANSFORMATIONS.index("class"), members] = self.first_class + number
-        able = first_capability + drawn.permutation(count) % data.capabilities
+        able = first_capability + drawn.permutation(count) % CAPABILITIES
         maps[TRANSFORMATIONS.index("capability")] = able
         pairs = drawn.permutation(count).reshape(2, -1)
         maps[TRANSFORMATIONS.index("opposite"), pairs] = pairs[::-1]
@@ -69,11 +70,11 @@ class Lexicon:
         """Return tokens (B, n) and answers (B,) of one question for each of `tasks` (B,)."""
         size = len(tasks)
         patterns, transformations = np.divmod(tasks, len(TRANSFORMATIONS))
-        entities = drawn.permuted(np.tile(np.arange(self.entities), (size, 1)), axis=1)
+        entities = drawn.permuted(np.tile(np.arange(ENTITIES), (size, 1)), axis=1)
         keys, values = entities[:, :FACTS], entities[:, FACTS : 2 * FACTS]
         place = drawn.integers(FACTS, size=size)
         first, second = (place + 1) % FACTS, (place + 2) % FACTS
-        groups = drawn.permuted(np.tile(np.arange(self.classes), (size, 1)), axis=1)
+        groups = drawn.permuted(np.tile(np.arange(CLASSES), (size, 1)), axis=1)
         within = np.tile(np.arange(self.members.shape[1]), (size, 1))
         within = drawn.permuted(within, axis=1)
 
@@ -109,7 +110,7 @@ class CompositionData(TokenDataModule):
     def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
-        self.lexicon = Lexicon(data)
+        self.lexicon = Lexicon()
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
         self.trained = np.setdiff1d(np.arange(TASKS), np.array(data.held_out_tasks, dtype=np.int64))

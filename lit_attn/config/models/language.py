@@ -45,9 +45,6 @@ class TokenTransformer(PackageModel):
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
         "the last token, as in Transformer-XL's code",
     )
-    rotary_base: PositiveFloat = Field(
-        10_000.0, description="base of the rotary frequencies, for `positions: rotary`"
-    )
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
         "layernorm-unbiased", description="kind of normalisation layer"
     )
