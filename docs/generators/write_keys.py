@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from lit_attn.config.data.base import Data
-from lit_attn.config.experiment import Experiment, fits
+from lit_attn.config.experiment import Experiment, is_fit
 from lit_attn.config.models.base import Model
 from lit_attn.config.tasks import Task
 from lit_attn.schema.base import Config, Kind
@@ -52,22 +52,22 @@ def iterate_fields(root: type[Config]) -> Iterator[tuple[str, FieldInfo]]:
 def _task_table() -> str:
     rows = ["| task | data | model |", "|---|---|---|"]
     for task, member in Task.family.items():
-        data = {kind: d for kind, d in Data.family.items() if fits(d, member)}
-        models = [k for k, m in Model.family.items() if any(fits(d, m) for d in data.values())]
+        data = {kind: d for kind, d in Data.family.items() if is_fit(d, member)}
+        models = [k for k, m in Model.family.items() if any(is_fit(d, m) for d in data.values())]
         row = [f"`{task}`", *(", ".join(f"`{kind}`" for kind in kinds) for kinds in (data, models))]
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(rows)
 
 
-def _find_configs(config: type[Config], seen: set[type]) -> Iterator[Any]:
+def _find_configs(config: type[Config], visited: set[type]) -> Iterator[Any]:
     """Yield the configurations and families below `config` depth first, each once."""
     for field in config.model_fields.values():
         for child in _config_types(field.annotation):
-            if child not in seen:
-                seen.add(child)
+            if child not in visited:
+                visited.add(child)
                 yield child
                 for member in child.family.values() if _is_family(child) else [child]:
-                    yield from _find_configs(member, seen)
+                    yield from _find_configs(member, visited)
 
 
 def _config_types(annotation: Any) -> list[Any]:

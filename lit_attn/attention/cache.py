@@ -8,6 +8,7 @@ value, z and the composition map as a key. It does not need the query, the map a
 residual part, which takes the token's own value.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -17,20 +18,20 @@ from torch import Tensor
 SPARE = 64
 
 
-class Cache:
-    """Base of the caches: `seen` tokens have passed the layer, the last `length` are stored."""
+class Cache(ABC):
+    """Base of the caches: `position` tokens have passed the layer, the last `length` are stored."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.position = 0
         self.length = 0
 
     def advance(self, n: int) -> None:
         """Count `n` tokens, after the layer has processed them."""
-        self.seen += n
+        self.position += n
 
+    @abstractmethod
     def tensors(self) -> list[Tensor]:
         """Return all stored tensors."""
-        raise NotImplementedError
 
 
 class Buffer:
@@ -111,7 +112,7 @@ class KeyValues(Cache):
 
     def advance(self, n: int) -> None:
         super().advance(n)
-        self.length = self.seen if self.limit is None else min(self.seen, self.limit)
+        self.length = self.position if self.limit is None else min(self.position, self.limit)
         if self.limit is not None:
             for buffer in self.buffers.values():
                 buffer.drop(self.limit)

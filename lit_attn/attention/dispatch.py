@@ -126,7 +126,7 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         assert isinstance(cache, KeyValues)
         # The features of shared keys differ between heads, so they would need more memory.
         caches_features = q.shape[1] == keys.shape[1]
-        first = cache.seen if caches_features else cache.seen - cache.length
+        first = cache.position if caches_features else cache.position - cache.length
         values = cache.extend("values", values)
         if not caches_features:
             keys = cache.extend("keys", keys)
@@ -143,7 +143,7 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         has_z=z is not None,
         is_composed=len(inputs.composers) > 0,
         normaliser=inputs.normaliser.part.kind,
-        mask="other" if not masks.only_causal else "causal" if masks.is_causal else "none",
+        mask="other" if not masks.is_causal_only else "causal" if masks.is_causal else "none",
         dropout=inputs.dropout,
         tokens=q.shape[-2],
         device=q.device.type,
@@ -271,15 +271,15 @@ def form_weights(formed: Formed, rows: slice, columns: slice, dtype: torch.dtype
         logits = _compose("pre", formed, a, rows, columns).unsqueeze(3)
     if (bias := masks.bias(rows, columns, keys)) is not None:
         logits = logits + bias.unsqueeze(-2)
-    if (seen := masks.chunk(rows, columns, keys, q.device)) is not None:
-        logits = logits.masked_fill(~seen.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    a = formed.inputs.normaliser.over_keys(logits, seen).to(dtype)
-    if "post" in composers and seen is not None and seen.ndim > 2 and seen.shape[-3] > 1:
+    if (visible := masks.chunk(rows, columns, keys, q.device)) is not None:
+        logits = logits.masked_fill(~visible.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    a = formed.inputs.normaliser.over_keys(logits, visible).to(dtype)
+    if "post" in composers and visible is not None and visible.ndim > 2 and visible.shape[-3] > 1:
         # The softmax of a head that sees no key is uniform; other heads must not take it over.
-        a = a.masked_fill(~seen, 0)
+        a = a.masked_fill(~visible, 0)
     a = _compose("post", formed, a, rows, columns)
     # Composition fills masked positions again, and a query that sees no key gets zero.
-    return a if seen is None else a.masked_fill(~seen, 0)
+    return a if visible is None else a.masked_fill(~visible, 0)
 
 
 def _larger(a: Tensor, b: Tensor) -> Tensor:

@@ -115,8 +115,8 @@ def _attend_backward(
             _add(dv, to_v[..., :width], r)
             dk[:, :, r] = to_k[..., :wide]
             for to_z in dz:
-                both = slice(wide, wide + width)
-                _add(to_z, to_q[..., both] + to_k[..., both], r)
+                z_columns = slice(wide, wide + width)
+                _add(to_z, to_q[..., z_columns] + to_k[..., z_columns], r)
     return grads
 
 
@@ -151,12 +151,12 @@ def _summed(
         keys = _joined(k[:, :, r], z, cut)
         other = run_forward(kernel, queries, keys, values, is_causal, scale)
         ours, theirs = merged.lse[..., :n], other.lse[..., :n]
-        both = torch.logaddexp(ours, theirs)
-        out = merged.out * (ours - both).exp().unsqueeze(-1)
-        out = out + other.out * (theirs - both).exp().unsqueeze(-1)
+        total = torch.logaddexp(ours, theirs)
+        out = merged.out * (ours - total).exp().unsqueeze(-1)
+        out = out + other.out * (theirs - total).exp().unsqueeze(-1)
         # Some kernels return more than n log-sum-exps.
         lse = other.lse.clone()
-        lse[..., :n] = both
+        lse[..., :n] = total
         merged = merged._replace(out=out, lse=lse)
     return merged._replace(out=merged.out.to(v.dtype))
 
@@ -168,9 +168,9 @@ def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     limit = SLICE.get(q.device.type, SLICE["cuda"])
     if q.device.type == "cpu":
         limit *= torch.get_num_threads()
-    one = n * width * q.element_size()
-    axis = 0 if heads * one <= limit or batch >= heads else 1
-    size = max(1, limit // (one * (heads, batch)[axis]))
+    head_bytes = n * width * q.element_size()
+    axis = 0 if heads * head_bytes <= limit or batch >= heads else 1
+    size = max(1, limit // (head_bytes * (heads, batch)[axis]))
     length = q.shape[axis]
     cuts = [slice(start, min(start + size, length)) for start in range(0, length, size)]
     return axis, [(slice(None),) * axis + (cut,) for cut in cuts]

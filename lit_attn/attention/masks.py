@@ -27,7 +27,7 @@ class Masks(NamedTuple):
     offset: int = 0
 
     @property
-    def only_causal(self) -> bool:
+    def is_causal_only(self) -> bool:
         """True if the causal mask, if any, is the only mask."""
         return (
             self.attn_mask is None
@@ -48,18 +48,18 @@ class Masks(NamedTuple):
             return None
         i = torch.arange(first, last, device=device).unsqueeze(1)
         j = torch.arange(columns.start, columns.stop, device=device)
-        seen = None
+        visible = None
         if self.is_causal:
-            seen = i >= j
+            visible = i >= j
         if self.window is not None:
             near = (i - j).abs() < self.window
-            seen = near if seen is None else seen & near
+            visible = near if visible is None else visible & near
         if self.without_self:
-            seen = i != j if seen is None else seen & (i != j)
+            visible = i != j if visible is None else visible & (i != j)
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
             present = _cut(self.attn_mask, rows, columns, n)
-            seen = present if seen is None else seen & present
-        return seen
+            visible = present if visible is None else visible & present
+        return visible
 
     def present_queries(self, rows: slice) -> Tensor | None:
         """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
@@ -88,11 +88,11 @@ class Masks(NamedTuple):
     def for_all_queries(self, n: int, device: torch.device) -> Tensor | None:
         """Return the mask of all queries, (..., n - offset, n), boolean or additive, or None."""
         rows, columns = slice(0, n - self.offset), slice(0, n)
-        seen = self.chunk(rows, columns, n, device)
+        visible = self.chunk(rows, columns, n, device)
         bias = self.bias(rows, columns, n)
-        if bias is None or seen is None:
-            return seen if bias is None else bias
-        return bias.masked_fill(~seen, float("-inf"))
+        if bias is None or visible is None:
+            return visible if bias is None else bias
+        return bias.masked_fill(~visible, float("-inf"))
 
 
 def in_chunks(n: int, size: int) -> list[slice]:

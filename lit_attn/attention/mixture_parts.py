@@ -133,8 +133,10 @@ class LinearConfig(MixedKeysConfig):
             raise ValueError("prior: responsibilities need the logits that linear keys never form")
         return self
 
-    def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
-        return self.reference(module, q, keys, seen, is_causal)
+    def reference_weights(
+        self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool
+    ) -> Any:
+        return self.reference(module, q, keys, visible, is_causal)
 
     def check(self, layer: "AttentionSpec") -> None:
         reason = "linear keys never form the logits"

@@ -28,22 +28,22 @@ EPS = 1e-5
 
 
 class Normaliser(nn.Module):
-    """Base of the normalisers: `forward(logits, seen)` returns weights (B, H, c, m).
+    """Base of the normalisers: `forward(logits, visible)` returns weights (B, H, c, m).
 
     `logits` (B, H, c, m) are in float32 or wider, the lowest number of their precision where a
-    query may not attend to a key. `seen`, broadcastable to them, is True where it may; None means
-    everywhere.
+    query may not attend to a key. `visible`, broadcastable to them, is True where it may; None
+    means everywhere.
     """
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
         super().__init__()
         self.part = part
 
-    def over_keys(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def over_keys(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         """Return weights of logits (B, H, c, M, m); a token's logit is their log-sum-exp over M."""
         logits = wide(logits)
         logits = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-        weights: Tensor = self(logits, seen)
+        weights: Tensor = self(logits, visible)
         return weights
 
     def finish(self, heads: Tensor) -> Tensor:
@@ -54,10 +54,10 @@ class Normaliser(nn.Module):
 class Softmax(Normaliser):
     """a_ij = exp(s_ij) / sum_j exp(s_ij)."""
 
-    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         return logits.softmax(-1)
 
-    def over_keys(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def over_keys(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         """Return the sum of the softmax over all M m keys: it needs no log-sum-exp over M.
 
         Compiled, it is written out. The gradient of a sum over one axis of a flattened tensor is
@@ -78,10 +78,10 @@ class Softmax(Normaliser):
 class Sigmoid(Normaliser):
     """a_ij = sigmoid(s_ij - log n); n is the number of keys that i may attend to."""
 
-    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        if seen is None:
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
+        if visible is None:
             return torch.sigmoid(logits - math.log(logits.shape[-1]))
-        shown = seen.expand(*seen.shape[:-1], logits.shape[-1])
+        shown = visible.expand(*visible.shape[:-1], logits.shape[-1])
         count = shown.sum(-1, keepdim=True).clamp_min(1).to(logits.dtype)
         return torch.sigmoid(logits - count.log())
 
@@ -89,7 +89,7 @@ class Sigmoid(Normaliser):
 class OffsetSoftmax(Normaliser):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij))."""
 
-    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         share = torch.sigmoid(logits.logsumexp(-1, keepdim=True) - math.log(self.part.offset))
         return logits.softmax(-1) * share
 
@@ -113,11 +113,11 @@ class Differential(Normaliser):
         """Draw the vectors from N(0, 0.1^2), as in the released code."""
         nn.init.normal_(self.vectors, std=0.1)
 
-    def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
         first, second = logits.softmax(-1).unflatten(1, (-1, 2)).unbind(2)
         q, k = wide(self.vectors).chunk(2)
-        one, two = (q * k).sum(-1).exp()
-        factor = one - two + self.part.lambda_init
+        lambda_1, lambda_2 = (q * k).sum(-1).exp()
+        factor = lambda_1 - lambda_2 + self.part.lambda_init
         return (first - factor * second).repeat_interleave(2, 1)
 
     def finish(self, heads: Tensor) -> Tensor:

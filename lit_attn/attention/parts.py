@@ -96,10 +96,12 @@ class SimilarityConfig(Part, Kind):
         """Return the keys of every token, (B, n, H' D) each, from x (B, n, d) and the layer's k."""
         return [k]
 
-    def reference_weights(self, module: Any, q: Any, keys: Any, seen: Any, is_causal: bool) -> Any:
+    def reference_weights(
+        self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool
+    ) -> Any:
         """Return the weights (B, H, n, n) of a similarity without logits, else None.
 
-        `seen` (n, n) is True where a query attends to a key.
+        `visible` (n, n) is True where a query attends to a key.
         """
         return None
 
@@ -231,8 +233,8 @@ class NormaliserConfig(Part, Kind):
     """Family of the functions that turn logits into weights.
 
     `build` returns a lit_attn.attention.normaliser.Normaliser. The inputs of `reference` are the
-    logits (B, H, n, n) and `seen`, broadcastable to them, True where a query attends to a key; it
-    returns the weights. Set `ignores_row_terms` to True if adding one number to all logits of a
+    logits (B, H, n, n) and `visible`, broadcastable to them, True where a query attends to a key;
+    it returns the weights. Set `ignores_row_terms` to True if adding one number to all logits of a
     query leaves its weights unchanged: similarities then leave such terms out.
     """
 

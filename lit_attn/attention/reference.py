@@ -31,12 +31,12 @@ def attention(
     """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
     n, parts = x.shape[1], layer.spec
     q, keys, v = project(layer, x, rotary)
-    seen = may_attend(n, parts.window, layer.local_self_attention, is_causal)
+    visible = may_attend(n, parts.window, layer.local_self_attention, is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        seen = seen & attn_mask
-    a = parts.similarity.reference_weights(layer.similarity, q, keys, seen, is_causal)
+        visible = visible & attn_mask
+    a = parts.similarity.reference_weights(layer.similarity, q, keys, visible, is_causal)
     if a is None:
-        a = weights(layer, x, q, keys, seen, attn_mask, rotary)
+        a = weights(layer, x, q, keys, visible, attn_mask, rotary)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, layer.proj)
     return out
@@ -47,7 +47,7 @@ def weights(
     x: Tensor,
     q: Tensor,
     keys: list[Tensor],
-    seen: Tensor,
+    visible: Tensor,
     attn_mask: Tensor | None,
     rotary: Rotary | None = None,
 ) -> Tensor:
@@ -67,11 +67,11 @@ def weights(
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask
     # A finite number gives a query that sees no key weights without NaN; they become zero.
-    logits = logits.masked_fill(~seen, -1e300)
-    a = layer.spec.normaliser.reference(layer.normaliser, logits, seen).masked_fill(~seen, 0)
+    logits = logits.masked_fill(~visible, -1e300)
+    a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
     if "post" in layer.composers:
         a = layer.spec.compose.reference(layer.composers["post"], x, a)
-    return a.masked_fill(~seen, 0)
+    return a.masked_fill(~visible, 0)
 
 
 def project(
@@ -98,12 +98,12 @@ def project(
 def may_attend(n: int, window: int | None, without_self: bool, is_causal: bool) -> Tensor:
     """Return (n, n), True where token i may attend to token j."""
     i, j = torch.arange(n).unsqueeze(1), torch.arange(n)
-    seen = torch.ones(n, n, dtype=torch.bool)
+    visible = torch.ones(n, n, dtype=torch.bool)
     if is_causal:
-        seen = seen & (j <= i)
+        visible = visible & (j <= i)
     if window is not None:
-        seen = seen & ((i - j).abs() < window)
-    return seen & (i != j) if without_self else seen
+        visible = visible & ((i - j).abs() < window)
+    return visible & (i != j) if without_self else visible
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -144,7 +144,7 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
     return stacked.amax(0) if form.part.assignment == "hard" else stacked.logsumexp(0)
 
 
-def linear(form: Any, q: Tensor, keys: list[Tensor], seen: Tensor, is_causal: bool) -> Tensor:
+def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal: bool) -> Tensor:
     """MGK section 2.4: phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1, over its sum in j."""
 
     def phi(t: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], seen: Tensor, is_causal: bo
         mixed = phi(torch.stack([w * key for w, key in zip(weights, keys, strict=True)]).sum(0))
     else:
         mixed = torch.stack([w * phi(key) for w, key in zip(weights, keys, strict=True)]).sum(0)
-    similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~seen, 0)
+    similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~visible, 0)
     total = similarity.sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
     if form.part.divide_by == "scaled-sum":
         total = total * math.sqrt(width)
@@ -221,24 +221,24 @@ def token_maps(form: Any, x: Tensor, heads: int) -> Tensor:
     return maps
 
 
-def softmax(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+def softmax(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Vaswani et al. 2017, eq. 1."""
     return torch.softmax(logits, dim=-1)
 
 
-def sigmoid(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+def sigmoid(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Ramapuram et al. 2024, section 2: sigmoid(s_ij + b), b = -log n."""
-    n = seen.expand(*seen.shape[:-1], logits.shape[-1]).sum(-1, keepdim=True).clamp_min(1)
+    n = visible.expand(*visible.shape[:-1], logits.shape[-1]).sum(-1, keepdim=True).clamp_min(1)
     return 1 / (1 + torch.exp(-(logits - n.double().log()).clamp_min(-700)))
 
 
-def offset_softmax(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+def offset_softmax(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """transformer-mgk, language modelling: exp(s_ij) / (sum_j exp(s_ij) + 1e-6)."""
     exponentials = torch.exp(logits)
     return exponentials / (exponentials.sum(-1, keepdim=True) + form.part.offset)
 
 
-def differential(form: Any, logits: Tensor, seen: Tensor) -> Tensor:
+def differential(form: Any, logits: Tensor, visible: Tensor) -> Tensor:
     """Ye et al. 2024, eq. 1 and 2: the weights of a pair of heads, for both of them."""
     q1, q2, k1, k2 = form.vectors
     factor = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + form.part.lambda_init

@@ -206,27 +206,27 @@ class Mixture(MixedKeys):
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
         n = q.shape[-2]
-        assigned = counted = torch.zeros((), device=q.device)
+        assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
             logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
             responsibility = wide(logits).softmax(3)
-            seen = masks.chunk(rows, slice(0, n), n, q.device)
+            visible = masks.chunk(rows, slice(0, n), n, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
-            if seen is not None:
-                weight = weight * seen.unsqueeze(-2)
+            if visible is not None:
+                weight = weight * visible.unsqueeze(-2)
             if (present := masks.present_queries(rows)) is not None:
                 weight = weight * present.unsqueeze(-2)
             assigned = assigned + (responsibility * weight).sum((0, 2))
-            counted = counted + weight.sum((0, 2))
+            pairs = pairs + weight.sum((0, 2))
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
         if shared:
-            assigned, counted = (
+            assigned, pairs = (
                 assigned.sum(shared, keepdim=True),
-                counted.sum(shared, keepdim=True),
+                pairs.sum(shared, keepdim=True),
             )
-        mean = (assigned / counted.clamp_min(1)).transpose(0, 1)
+        mean = (assigned / pairs.clamp_min(1)).transpose(0, 1)
         before = self.prior[..., : mean.shape[-1]]
-        before.copy_(torch.where(counted.transpose(0, 1) > 0, mean, wide(before)))
+        before.copy_(torch.where(pairs.transpose(0, 1) > 0, mean, wide(before)))
 
 
 class Linear(MixedKeys):
@@ -248,7 +248,7 @@ class Linear(MixedKeys):
             raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
         with without_autocast(v.device):
-            k = self._mixed(wide(keys), 0 if past is None else past.seen)
+            k = self._mixed(wide(keys), 0 if past is None else past.position)
             if (mask := masks.attn_mask) is not None:
                 if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
                     raise ValueError(
@@ -286,7 +286,7 @@ class Linear(MixedKeys):
         """Return the sum over keys divided as `divide_by` says."""
         n, width = q.shape[-2:]
         out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
-        before = 0 if past is None else past.seen
+        before = 0 if past is None else past.position
         if past is not None and past.products is not None:
             out = out + q @ past.products
         if self.part.divide_by == "root-length":
@@ -294,10 +294,10 @@ class Linear(MixedKeys):
                 return out / math.sqrt(n)
             lengths = torch.arange(before + 1, before + n + 1, dtype=q.dtype, device=q.device)
             return out / lengths.sqrt().unsqueeze(-1)
-        seen = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
+        key_sum = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
         if past is not None and past.keys is not None:
-            seen = seen + past.keys
-        out = out / (q * seen).sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
+            key_sum = key_sum + past.keys
+        out = out / (q * key_sum).sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
         return out / math.sqrt(width) if self.part.divide_by == "scaled-sum" else out
 
 

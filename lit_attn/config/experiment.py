@@ -71,8 +71,8 @@ class Experiment(Config):
         task: Task | None = info.data.get("task")
         if task is None or isinstance(data.signature(), task.takes):
             return data
-        kinds = [kind for kind, member in Data.family.items() if fits(member, type(task))]
-        tasks = [f"`task: {k}`" for k, member in Task.family.items() if fits(type(data), member)]
+        kinds = [kind for kind, member in Data.family.items() if is_fit(member, type(task))]
+        tasks = [f"`task: {k}`" for k, member in Task.family.items() if is_fit(type(data), member)]
         raise ValueError(
             f"'{data.kind}' does not go with `task: {task.kind}`; choose from "
             f"{', '.join(sorted(kinds))}, or set {' or '.join(tasks)}"
@@ -86,7 +86,7 @@ class Experiment(Config):
             return model
         signature = data.signature()
         if not isinstance(signature, model.takes):
-            kinds = [kind for kind, member in Model.family.items() if fits(type(data), member)]
+            kinds = [kind for kind, member in Model.family.items() if is_fit(type(data), member)]
             raise ValueError(
                 f"'{model.kind}' does not go with `data: {data.kind}`; choose from "
                 f"{', '.join(sorted(kinds))}"
@@ -161,6 +161,6 @@ def _refuse_broken(member: type[Kind], text: str, signature: Signature) -> str:
     return ""
 
 
-def fits(data: Any, other: Any) -> bool:
+def is_fit(data: Any, other: Any) -> bool:
     """Return True if a class of data goes with a class of models or of tasks."""
     return issubclass(data.signature_type(), other.takes)

@@ -54,10 +54,10 @@ def spell_out(override: Mapping, context: str) -> Change:
                 raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
             match = value
             continue
-        first, *rest = key.split(".")
+        first, *subkeys = key.split(".")
         if first not in SHORTHANDS and first not in Experiment.model_fields:
             raise ConfigError(f"{where}: {context}: unknown key '{key}'{_suggest_key(key)}")
-        entries.append(((*SHORTHANDS.get(first, (first,)), *rest), value, key))
+        entries.append(((*SHORTHANDS.get(first, (first,)), *subkeys), value, key))
 
     changes = Mapping(override.at)
     key_of: dict[tuple[str, ...], str] = {}

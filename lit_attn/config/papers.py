@@ -5,6 +5,7 @@ A published cell is a text, exactly as the paper prints it; a bar separates the 
 
 import itertools
 import re
+from abc import abstractmethod
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,12 +100,12 @@ class Layout(Config):
     claims: tuple[Claim, ...] = ()
     small: dict[str, str] = Field({})
 
+    @abstractmethod
     def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
         """Return STUDY/VARIANT by the label of a line, or by the row and column of a cell.
 
         `is_small` leaves out what small models lack.
         """
-        raise NotImplementedError
 
 
 class Table(Layout):

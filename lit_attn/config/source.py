@@ -109,8 +109,8 @@ def format_value(value: object) -> str:
     """Return a value as in a variant's name: `0.0003`, `split+activation=silu`, `flip+crop`."""
     if isinstance(value, Mapping):
         names = [str(value[key]) for key in ("kind", "preset") if key in value]
-        rest = [f"{k}={format_value(v)}" for k, v in value.items() if k not in ("kind", "preset")]
-        return "+".join([*names, *rest])
+        keys = [f"{k}={format_value(v)}" for k, v in value.items() if k not in ("kind", "preset")]
+        return "+".join([*names, *keys])
     if isinstance(value, Sequence):
         return "+".join(format_value(item) for item in value)
     if isinstance(value, bool):

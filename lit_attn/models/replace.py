@@ -7,6 +7,7 @@ outside this package can add to it.
 
 import math
 import re
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +75,7 @@ class Projections(NamedTuple):
     scale: float | None = None
 
 
-class Adapter(nn.Module):
+class Adapter(nn.Module, ABC):
     """Attention layer in the place of another module, with that module's `forward`.
 
     A subclass defines `read`, and `forward` with the arguments of the module. The module remains as
@@ -102,9 +103,9 @@ class Adapter(nn.Module):
                 delattr(original, name)
         self.original = original
 
+    @abstractmethod
     def read(self, original: Any) -> Projections:
         """Return the projections of `original`; raise ValueError if it computes anything else."""
-        raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
         try:

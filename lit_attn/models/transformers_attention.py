@@ -94,7 +94,7 @@ class HubCache(KeyValues):
         if getattr(layer, "is_compileable", False):
             raise ValueError("replaced attention needs a cache that grows, such as DynamicCache")
         self.vectors: Tensor | None = getattr(layer, "keys", None)
-        self.seen = past.get_seq_length(index)
+        self.position = past.get_seq_length(index)
         size = 0 if self.vectors is None or self.vectors.ndim < 4 else self.vectors.shape[-2]
         self.length = size if self.limit is None else min(size, self.limit)
         self.parts: list[Tensor] = []

@@ -161,7 +161,7 @@ class Trunk(nn.Module):
         With `caches` (from `new_caches`), `tokens` follow the tokens already cached. Raises
         ValueError for more tokens than there are learned positions.
         """
-        before = 0 if caches is None else caches[0].seen
+        before = 0 if caches is None else caches[0].position
         n, device = before + tokens.shape[1], tokens.device
         x = self.tokens(tokens) * self.embedding_scale
         positions = torch.arange(before, n, device=device)

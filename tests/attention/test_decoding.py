@@ -31,7 +31,7 @@ def decode(layer: Attention, x: Tensor, cuts: list[int], is_rotated: bool = Fals
     """Return the layer's output for x, passed in pieces that end at `cuts`."""
     cache, outputs = layer.new_cache(), []
     for start, stop in pairwise([0, *cuts, x.shape[1]]):
-        assert cache.seen == start
+        assert cache.position == start
         by = rotary(torch.arange(start, stop), layer.head_dim) if is_rotated else None
         outputs.append(layer(x[:, start:stop], is_causal=True, rotary=by, cache=cache))
     return torch.cat(outputs, dim=1)
@@ -261,13 +261,13 @@ def test_a_mask_can_replace_causality(spec: AttentionSpec) -> None:
     layer, x = make(spec), tokens(N)
     present = torch.ones(2, 1, 1, N, dtype=torch.bool)
     present[1, ..., :3] = False
-    seen = torch.ones(N, N, dtype=torch.bool).tril() & present | torch.eye(N, dtype=torch.bool)
+    visible = torch.ones(N, N, dtype=torch.bool).tril() & present | torch.eye(N, dtype=torch.bool)
     cache, outputs = layer.new_cache(), []
     with torch.no_grad():
         for start, stop in pairwise([0, 4, 5, N]):
-            mask = seen[..., start:stop, cache.seen - cache.length : stop]
+            mask = visible[..., start:stop, cache.position - cache.length : stop]
             outputs.append(layer(x[:, start:stop], attn_mask=mask, cache=cache))
-        expected = layer(x, attn_mask=seen)
+        expected = layer(x, attn_mask=visible)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-10, atol=1e-11)
 
 

@@ -113,7 +113,7 @@ def test_a_module_without_forward_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_base_normaliser_sums_keys_before_it_normalises() -> None:
     class Identity(normaliser.Normaliser):
-        def forward(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        def forward(self, logits: Tensor, visible: Tensor | None) -> Tensor:
             return logits
 
     logits = torch.randn(1, 2, 3, 2, 4, dtype=torch.double)

@@ -57,7 +57,7 @@ def test_the_timed_calls_decode_greedily(name: str) -> None:
         decoded.append(timed.last)
         timed.generate = 1
         timed.decode()
-        assert all(cache.seen == PROMPT + step + 1 for cache in timed.caches)
+        assert all(cache.position == PROMPT + step + 1 for cache in timed.caches)
     sequence = timed.prompt
     with torch.no_grad():
         for token in decoded:
@@ -70,7 +70,7 @@ def test_decoding_continues_from_the_prompt_of_its_round() -> None:
     for _ in range(2):
         timed.prefill()
         timed.decode()
-        assert [cache.seen for cache in timed.caches] == [PROMPT + GENERATED] * DEPTH
+        assert [cache.position for cache in timed.caches] == [PROMPT + GENERATED] * DEPTH
 
 
 def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,11 +171,11 @@ class Linear(L.LightningModule):
         torch.nn.init.zeros_(self.layer.weight)
         torch.nn.init.zeros_(self.layer.bias)
         self.stop_after = stop_after
-        self.seen: list[float] = []
+        self.sums: list[float] = []
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         images, targets = batch
-        self.seen.append(float(images.sum()))
+        self.sums.append(float(images.sum()))
         return F.cross_entropy(self.layer(images.flatten(1)), targets)
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -212,10 +212,10 @@ def fit(folder: Path, stop_after: int | None = None, resume: Path | None = None)
 def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path, stop: int) -> None:
     """No stop is at the last step of an epoch, because Lightning would skip the next epoch."""
     uninterrupted = fit(tmp_path)
-    assert len(uninterrupted.seen) == 18
+    assert len(uninterrupted.sums) == 18
     stopped = fit(tmp_path, stop_after=stop)
     resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt")
-    assert stopped.seen + resumed.seen == uninterrupted.seen
+    assert stopped.sums + resumed.sums == uninterrupted.sums
     assert torch.equal(resumed.layer.weight, uninterrupted.layer.weight)
 
 

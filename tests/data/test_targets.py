@@ -31,11 +31,11 @@ def test_batches_contain_the_targets_of_their_images(tmp_path: Path) -> None:
     assert config.signature() == ImageTargets((1, 4, 4), 2)
     data = config.build(0, CPU)
     written = np.load(config.path)
-    seen = []
+    targets_read = []
     for images, targets in data.train_dataloader():
         assert (images.shape, targets.dtype) == ((4, 1, 4, 4), torch.float32)
-        seen += targets.tolist()
-    assert sorted(seen) == sorted(written["y_train"].astype(np.float32).tolist())
+        targets_read += targets.tolist()
+    assert sorted(targets_read) == sorted(written["y_train"].astype(np.float32).tolist())
     ((_, targets),) = data.val_dataloader()[0]
     assert (targets.numpy() == written["y_test"].astype(np.float32)).all()
 

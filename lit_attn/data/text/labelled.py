@@ -209,15 +209,15 @@ def generate(
     `arguments` arguments. The same seed gives the same expressions.
     """
     drawn = random.Random(seed)
-    seen: set[tuple[int, ...]] = set()
+    yielded: set[tuple[int, ...]] = set()
     while True:
         ids: list[int] = []
         try:
             value = _grow(drawn, ids, 1, depth, arguments, lengths[1])
         except OverflowError:
             continue
-        if len(ids) >= lengths[0] and tuple(ids) not in seen:
-            seen.add(tuple(ids))
+        if len(ids) >= lengths[0] and tuple(ids) not in yielded:
+            yielded.add(tuple(ids))
             yield ids, value
 
 
