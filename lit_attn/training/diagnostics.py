@@ -112,7 +112,8 @@ class DiagnosticsCallback(L.Callback):
         append(self.path, csv_lines(rows))
         scalars: dict[str, list[float]] = {}
         for row in rows:
-            scalars.setdefault(f"diagnostics/{row.name}/layer-{row.layer}", []).append(row.value)
+            # TensorBoard sorts the names: these come after test, train and val.
+            scalars.setdefault(f"within-layers/{row.name}/{row.layer}", []).append(row.value)
         means = {name: math.fsum(values) / len(values) for name, values in scalars.items()}
         self.tensorboard.log_metrics(means, step)
         if step >= self.total and arrays:

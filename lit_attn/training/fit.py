@@ -11,18 +11,18 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
+from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
-from lit_attn.training.recording import Console, MetricsFile, Progress, write_pictures
+from lit_attn.training.recording import Console, EventFile, MetricsFile, Progress, write_pictures
 from lit_attn.training.result import SPEED, FinishedRun, Limits, UnitRecorder, make_result
 
 NOISE = (
@@ -51,101 +51,119 @@ def fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    training, device = cell.experiment.training, group.device
-    parts = build(cell, device)
-    data, task = parts.data, parts.task
-    total_steps = training.steps(data.steps_per_epoch)
-    steps = total_steps if limits is None else min(total_steps, limits.steps)
+    run = Attempt(cell, cell_dir, group, limits)
+    task, data = run.parts.task, run.parts.data
+    with _open_trackers(cell, cell_dir, group.is_rank_zero and limits is None) as trackers:
+        trainer = run.make_trainer(trackers)
+        try:
+            trainer.fit(task, data, ckpt_path=run.resume_from, weights_only=True)
+        except MISFIT as error:
+            if run.resume_from is None or not run.checkpoints.reject(run.resume_from, error):
+                raise
+            # Half of the checkpoint may have been restored, so everything is built again.
+            return fit(cell, cell_dir, group, limits)
+        if trainer.global_step < run.steps:
+            raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")
+        # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
+        # `max_steps` cut it short.
+        if task.evaluated_at < run.steps:
+            trainer.validate(task, datamodule=data, verbose=False)
+        for tracker in trackers:
+            tracker.log_hyperparams(_settings(cell))
+        run.metrics.console.print_line()
+    result = make_result(cell, cell_dir, run.parts, group, run.progress, run.checkpoints, run.steps)
+    if result is None:
+        return None
+    run.write_outputs(result)
+    result.write(cell_dir / "result.json")
+    run.checkpoints.clear()
+    return FinishedRun(run.parts, run.total_steps, result, run.diagnostics)
 
-    @cache
-    def describe() -> Provenance:
-        return Provenance(code_hash(cell.parts), data.fingerprint(), package_versions())
 
-    folder, interval = cell_dir / "checkpoints", training.checkpoint_every
-    checkpoints = Checkpoints(folder, cell.seed, interval, group, describe)
-    resume_from = None if limits else checkpoints.find_newest()
-    first_step = int(resume_from.stem.removeprefix("step-")) if resume_from else 0
-    epochs = math.ceil(steps / data.steps_per_epoch)
-    console = Console(steps, epochs, cell.metric.name)
-    metrics = MetricsFile(cell_dir / "metrics.csv", lambda: checkpoints.elapsed, console)
-    if group.is_rank_zero:
-        metrics.start(first_step)
-    # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its last checkpoint.
-    tensorboard = TensorBoardLogger(
-        cell_dir, name=None, version="", default_hp_metric=False, purge_step=first_step + 1
-    )
-    progress = Progress(cell_dir / "progress.json", steps, console)
-    # The order matters: a step's time excludes the checkpoint before it, and an evaluation's time
-    # excludes the diagnostics after it.
-    units = UnitRecorder(cell_dir / "units.npz", cell.metric, steps)
-    callbacks: list[L.Callback] = [checkpoints, progress, units]
-    diagnostics = None
-    if training.diagnostics is not None:
-        every = training.evaluate_every * data.steps_per_epoch
-        diagnostics = DiagnosticsCallback(cell_dir, training.diagnostics, every, steps, tensorboard)
-        callbacks.append(diagnostics)
-        if group.is_rank_zero:
-            diagnostics.start(first_step)
-    # Without an environment, Lightning takes any SLURM allocation around the cell for its ranks.
-    is_slurm = group.ranks.nodes > 1
-    environment = SLURMEnvironment(auto_requeue=False) if is_slurm else LightningEnvironment()
-    has_trackers = group.is_rank_zero and limits is None
-    with _open_loggers(cell, cell_dir, has_trackers) as trackers:
-        trainer = L.Trainer(
+class Attempt:
+    """What trains and records a cell, from its newest checkpoint on."""
+
+    def __init__(
+        self, cell: Cell, folder: Path, group: ProcessGroup, limits: Limits | None
+    ) -> None:
+        self.cell, self.folder, self.group, self.limits = cell, folder, group, limits
+        self.parts = build(cell, group.device)
+        training, data = cell.experiment.training, self.parts.data
+        self.total_steps = training.steps(data.steps_per_epoch)
+        self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps
+        self.epochs = math.ceil(self.steps / data.steps_per_epoch)
+
+        @cache
+        def describe() -> Provenance:
+            return Provenance(code_hash(cell.parts), data.fingerprint(), package_versions())
+
+        interval = training.checkpoint_every
+        checkpoints = Checkpoints(folder / "checkpoints", cell.seed, interval, group, describe)
+        self.checkpoints = checkpoints
+        self.resume_from = path = None if limits else checkpoints.find_newest()
+        first_step = int(path.stem.removeprefix("step-")) if path else 0
+        console = Console(self.steps, self.epochs, cell.metric.name)
+        self.progress = Progress(folder / "progress.json", self.steps, console)
+        self.metrics = MetricsFile(folder / "metrics.csv", lambda: checkpoints.elapsed, console)
+        # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
+        self.events = EventFile(
+            folder, name=None, version="", default_hp_metric=False, purge_step=first_step + 1
+        )
+        self.diagnostics = None
+        if (settings := training.diagnostics) is not None:
+            every = training.evaluate_every * data.steps_per_epoch
+            self.diagnostics = DiagnosticsCallback(folder, settings, every, self.steps, self.events)
+        for record in (self.metrics, self.diagnostics):
+            if record is not None and group.is_rank_zero:
+                record.start(first_step)
+
+    def make_trainer(self, trackers: list[Logger]) -> L.Trainer:
+        """Return Lightning's trainer with all callbacks and loggers."""
+        training, data, group = self.cell.experiment.training, self.parts.data, self.group
+        limits, steps, device = self.limits, self.steps, group.device
+        # Without an environment, Lightning takes any SLURM allocation around the cell for its
+        # ranks.
+        is_slurm = group.ranks.nodes > 1
+        environment = SLURMEnvironment(auto_requeue=False) if is_slurm else LightningEnvironment()
+        # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
+        # time excludes the diagnostics after it.
+        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, steps)
+        callbacks = (self.checkpoints, self.progress, units, self.diagnostics)
+        return L.Trainer(
             accelerator=device.type,
             devices=group.ranks.ranks_per_node,
             num_nodes=group.ranks.nodes,
             strategy="auto" if group.world_size == 1 else "ddp",
             plugins=[make_precision(training.precision, device), environment],
-            max_epochs=max(training.epochs, epochs),
+            max_epochs=max(training.epochs, self.epochs),
             max_steps=steps,
             limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
             limit_val_batches=limits.evaluation_batches if limits else 1.0,
             check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
-            logger=[metrics, tensorboard, *trackers],
-            callbacks=callbacks,
+            logger=[self.metrics, self.events, *trackers],
+            callbacks=[callback for callback in callbacks if callback is not None],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             log_every_n_steps=1,
             num_sanity_val_steps=0,
-            default_root_dir=cell_dir,
+            default_root_dir=self.folder,
         )
-        try:
-            trainer.fit(task, data, ckpt_path=resume_from, weights_only=True)
-        except MISFIT as error:
-            if resume_from is None or not checkpoints.reject(resume_from, error):
-                raise
-            # Half of the checkpoint may have been restored, so everything is built again.
-            return fit(cell, cell_dir, group, limits)
-        if trainer.global_step < steps:
-            raise RuntimeError(f"training ended at step {trainer.global_step} of {steps}")
-        # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
-        # `max_steps` cut it short.
-        if task.evaluated_at < steps:
-            trainer.validate(task, datamodule=data, verbose=False)
-        for tracker in trackers:
-            tracker.log_hyperparams(_settings(cell))
-        console.print_line()
 
-    result = make_result(cell, cell_dir, parts, group, progress, checkpoints, steps)
-    if result is None:
-        return None
-    names = (cell.metric.name, *SPEED)
-    values = {name: result.metrics[name] for name in names if name in result.metrics}
-    settings = _settings(cell) | {"ffn_width": result.ffn_width}
-    tensorboard.log_hyperparams(settings, values, step=result.steps)
-    if pictures := task.pictures(data, device, cell.metric.averaged):
-        write_pictures(pictures, cell_dir / "pictures", tensorboard, result.steps)
-    tensorboard.finalize("success")
-    checkpoints.write_weights(task.network)
-    if task.average is not None:
-        checkpoints.write_weights(task.average.module, "ema.pt")
-    result.write(cell_dir / "result.json")
-    checkpoints.clear()
-    return FinishedRun(parts, total_steps, result, diagnostics)
+    def write_outputs(self, result: Result) -> None:
+        """Write the weights, the pictures, and the last values and the settings for TensorBoard."""
+        task, events, metric, step = self.parts.task, self.events, self.cell.metric, result.steps
+        values = {name: result.metrics[name] for name in SPEED if name in result.metrics}
+        events.log_metrics(values | {f"result/{metric.name}": result.metrics[metric.name]}, step)
+        events.log_settings(_settings(self.cell) | {"ffn_width": result.ffn_width}, step)
+        if pictures := task.pictures(self.parts.data, self.group.device, metric.averaged):
+            write_pictures(pictures, self.folder / "pictures", events, step)
+        events.experiment.close()
+        self.checkpoints.write_weights(task.network)
+        if task.average is not None:
+            self.checkpoints.write_weights(task.average.module, "ema.pt")
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
@@ -164,7 +182,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _open_loggers(cell: Cell, folder: Path, has_trackers: bool) -> Iterator[list[Logger]]:
+def _open_trackers(cell: Cell, folder: Path, has_trackers: bool) -> Iterator[list[Logger]]:
     """Yield the loggers of the cell's experiment trackers, if it has any, and end their runs."""
     members = cell.experiment.training.loggers if has_trackers else ()
     study, name = cell.study, f"{cell.variant}/{cell.seed}"

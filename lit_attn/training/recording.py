@@ -13,10 +13,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.logger import _flatten_dict
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
+from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
@@ -120,6 +122,31 @@ class Console:
         bar = f"{'#' * (BAR_WIDTH * step // self.total_steps):-<{BAR_WIDTH}}"
         text = f"[{bar}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
         print(f"\r\x1b[K{text}", end="", flush=True)
+
+
+class EventFile(TensorBoardLogger):
+    """TensorBoard logger that writes one event file in each attempt, and no hparams.yaml.
+
+    Lightning finalizes loggers after the training, before the last values are written: the file
+    stays open until `experiment.close()`.
+    """
+
+    @rank_zero_only
+    def save(self) -> None:
+        self.experiment.flush()
+
+    def finalize(self, status: str) -> None:
+        self.save()
+
+    def log_settings(self, settings: dict[str, Any], step: int) -> None:
+        """Write the values of this cell's HPARAMS columns.
+
+        Lightning would write a list of columns too. Without such a list TensorBoard shows the
+        columns of all cells, first those in which cells differ.
+        """
+        _, start, end = hparams(self._sanitize_params(_flatten_dict(settings)), {})
+        for summary in (start, end):
+            self.experiment.file_writer.add_summary(summary, step)
 
 
 def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:

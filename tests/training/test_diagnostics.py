@@ -1,5 +1,6 @@
 """Cells that record diagnostics: training is unchanged, and the records survive an interruption."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import torch
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of, text_cell
 from pydantic import ValidationError
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams.backend_context import Context
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result, Timing, read_clock, read_diagnostics, read_metrics
@@ -67,12 +73,63 @@ def test_every_evaluation_is_diagnosed(diagnosed: Path) -> None:
 
 def test_tensorboard_has_the_means_of_every_layer(diagnosed: Path) -> None:
     events = EventAccumulator(str(diagnosed)).Reload()
-    actual = events.Scalars("diagnostics/norm-mh/layer-2")
+    actual = events.Scalars("within-layers/norm-mh/2")
     rows = read_diagnostics(diagnosed / "diagnostics.csv")
     expected = [row.value for row in rows if (row.layer, row.name) == (2, "norm-mh")]
     assert [event.step for event in actual] == [4, 8, 12]
     assert [event.value for event in actual] == pytest.approx(expected)
     assert not [row for row in read_metrics(diagnosed / "metrics.csv") if "norm" in row.name]
+
+
+def test_a_cell_has_one_event_file_and_no_hparams_file(diagnosed: Path) -> None:
+    """All values, also those after the training, are in one file."""
+    (file,) = diagnosed.rglob("*tfevents*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == [4, 8, 12]
+    assert [event.step for event in events.Scalars("test/accuracy")] == [4, 8, 12]
+    (metric,) = events.Scalars("result/test/accuracy")
+    result = Result.read(diagnosed / "result.json")
+    assert result is not None
+    assert metric.value == pytest.approx(result.metrics["test/accuracy"])
+    assert list(diagnosed.rglob("hparams.yaml")) == []
+
+
+def test_tensorboard_shows_losses_before_diagnostics(diagnosed: Path) -> None:
+    groups = {
+        tag.partition("/")[0] for tag in EventAccumulator(str(diagnosed)).Reload().scalars.Keys()
+    }
+    assert groups >= {"test", "train", "val"}
+    assert max(groups) == "within-layers"
+
+
+def test_hparams_columns_begin_with_what_differs_between_cells(
+    diagnosed: Path, tmp_path: Path
+) -> None:
+    """The columns are those that the HPARAMS tab itself computes from the event files."""
+    shutil.copytree(diagnosed, tmp_path / "one")
+    other = digits_cell(optimizer={"lr": 0.01}, training={"diagnostics": KINDS})
+    shutil.copytree(run(other, tmp_path / "runs"), tmp_path / "two")
+    shutil.rmtree(tmp_path / "runs")
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert set(runs.Runs()) == {"one", "two"}
+    provider = MultiplexerDataProvider(runs, str(tmp_path))
+    context = Context(TBContext(data_provider=provider))
+    request = RequestContext()
+    experiment = context.experiment_from_metadata(
+        request,
+        "",
+        include_metrics=True,
+        hparams_run_to_tag_to_content=context.hparams_metadata(request, ""),
+        data_provider_hparams=[],
+    )
+    columns = [info.name for info in experiment.hparam_infos]
+    assert set(columns[:2]) == {"model/attention/similarity/kind", "optimizer/lr"}
+    assert {"seed", "variant", "training/epochs"} <= set(columns[2:])
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    ends = [name.startswith("within-layers/") for name in metrics]
+    assert {"val/loss", "test/accuracy"} < set(metrics)
+    assert any(ends)
+    assert ends == sorted(ends)
 
 
 def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> None:
