@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.paths import ROOT
 
+from lit_attn.ablate.plan import expand
 from lit_attn.attention import cache
 from lit_attn.bench import decoding
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.measure import Setup
+from lit_attn.config.models.language import GPTConfig
+from lit_attn.config.study import read_studies
 
 DIM, HEADS, DEPTH, PROMPT, GENERATED = 24, 3, 2, 7, 3
 WIDTH = DIM // HEADS
@@ -128,6 +132,22 @@ def test_the_models_are_those_of_table_6() -> None:
     assert (model.positions, model.norm, model.head) == ("rotary", "rmsnorm", "untied")
     assert model.windows == (4, None)
     assert decoding.configure("dcmha", SHAPE).windows == (None,)
+
+
+def test_the_training_study_of_table_6_has_the_same_widths(tmp_path: Path) -> None:
+    matrix = expand(read_studies(ROOT / "ablations.yaml")["dcmha-overhead"], tmp_path)
+    widths = {}
+    for variant in matrix.variants:
+        model = variant.experiment.model
+        assert isinstance(model, GPTConfig)
+        assert model.ffn is not None
+        if model.attention == decoding.PRESETS["standard"]:
+            widths[model.dim] = model.ffn.width
+            configured = decoding.configure(
+                "standard", SHAPE._replace(dim=model.dim, heads=model.heads)
+            )
+            assert configured.ffn == model.ffn
+    assert sorted(widths) == [1024, 1536, 2048]
 
 
 def test_the_table_states_its_conditions(
