@@ -90,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
         if name == "pile":
             source.set_defaults(tokenizer="gpt-neox")
-            text = "folder of Caiyun-AI/Pile_tfrecord (docs/setups.md, section 10)"
+            files = "Caiyun-AI/Pile_tfrecord or EleutherAI/pythia_pile_idxmaps"
+            text = f"folder of {files} (docs/setups.md, section 10)"
             add_path("--files", required=True, help=text)
             continue
         default = TOKENIZERS.get(name, "bytes")

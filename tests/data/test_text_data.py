@@ -141,6 +141,20 @@ def test_evaluation_on_the_first_tokens(folder: Path) -> None:
     assert predicted[predicted != IGNORED].tolist() == list(range(1, 11))
 
 
+def test_evaluation_windows_are_spaced_evenly_over_the_split(folder: Path) -> None:
+    full_loader = data(folder, eval_batch_size=1).val_dataloader()[0]
+    all_windows = torch.cat([inputs for inputs, _ in full_loader])
+    for count in (1, 2, len(all_windows), 1000):
+        (loader,) = data(folder, eval_windows=count, eval_batch_size=2).val_dataloader()
+        rows = torch.cat([targets for _, targets in loader])
+        kept = (rows != IGNORED).any(1)
+        inputs = torch.cat([inputs for inputs, _ in loader])[kept]
+        expected = min(count, len(all_windows))
+        places = [(2 * i + 1) * len(all_windows) // (2 * expected) for i in range(expected)]
+        assert torch.equal(inputs, all_windows[places])
+        assert (loader.count, loader.units[0][0]) == (expected, 0)
+
+
 def test_a_stream_reads_across_its_sources() -> None:
     sources = [Source(str(i), np.arange(3 * i, 3 * i + 3, dtype=np.uint8)) for i in range(4)]
     joined = Stream(sources, vocabulary=12)
@@ -285,6 +299,9 @@ def test_bytes_and_words_per_token(tmp_path: Path) -> None:
     assert measure() == (140 / 140, 60 / 140)
     # Cut short, bytes are still bytes; how many words they make is not known.
     assert measure(eval_tokens=20) == (21 / 20, None)
+    # 17 windows of 8 bytes and one of 4 with the end of the document.
+    assert measure(eval_windows=18) == measure()
+    assert measure(eval_windows=3) == (1, None)
     assert measure(tokenizer={"kind": "words", "size": 3}) == (140 / 59, None)
 
 

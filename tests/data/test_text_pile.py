@@ -1,4 +1,4 @@
-"""Tests of the files of the Pile and of the order in which its records are read."""
+"""Tests of the Pile's sources and of the order in which its records are read."""
 
 import struct
 from pathlib import Path
@@ -113,12 +113,42 @@ def test_a_limit_cuts_training_alone(tfrecords: Path, tmp_path: Path) -> None:
     assert sizes == {"val": 2 * 3 * RECORD, "train": 2 * RECORD}
 
 
+def test_samples_of_gpt_neox_follow_the_index_maps(tmp_path: Path) -> None:
+    """Documents are joined in the order of doc_idx, cut into samples, and samples are shuffled."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(50_277, size=size).astype(np.uint16) for size in (3000, 900, 4000)]
+    folder = tmp_path / "source"
+    folder.mkdir()
+    np.concatenate(documents).tofile(folder / "pile_document.bin")
+    sizes = np.array([len(part) for part in documents], np.int32)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64) * 2
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 3, 4)
+    tail = np.arange(4, dtype=np.int64).tobytes()
+    (folder / "pile_document.idx").write_bytes(head + sizes.tobytes() + starts.tobytes() + tail)
+    for split, order, shuffle in (("train", [2, 0, 1], [1, 0, 2]), ("valid", [1, 0], [0])):
+        joined = [documents[i] for i in order]
+        cuts = [0]
+        places = np.concatenate([[(i, j) for j in range(len(d))] for i, d in enumerate(joined)])
+        cuts = places[:: RECORD - 1][: len(shuffle) + 1]
+        name = f"pile_document_{split}_0_indexmap_9ns_2048sl_1234s"
+        np.save(folder / f"{name}_doc_idx.npy", np.array(order, np.int32))
+        np.save(folder / f"{name}_sample_idx.npy", cuts.astype(np.int32))
+        np.save(folder / f"{name}_shuffle_idx.npy", np.array(shuffle, np.uint32))
+    out = tmp_path / "out"
+    assert prepare.main(["pile", f"--files={folder}", f"--out={out}"]) == 0
+    text = np.concatenate([documents[i] for i in (2, 0, 1)])
+    expected = [text[i * 2048 : i * 2048 + RECORD] for i in (1, 0, 2)]
+    assert (np.fromfile(out / "train.bin", np.uint16) == np.concatenate(expected)).all()
+    val = np.concatenate([documents[1], documents[0]])[:RECORD]
+    assert (np.fromfile(out / "val.bin", np.uint16) == val).all()
+
+
 def test_torn_and_missing_files_are_named(
     tfrecords: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert prepare.main(["pile", f"--files={tmp_path / 'empty'}", f"--out={tmp_path / 'a'}"]) == 2
-    assert "has no *tfrecord* files" in capsys.readouterr().err
+    assert "has neither *tfrecord* files nor one .idx file" in capsys.readouterr().err
     path = tfrecords / "pile.tfrecord.b10"
     path.write_bytes(path.read_bytes()[:-10])
     assert prepare.main(["pile", f"--files={tfrecords}", f"--out={tmp_path / 'c'}"]) == 2

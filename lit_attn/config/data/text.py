@@ -142,6 +142,10 @@ class Tokens(TokenData):
     eval_tokens: PositiveInt | None = Field(
         None, description="evaluate on that many tokens at the start of each split; all if null"
     )
+    eval_windows: PositiveInt | None = Field(
+        None,
+        description="evaluate on that many windows, evenly spaced over each split; all if null",
+    )
 
     def signature(self) -> TokenStream:
         return TokenStream(self.tokenizer.vocabulary, self.context)

@@ -60,16 +60,29 @@ class TextData(TokenDataModule):
         """Return a loader of the windows of `split`, each token but the first the target of one.
 
         Windows advance by the stride. If it is less than the context, a window predicts only the
-        tokens that no earlier window predicts.
+        tokens that no earlier window predicts. With `eval_windows` some of them are left out.
         """
-        stream = self.evaluated(split)
-        count = 1 + math.ceil(max(0, len(stream) - 1 - self.data.context) / self._stride)
+        stream, chosen = self.evaluated(split), self._windows(split)
 
         def load(places: range) -> Batch:
-            windows = [self._window(stream, place if place < count else None) for place in places]
+            windows = [
+                self._window(stream, chosen[place] if place < len(chosen) else None)
+                for place in places
+            ]
             return self.tensors(*map(np.stack, zip(*windows, strict=True)))
 
-        return self.padded_loader(count, load)
+        return self.padded_loader(len(chosen), load)
+
+    def _windows(self, split: str) -> list[int]:
+        """Return the numbers of the windows of `split` that are evaluated."""
+        count = self._window_count(split)
+        chosen = min(count, self.data.eval_windows or count)
+        return [(2 * i + 1) * count // (2 * chosen) for i in range(chosen)]
+
+    def _window_count(self, split: str) -> int:
+        """Return the number of windows that predict all tokens of `split`."""
+        excess = max(0, len(self.evaluated(split)) - 1 - self.data.context)
+        return 1 + math.ceil(excess / self._stride)
 
     @property
     def _stride(self) -> int:
@@ -86,9 +99,15 @@ class TextData(TokenDataModule):
     def text_measure(self, split: str) -> TextMeasure:
         stream = self.evaluated(split)
         tokens, text_bytes, words = len(stream) - 1, stream.text_bytes, stream.words
+        chosen, ids = self._windows(split), None
+        if len(chosen) < self._window_count(split):
+            predicted = np.concatenate([self._window(stream, number)[1] for number in chosen])
+            ids = predicted[predicted != IGNORED]
+            tokens, text_bytes, words = len(ids), None, None
         if text_bytes is None and self.data.tokenizer.is_byte_level:
             # Of a part of a split every token but an end of a document is a byte.
-            text_bytes = int(np.count_nonzero(stream.read(0, len(stream))))
+            ids = stream.read(0, len(stream)) if ids is None else ids
+            text_bytes = int(np.count_nonzero(ids))
         if self.data.tokenizer.is_word_level:
             words = None
         return TextMeasure(

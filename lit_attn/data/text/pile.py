@@ -1,9 +1,14 @@
-"""Tokens of the Pile in the order of Pythia's training, from the files of DCFormer's authors.
+"""Tokens of the Pile in the order of Pythia's training, from the sources that DCFormer names.
 
-Caiyun-AI/Pile_tfrecord holds TFRecords, *pile.tfrecord.bN to train and *val_with_eos* to evaluate,
-with records of 2,049 GPT-NeoX tokens: 2,048 inputs, and targets one token later. DCFormer
-(arXiv:2405.08553) trained on them. Tests read small files of this format; the data set itself has
-not been read.
+Both sources hold records of 2,049 GPT-NeoX tokens: 2,048 inputs, and targets one token later.
+DCFormer (arXiv:2405.08553) trained on the first, which its authors made of the second:
+
+- Caiyun-AI/Pile_tfrecord: TFRecords, *pile.tfrecord.bN to train and *val_with_eos* to evaluate;
+- EleutherAI/pythia_pile_idxmaps: the .idx and the parts of the .bin, joined to one file, and beside
+  them the index maps *_doc_idx.npy, *_sample_idx.npy and *_shuffle_idx.npy of the splits train and
+  valid, which GPT-NeoX writes when a training starts.
+
+Tests read small files of both formats; neither source has been read itself.
 """
 
 import re
@@ -25,6 +30,9 @@ from lit_attn.schema.errors import ConfigError
 RECORD = 2049
 """Tokens of a record."""
 
+MAGIC = b"MMIDIDX\0\0"
+DTYPES = {4: np.int32, 8: np.uint16}
+
 Ids = NDArray[np.integer]
 
 
@@ -40,11 +48,14 @@ class Records(ByteEncoder):
 def read_pile(folder: Path, skip: int) -> Iterator[tuple[str, Ids]]:
     """Return (split, ids) of every record; raise ConfigError for missing or torn files."""
     # The validation split is first, so that --limit cuts training alone.
-    paths = sorted(folder.glob("*tfrecord*"), key=_order)
-    if not paths:
-        raise ConfigError(f"prepare pile: {folder} has no *tfrecord* files")
-    splits = ("val", "train")
-    records = ((splits[_order(path)[0]], ids) for path in paths for ids in _tfrecords(path))
+    paths, indices = sorted(folder.glob("*tfrecord*"), key=_order), list(folder.glob("*.idx"))
+    if not paths and len(indices) != 1:
+        raise ConfigError(f"prepare pile: {folder} has neither *tfrecord* files nor one .idx file")
+    if paths:
+        parts = ((_order(path)[0], _tfrecords(path)) for path in paths)
+    else:
+        parts = ((is_train, _samples(indices[0], is_train)) for is_train in (False, True))
+    records = (("train" if is_train else "val", ids) for is_train, part in parts for ids in part)
     return islice(records, skip, None)
 
 
@@ -93,3 +104,32 @@ def _varints(packed: bytes) -> Ids:
     starts = np.concatenate([[0], ends[:-1] + 1])
     shifts = 7 * (np.arange(len(parts)) - np.repeat(starts, ends - starts + 1))
     return np.add.reduceat((parts & 0x7F).astype(np.int64) << shifts, starts)
+
+
+def _samples(index: Path, is_train: bool) -> Iterator[Ids]:
+    """Yield the records of a GPT-NeoX data set in the order of its shuffled index maps."""
+    maps = []
+    for kind in ("doc_idx", "sample_idx", "shuffle_idx"):
+        name = f"*_{'train' if is_train else 'valid'}_*{kind}.npy"
+        paths = list(index.parent.glob(name))
+        if len(paths) != 1:
+            raise ConfigError(f"prepare pile: {index.parent} needs one {name}")
+        maps.append(np.load(paths[0], mmap_mode="r", allow_pickle=False))
+    documents, samples, order = maps
+    with index.open("rb") as file:
+        head = file.read(34)
+        code, count = struct.unpack_from("<BQ", head, 17) if len(head) == 34 else (0, 0)
+        if head[:9] != MAGIC or code not in DTYPES:
+            raise ConfigError(f"{index}: is not an index of GPT-NeoX")
+        sizes = np.fromfile(file, np.int32, count)
+        starts = np.fromfile(file, np.int64, count) // np.dtype(DTYPES[code]).itemsize
+    tokens = np.memmap(index.with_suffix(".bin"), DTYPES[code], mode="r")
+    for sample in order:
+        (first, offset), (last, end) = samples[sample].tolist(), samples[sample + 1].tolist()
+        pieces = []
+        for document in documents[first : last + 1]:
+            start, stop = starts[document], starts[document] + sizes[document]
+            pieces.append(tokens[start:stop])
+        pieces[-1] = pieces[-1][: end + 1]
+        pieces[0] = pieces[0][offset:]
+        yield np.concatenate(pieces)
