@@ -110,15 +110,38 @@ class TokenStream(TokenSignature):
 
 
 @dataclass(frozen=True)
-class LabelledTokens(TokenSignature):
-    """A sequence, or with `pairs` two of them, with one label.
+class PaddedTokens(TokenSignature):
+    """Sequences with padding, for which a network predicts one of `classes`.
 
-    Batches are tokens (B, n) int64, a mask of the same shape that is False where a token is
-    padding, and labels (B,); with `pairs` tokens and mask are (B, 2, n). A network maps tokens and
-    mask to logits (B, classes). Rows with the label -100 pad a batch and do not count.
+    Batches begin with tokens (B, n) int64 and a mask (B, n), False where a token is padding; they
+    are the inputs of a network.
     """
 
     classes: int
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        (tokens,) = super().sample()
+        return tokens, tokens.bool()
+
+
+@dataclass(frozen=True)
+class TaggedTokens(PaddedTokens):
+    """A sequence with a class for each word.
+
+    The third tensor of a batch has the classes (B, n), -100 for tokens that do not count. A network
+    returns logits (B, n, classes). Training batches have a fourth tensor (B,): the mean number of
+    counted tokens in a sequence of the complete step.
+    """
+
+
+@dataclass(frozen=True)
+class LabelledTokens(PaddedTokens):
+    """A sequence, or with `pairs` two of them, with one label.
+
+    The third tensor of a batch has the labels (B,); with `pairs` tokens and mask are (B, 2, n). A
+    network returns logits (B, classes). Rows with the label -100 pad a batch and do not count.
+    """
+
     pairs: bool = False
 
     @property
@@ -126,13 +149,8 @@ class LabelledTokens(TokenSignature):
         return self.context * (2 if self.pairs else 1)
 
     def sample(self) -> "tuple[Tensor, ...]":
-        import torch
-
-        shape = (1, 2, self.context) if self.pairs else (1, self.context)
-        return (
-            torch.empty(shape, dtype=torch.long, device="meta"),
-            torch.empty(shape, dtype=torch.bool, device="meta"),
-        )
+        inputs = super().sample()
+        return tuple(part[:, None].repeat(1, 2, 1) for part in inputs) if self.pairs else inputs
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from lit_attn.config.signatures import (
     LabelledTokens,
     Questions,
     Signature,
+    TaggedTokens,
     TokenStream,
 )
 from lit_attn.schema.base import Kind, OwnClass, Share, load
@@ -154,6 +155,21 @@ class SequenceClassificationConfig(ClassificationConfig):
     kind: Literal["sequence-classification"] = "sequence-classification"
     takes = (LabelledTokens,)
     module = "lit_attn.tasks.classification:SequenceClassification"
+
+
+class TokenClassificationConfig(ClassificationConfig):
+    """Classification of the words of a text: the loss is the mean over all counted tokens."""
+
+    kind: Literal["token-classification"] = "token-classification"
+    takes = (TaggedTokens,)
+    module = "lit_attn.tasks.classification:TokenClassification"
+
+    def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
+        return (
+            percent("accuracy", "accuracy of tokens"),
+            percent("f1", "macro F1"),
+            MetricInfo("loss", "loss (nats per token)"),
+        )
 
 
 class LanguageModellingConfig(Task):

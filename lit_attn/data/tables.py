@@ -1,9 +1,11 @@
 """Rows of Parquet, CSV and JSON files and of the hub, read by Hugging Face `datasets`."""
 
+import ast
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_attn.config.data.base import require_files
-from lit_attn.config.data.tables import Table, TableImages, TableLabels, TableTargets, TableText
+from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.sets import Split, fit_image, make_split
+from lit_attn.data.text.labelled import Sample
+from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.extras import require
+from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, suggest
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
@@ -111,26 +116,84 @@ def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def read_samples(data: TableLabels) -> dict[str, list[Any]]:
-    """Return the labelled samples of "train", "val" and "test"; each of the last may be both."""
-    from lit_attn.data.text.labelled import Sample
+class TextRow:
+    """Reader of a row with a text and its class."""
 
-    tables = load_rows(data)
-    encode = data.tokenizer.encoder(tables["train"][data.text])
-    samples: dict[str, list[Any]] = {}
+    def texts(self, cell: Any) -> list[str]:
+        """Return the texts that are tokenized one by one, as many as there are classes."""
+        return [cell or " "]
+
+    def classes(self, cell: Any) -> list[Any]:
+        """Return the classes in a cell, numbers or names."""
+        return [cell]
+
+    def sample(self, encode: Encoder, texts: list[str], classes: NDArray[np.int64]) -> Sample:
+        """Return the sample; raise ValueError for a malformed row."""
+        return Sample((to_ids(encode.prompt(texts[0])),), int(classes[0]))
+
+
+class TaggedRow(TextRow):
+    """Reader of a row with words and their classes; a class belongs to the first id of a word."""
+
+    def texts(self, cell: Any) -> list[str]:
+        return [f" {word}" for word in list_items(cell)]
+
+    def classes(self, cell: Any) -> list[Any]:
+        return [int(item) if str(item).isdecimal() else item for item in list_items(cell)]
+
+    def sample(self, encode: Encoder, texts: list[str], classes: NDArray[np.int64]) -> Sample:
+        if not texts or len(texts) != len(classes):
+            raise ValueError(f"{len(texts)} words and {len(classes)} classes; one class for each")
+        words = [to_ids(ids[:-1]) for ids in encode.encode(texts)]
+        if empty := [number for number, ids in enumerate(words) if not len(ids)]:
+            raise ValueError(f"word {empty[0]} is empty")
+        ids = np.concatenate(words)
+        tags = np.zeros_like(ids)
+        tags[np.cumsum([0, *map(len, words[:-1])])] = to_ids(classes)
+        return Sample((ids, tags), 0)
+
+
+def to_ids(numbers: Any) -> NDArray[np.uint16]:
+    """Return `numbers` plus one, because 0 is padding."""
+    return np.asarray(numbers, np.uint16) + np.uint16(1)
+
+
+def list_items(cell: Any) -> list[Any]:
+    """Return the items of a list. A text is a list as Python writes it, or words."""
+    if isinstance(cell, list):
+        return cell
+    text = "" if cell is None else str(cell)
+    with contextlib.suppress(SyntaxError, ValueError):
+        if text.startswith("[") and isinstance(items := ast.literal_eval(text), list):
+            return items
+    return text.split()
+
+
+def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
+    """Return the samples of "train", "val" and "test"; each of the last may be both.
+
+    Raises ConfigError for a malformed row and for a class that is not one of `data.classes`.
+    """
+    tables, reader = load_rows(data), load(data.row_reader)()
+    training = (" ".join(reader.texts(cell)) for cell in tables["train"][data.text])
+    encode = data.tokenizer.encoder(training)
+    samples: dict[str, list[Sample]] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
-        rows, labels = tables[split], read_classes(data, tables, split)
-        if labels.max() >= data.classes or labels.min() < 0:
+        rows, labels = tables[split], read_classes(data, tables, split, reader.classes)
+        least, most = labels.min(initial=0), labels.max(initial=0)
+        if most >= data.classes or least < 0:
             raise ConfigError(
-                f"data.classes: {data.classes}, but {split} has the labels {labels.min()} to "
-                f"{labels.max()}"
+                f"data.classes: {data.classes}, but {split} has the labels {least} to {most}"
             )
-        # Id 0 is padding.
-        texts = [
-            (np.asarray(encode.prompt(text or " "), np.uint16) + np.uint16(1),)
-            for text in rows[data.text]
-        ]
-        samples[split] = list(map(Sample, texts, labels.tolist()))
+        ends = np.cumsum([len(reader.classes(cell)) for cell in rows[data.label]])
+        parts = zip(rows[data.text], np.split(labels, ends[:-1]), strict=True)
+        samples[split] = []
+        for row, (cell, classes) in enumerate(parts):
+            try:
+                samples[split].append(reader.sample(encode, reader.texts(cell), classes))
+            except ValueError as error:
+                source = data.files.get(split, data.hub)
+                raise ConfigError(f"data.{split}: {source}: row {row}: {error}") from error
     evaluated = samples.get("val") or samples.get("test") or []
     return {"val": evaluated, "test": evaluated} | samples
 
@@ -144,15 +207,23 @@ def _open(image: Any, folder: Path) -> Any:
 
 
 def read_classes(
-    data: TableImages | TableLabels, tables: dict[str, Any], split: str
+    data: TableImages | LabelledTable,
+    tables: dict[str, Any],
+    split: str,
+    items: Callable[[Any], list[Any]] = lambda cell: [cell],
 ) -> NDArray[np.int64]:
-    """Return the classes (N,) of `split`: numbers, or the places of names among those of train."""
-    trained, values = list(tables["train"][data.label]), list(tables[split][data.label])
+    """Return the classes (N,) of `split`: numbers, or the places of names among those of train.
+
+    `items` returns the classes in a cell.
+    """
+    trained = [value for cell in tables["train"][data.label] for value in items(cell)]
+    places = [(row, v) for row, cell in enumerate(tables[split][data.label]) for v in items(cell)]
+    values = [value for _, value in places]
     if all(isinstance(value, int) for value in trained + values):
         return np.asarray(values, np.int64)
     names = sorted({str(value) for value in trained})
     numbers = {name: number for number, name in enumerate(names)}
-    for row, value in enumerate(values):
+    for row, value in places:
         if str(value) not in numbers:
             raise ConfigError(
                 f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"

@@ -24,6 +24,7 @@ from lit_attn.config.signatures import (
     LabelledTokens,
     Questions,
     Signature,
+    TaggedTokens,
     TokenStream,
 )
 from lit_attn.extras import require
@@ -171,6 +172,7 @@ def read_settings(signature: Any) -> dict[str, Any]:
 HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
     ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
     LabelledTokens: ("SequenceClassification", call_labelled),
+    TaggedTokens: ("TokenClassification", call_labelled),
     Questions: ("CausalLM", call_stream),
     TokenStream: ("CausalLM", call_stream),
 }

@@ -22,7 +22,11 @@ from torch.nn import functional as F
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
+from lit_attn.config.models.language import (
+    GPTConfig,
+    SequenceClassifierConfig,
+    TokenClassifierConfig,
+)
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.trunk import Trunk, initialise
@@ -126,6 +130,28 @@ class SequenceClassifier(nn.Module):
         weights = present.to(hidden.dtype)[..., None]
         total = (hidden * weights).sum(1)
         return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
+
+
+class TokenClassifier(nn.Module):
+    """Bidirectional trunk, then a Linear; tokens and `present` (B, n) -> logits (B, n, classes)."""
+
+    def __init__(
+        self,
+        model: TokenClassifierConfig,
+        vocabulary: int,
+        context: int,
+        classes: int,
+        device: Device = None,
+    ) -> None:
+        """Build a network for at most `context` tokens; initialise it except on "meta"."""
+        super().__init__()
+        self.trunk = Trunk(model, vocabulary, context, is_causal=False, device=device)
+        self.head = nn.Linear(model.dim, classes, device=device)
+        draw_parameters(self, lambda: initialise(self, model, tied=False))
+
+    def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.trunk(tokens, present))
+        return logits
 
 
 class Sampling(NamedTuple):

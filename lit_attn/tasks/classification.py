@@ -1,4 +1,4 @@
-"""Classification of images and of sequences, and regression from images.
+"""Classification of images, sequences and tokens, and regression from images.
 
 Shapes: images (B, C, H, W) float; tokens and their mask (B, n), or (B, 2, n) for pairs; logits
 (B, classes); targets (B,) class indices or (B, classes) probabilities.
@@ -17,7 +17,11 @@ from torchmetrics import (
     MetricCollection,
     R2Score,
 )
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+    MulticlassF1Score,
+)
 
 from lit_attn.config.data.text import IGNORED
 from lit_attn.tasks.base import TaskModule
@@ -56,8 +60,8 @@ class Classification(TaskModule):
     def unit_values(self, *arguments: Tensor) -> Tensor:
         logits, targets = arguments
         losses = F.cross_entropy(logits, targets, reduction="none")
-        correct = (logits.argmax(1) == targets).float()
-        return torch.stack([losses, torch.ones_like(losses), correct], dim=1)
+        values = [losses, targets != IGNORED, logits.argmax(1) == targets]
+        return torch.stack([v.float().unsqueeze(-1).flatten(1).sum(1) for v in values], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         logits, labels = evaluated
@@ -71,6 +75,42 @@ class SequenceClassification(Classification):
         logits, labels = super().evaluate(batch)
         labelled = labels != IGNORED
         return logits[labelled], labels[labelled]
+
+
+class TokenClassification(Classification):
+    """Classification of tokens; batches are those of `TaggedTokens`.
+
+    Logits are (B, classes, n) and classes (B, n) for the metrics, IGNORED for tokens without one.
+    """
+
+    def build_metrics(self, split: str) -> MetricCollection:
+        size = self.data.signature.classes
+        return MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(size, average="micro", ignore_index=IGNORED),
+                "f1": MulticlassF1Score(size, average="macro", ignore_index=IGNORED),
+                "loss": CrossEntropy(),
+            },
+            compute_groups=False,
+        )
+
+    def loss(self, batch: Any) -> Tensor:
+        """Return the mean over the tokens of the step, up to the mean over micro-batches."""
+        tokens, present, classes, mean_count = batch
+        is_counted = classes != IGNORED
+        mean = self.loss_function(self.network(tokens, present)[is_counted], classes[is_counted])
+        return mean * is_counted.sum() / mean_count.sum()
+
+    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return logits and classes."""
+        logits, classes = super().evaluate(batch)
+        return logits.transpose(1, 2), classes
+
+    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return probabilities (N, classes) and classes of the N tokens that count."""
+        logits, classes = evaluated
+        is_counted = classes != IGNORED
+        return logits.transpose(1, 2)[is_counted].softmax(1), classes[is_counted]
 
 
 class Regression(TaskModule):
@@ -111,7 +151,7 @@ class Calibration(MulticlassCalibrationError):
 
 
 class CrossEntropy(MeanMetric):
-    """Mean cross-entropy over samples, from logits (B, classes) and class indices (B,)."""
+    """Mean cross-entropy over targets, from logits (B, classes, ...) and class indices (B, ...)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,4 +159,4 @@ class CrossEntropy(MeanMetric):
 
     def update(self, logits: Any, targets: Any = None) -> None:
         self.mean_value += F.cross_entropy(logits, targets, reduction="sum")
-        self.weight += len(targets)
+        self.weight += (targets != IGNORED).sum()

@@ -14,6 +14,7 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.metrics import MetricChoice, available
+from lit_attn.config.signatures import TaggedTokens
 from lit_attn.config.source import load
 from lit_attn.config.tasks import Task
 from lit_attn.report.__main__ import main as report
@@ -62,6 +63,13 @@ EXPERIMENTS = {
 
 def shipped(name: str) -> Experiment:
     return Experiment.model_validate(load(ROOT / "experiments" / f"{name}.yaml"))
+
+
+def test_the_page_lists_the_metrics_of_token_classification() -> None:
+    text = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"\| token classification \|(.*)\|", text)
+    infos = Task.family["token-classification"]().metrics(TaggedTokens(9, 4, 3))
+    assert all(f"`{info.name}`" in row for info in infos)
 
 
 @pytest.mark.parametrize("task", EXPERIMENTS)

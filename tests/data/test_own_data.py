@@ -72,6 +72,9 @@ def write_tables(root: Path) -> None:
         (root / f"{split}.csv").write_text("\n".join(rows) + "\n")
     texts = [{"text": f"text number {i}", "label": "even" if i % 2 else "odd"} for i in range(40)]
     (root / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    words = [(f"word {i} .".split(), ["O", "NUMBER", "STOP"]) for i in range(40)]
+    tagged = [json.dumps({"tokens": tokens, "tags": tags}) for tokens, tags in words]
+    (root / "tags.jsonl").write_text("\n".join(tagged) + "\n")
     (root / "train.txt").write_text("A line of text.\n" * 50)
 
 

@@ -17,7 +17,13 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config.models.base import Model
 from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
-from lit_attn.config.signatures import ImageLabels, ImageTargets, LabelledTokens, TokenStream
+from lit_attn.config.signatures import (
+    ImageLabels,
+    ImageTargets,
+    LabelledTokens,
+    TaggedTokens,
+    TokenStream,
+)
 from lit_attn.models.seeded_draws import by_shape
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -75,6 +81,7 @@ def test_the_studies_of_the_page_run(tmp_path: Path) -> None:
         (make_timm("eva02_tiny_patch14_224"), IMAGES),
         (make_hub("vit", arguments=DECODER | {"patch_size": 4}), IMAGES),
         (make_hub("bert"), LabelledTokens(50, 16, 3)),
+        (make_hub("bert"), TaggedTokens(50, 16, 3)),
         (make_hub("gpt2", arguments=GPT2), TEXT),
         (make_hub("qwen3", arguments=DECODER | {"num_key_value_heads": 1}), TEXT),
     ],

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from lit_attn.config.data.base import method
 from lit_attn.config.data.images import OwnClasses, OwnTargets
-from lit_attn.config.data.text import Bytes, NamedTokens, OwnLabels, Tokenizer
+from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, OwnLabels, Tokenizer
+from lit_attn.config.signatures import TaggedTokens
 from lit_attn.schema.base import Config, outside_identity
 
 
@@ -88,15 +89,16 @@ class TableText(Table, NamedTokens):
     texts: ClassVar = method("lit_attn.data.tables:read_texts")
 
 
-class TableLabels(Table, OwnLabels):
-    """Texts and their classes (numbers or names)."""
+class LabelledTable(Table, OwnLabels):
+    """Texts and classes (numbers or names)."""
 
-    kind: Literal["table-labels"] = "table-labels"
     column_keys: ClassVar = ("text", "label")
     tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     text: str = Field("text", description="column of the texts")
     label: str = Field("label", description="column of the classes")
-    pairs: Literal[False] = Field(False, description="a sample is one text")
+    row_reader: ClassVar[str]
+    """Class `lit_attn.data.tables.TextRow`, or a subclass, as "module:name"."""
+
     read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
 
     @model_validator(mode="after")
@@ -107,3 +109,29 @@ class TableLabels(Table, OwnLabels):
                 f"ids and 0 is padding; choose at least {self.tokenizer.vocabulary + 1}"
             )
         return self
+
+
+class TableLabels(LabelledTable, Labelled):
+    """Texts with one class each (a number or a name)."""
+
+    kind: Literal["table-labels"] = "table-labels"
+    pairs: Literal[False] = Field(False, description="a sample is one text")
+    row_reader = "lit_attn.data.tables:TextRow"
+
+
+class TableTags(LabelledTable):
+    """Lists of words and of their classes (numbers or names).
+
+    A cell of CSV is such a list as Python writes it, or words between white space. Each word is
+    tokenized by itself, after a space; its class is that of its first token, and its other tokens
+    do not count.
+    """
+
+    kind: Literal["table-tags"] = "table-tags"
+    text: str = Field("tokens", description="column of the words")
+    label: str = Field("tags", description="column of the classes of the words")
+    build: ClassVar = method("lit_attn.data.text.labelled:TaggedData")
+    row_reader = "lit_attn.data.tables:TaggedRow"
+
+    def signature(self) -> TaggedTokens:
+        return TaggedTokens(self.vocabulary, self.context, self.num_classes)

@@ -251,8 +251,8 @@ class Shards(NamedTokens):
         return self.tokenizer.encoder_of_shards(self.folder)
 
 
-class Labelled(TokenData):
-    """Labelled sequences, cut off at `max_tokens` tokens and padded to `context` with id 0.
+class PaddedText(TokenData):
+    """Sequences with classes, cut off at `max_tokens` tokens and padded to `context` with id 0.
 
     `vocabulary` is the number of embeddings of a model. The published models have more of them
     than the data use.
@@ -266,12 +266,6 @@ class Labelled(TokenData):
     epoch_steps: PositiveInt | None = Field(
         None, description="training steps of an epoch; null: one pass over train"
     )
-    pairs: bool = Field(False, description="a sample is a pair of sequences")
-
-    def signature(self) -> LabelledTokens:
-        return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
-
-    build: ClassVar = method("lit_attn.data.text.labelled:LabelledData")
 
     @abstractmethod
     def read_samples(self) -> Any:
@@ -292,6 +286,17 @@ class Labelled(TokenData):
                 f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
             )
         return self
+
+
+class Labelled(PaddedText):
+    """Sequences, or pairs of them, with one label each."""
+
+    pairs: bool = Field(False, description="a sample is a pair of sequences")
+
+    def signature(self) -> LabelledTokens:
+        return LabelledTokens(self.vocabulary, self.context, self.num_classes, self.pairs)
+
+    build: ClassVar = method("lit_attn.data.text.labelled:LabelledData")
 
 
 class ListOps(Labelled):
@@ -349,7 +354,7 @@ class ListOps(Labelled):
         return self
 
 
-class OwnLabels(Labelled):
+class OwnLabels(PaddedText):
     """Labelled texts of the user; `name` stands for them in identities and tables."""
 
     name: str = Field(description="name of the data set in identities and tables")
@@ -361,7 +366,7 @@ class OwnLabels(Labelled):
         return self.classes
 
 
-class LabelledText(OwnLabels):
+class LabelledText(OwnLabels, Labelled):
     """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
 
     With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...

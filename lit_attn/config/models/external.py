@@ -12,6 +12,7 @@ from lit_attn.config.signatures import (
     LabelledTokens,
     Questions,
     Signature,
+    TaggedTokens,
     TokenStream,
 )
 from lit_attn.schema.base import OwnClass, load, outside_identity
@@ -87,10 +88,10 @@ class TransformersConfig(ExternalModel):
     """A model of transformers with random weights (`architecture`) or pretrained ones (`name`).
 
     Data set the number of classes, the vocabulary, the positions and the image size. The class for
-    image classification, sequence classification or language modelling follows from them.
+    image, sequence or token classification, or language modelling, follows from them.
     """
 
-    takes = (ImageLabels, ImageTargets, LabelledTokens, TokenStream, Questions)
+    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, TokenStream, Questions)
     builder = "build_transformers"
 
     kind: Literal["transformers"] = "transformers"

@@ -6,7 +6,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
-from lit_attn.config.signatures import LabelledTokens, Questions, TokenSignature, TokenStream
+from lit_attn.config.signatures import (
+    LabelledTokens,
+    Questions,
+    TaggedTokens,
+    TokenSignature,
+    TokenStream,
+)
 from lit_attn.schema.base import Config, Share
 
 
@@ -165,3 +171,13 @@ class SequenceClassifierConfig(TokenTransformer):
         "context, so that padding counts as zero vectors",
     )
     classifier_width: PositiveInt = Field(128, description="hidden units of the classifier")
+
+
+class TokenClassifierConfig(TokenTransformer):
+    """Bidirectional encoder with a Linear for the classes of every token."""
+
+    takes = (TaggedTokens,)
+
+    builder = ("language:TokenClassifier", "vocabulary", "context", "classes")
+
+    kind: Literal["token-classifier"] = "token-classifier"

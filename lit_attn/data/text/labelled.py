@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, Labelled, LabelledText, ListOps
+from lit_attn.config.data.text import IGNORED, LabelledText, ListOps, PaddedText
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 class LabelledData(TokenDataModule):
     """Labelled sequences. A pass over train has each sample once, in an order of its own."""
 
-    def __init__(self, data: Labelled, seed: int, device: torch.device) -> None:
+    def __init__(self, data: PaddedText, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
         self.samples: dict[str, list[Sample]] = data.read_samples()
@@ -87,13 +87,13 @@ class LabelledData(TokenDataModule):
             len(samples), lambda rows: self.collate(samples[rows.start : rows.stop], len(rows))
         )
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> tuple[Tensor, ...]:
         chosen = self.share(self.rows(step, self.draw_order, self.per_pass))
         return self.collate([self.samples["train"][i] for i in chosen], len(chosen))
 
     def collate(self, samples: list[Sample], rows: int) -> Batch:
         """Return tokens, present and labels of `rows` rows; padding rows have no label."""
-        shape = (rows, 2 if self.data.pairs else 1, self.data.context)
+        shape = (rows, len(self.samples["train"][0].documents), self.data.context)
         tokens = np.zeros(shape, dtype=np.int64)
         labels = np.full(rows, IGNORED, dtype=np.int64)
         for row, (documents, label) in enumerate(samples):
@@ -104,12 +104,32 @@ class LabelledData(TokenDataModule):
         present = tokens > 0
         # Padding rows need a token to attend to.
         present[len(samples) :, :, 0] = True
-        if not self.data.pairs:
+        if shape[1] == 1:
             tokens, present = tokens[:, 0], present[:, 0]
         return self.tensors(tokens, present, labels)
 
     def draw_order(self, number: int) -> NDArray[np.int64]:
         return numpy_generator(self.seed, "order", number).permutation(len(self.samples["train"]))
+
+
+class TaggedData(LabelledData):
+    """Sequences with a class for each word; the second document of a sample has class + 1, or 0."""
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Return tokens, present, classes, and the mean number of classes in a sequence (B,).
+
+        With this mean, which is that of all processes, the loss does not depend on their number.
+        """
+        rows = self.rows(step, self.draw_order, self.per_pass)
+        limit = self.data.max_tokens or self.data.context
+        tags = [self.samples["train"][row].documents[1][:limit] for row in rows]
+        mean = np.full(len(rows), sum(map(np.count_nonzero, tags)) / len(rows), np.float32)
+        return (*super().batch(step), *self.tensors(self.share(mean)))
+
+    def collate(self, samples: list[Sample], rows: int) -> Batch:
+        documents, present, _ = super().collate(samples, rows)
+        tokens, tags = documents.unbind(1)
+        return tokens, present[:, 0], torch.where(tags > 0, tags - 1, IGNORED)
 
 
 def write_listops(folder: Path, data: ListOps) -> None:
