@@ -11,6 +11,7 @@ from helpers.runs import (
     count_runs,
     is_alive,
     jobs,
+    limit_memory,
     list_holders,
     make_body,
     run,
@@ -109,6 +110,24 @@ def test_a_rank_is_the_first_victim_of_the_out_of_memory_killer(tmp_path: Path) 
         assert score(first) == score(process.pid) == score(os.getpid())
         process.terminate()
         process.wait(TIMEOUT)
+
+
+def test_the_out_of_memory_killer_ends_the_leaking_cell_alone(tmp_path: Path) -> None:
+    """The limit is that of a real control group, in which the kernel chooses the victim."""
+    studies.write(tmp_path, make_body("leak", "gated", "brief"))
+    with (
+        limit_memory(2**30),
+        start_cli(tmp_path, "--seeds", "0,", "--jobs", "2") as process,
+    ):
+        wait_until(lambda: list((tmp_path / "runs").glob("*/leak/*/attempts/1/exit.json")))
+        (tmp_path / "runs" / "tiny" / "go").touch()
+        output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, output
+    results = {path.parts[-3] for path in (tmp_path / "runs").glob("*/*/*/result.json")}
+    assert results == {"gated", "brief"}
+    runs = count_runs(tmp_path)
+    assert runs["gated/0"] == runs["brief/0"] == 1
+    assert "ended by SIGKILL" in output
 
 
 def test_a_dead_holder_on_another_machine_is_replaced(

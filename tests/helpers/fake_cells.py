@@ -59,6 +59,10 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
         case "memory":
             resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
             bytearray(2**34)
+        case "leak":
+            leaked = []
+            while True:
+                leaked.append(b"x" * 2**22)
         case "full":
             (folder / "ballast").write_bytes(bytes(2**21))
         case "steps":

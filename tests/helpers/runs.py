@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from helpers import fake_cells, studies
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
-from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.slots import CGROUPS, OWN_CGROUPS, make_slots
 from lit_attn.cells.lock import read_holder
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
@@ -85,6 +87,35 @@ def start_cli(
         if process.stdout is not None:
             process.stdout.close()
         process.wait()
+
+
+@contextlib.contextmanager
+def limit_memory(size: int) -> Iterator[None]:
+    """Put processes that start meanwhile into a control group with at most `size` bytes.
+
+    Skips the test where no such group can be made.
+    """
+    root = CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
+    limit = root / f"lit_attn-{os.getpid()}"
+    name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
+    groups = dict(line.split(":")[1:] for line in OWN_CGROUPS.read_text().splitlines())
+    before = root / (groups.get("memory") or groups.get("", "/")).lstrip("/")
+    try:
+        limit.mkdir()
+        (limit / name).write_text(str(size))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            limit.rmdir()
+        pytest.skip(f"no control group can limit memory: {error}")
+    try:
+        (limit / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (before / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        wait_until(lambda: not (limit / "cgroup.procs").read_text())
+        limit.rmdir()
 
 
 def list_holders(path: Path) -> list[int]:
