@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from lit_attn.ablate.plan import expand
 
 
 def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    runner_cost.main(["--cells", "3", "--jobs", "2", "--expand", "9", "--rounds", "1"])
+    runner_cost.main(["--cells", "3", "--jobs", "2", "--expand", "90", "--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()
     commands = ["lit_attn", "shell loop"]
     plugins = importlib.util.find_spec("hydra_plugins")
@@ -27,13 +28,13 @@ def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str
             for command in commands
             for text in ("3 cells, 2 at once", "each further cell")
         ),
-        "--dry-run of 9 cells, none started",
-        "resume with 9 cells done",
+        "--dry-run of 90 cells, none started",
+        *(f"{command} of 90 done" for command in ("resume", "status", "report")),
     ]
     for line in lines[2:-2]:
         median, least, most = (float(cell.replace(",", "")) for cell in line.split("|")[2:5])
         assert least <= median <= most
-    assert lines[-1].startswith("Memory of the runner: ")
+    assert re.fullmatch(r"Memory of the runner: \d+ MB, of the report: \d+ MB\.", lines[-1])
 
 
 def test_a_command_that_fails_raises_an_error() -> None:

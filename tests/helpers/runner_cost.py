@@ -1,4 +1,5 @@
-"""Cost of the runner itself, next to a shell loop and Hydra's multirun with its joblib launcher.
+"""Cost of the runner itself, next to a shell loop and Hydra's multirun with its joblib launcher,
+and of the commands that read the results of many cells.
 
     PYTHONPATH=tests python -m helpers.runner_cost --cells 64 --jobs 2
 
@@ -11,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import shlex
 import statistics
 import subprocess
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 from helpers.fake_cells import result
 from helpers.paths import ROOT
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.study import read_studies
 
 EXPERIMENT = """\
@@ -38,10 +40,13 @@ studies:
     title: The runner's own cost
     experiment: experiment.yaml
     default: true
-    seeds: 1
+    seeds: {seeds}
     axes: {{optimizer.lr: {rates}, training.epochs: {epochs}}}
     baseline: lr=1,epochs=1
 """
+SEEDS = 10
+"""Seeds of every variant of the large study."""
+
 HYDRA = """\
 from pathlib import Path
 
@@ -69,22 +74,31 @@ class Row(NamedTuple):
     most: float
 
 
+class Run(NamedTuple):
+    """Seconds, most bytes in memory and output of a command."""
+
+    seconds: float
+    memory: int
+    output: str
+
+
 class Costs(NamedTuple):
-    """Rows of the table, and the runner's greatest memory in bytes."""
+    """Rows of the table, and the greatest memory in bytes of the runner and of the report."""
 
     rows: list[Row]
-    memory: int
+    runner_memory: int
+    report_memory: int
 
 
 def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool) -> Costs:
-    """Time a run of `cells` cells, `at_once` at a time, and listing and resuming `expanded` cells.
+    """Time a run of `cells` cells, `at_once` at a time, and commands on `expanded` finished cells.
 
     With `imports` every cell imports the modules of training.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "experiment.yaml").write_text(EXPERIMENT)
-        large_study, side = _write_study(folder, "all", expanded)
+        large_study, count = _write_study(folder, "all", expanded, seeds=SEEDS)
         _write_study(folder, "some", cells, column=True)
         commands = _commands(folder, cells, at_once, imports)
         times: dict[str, list[float]] = {name: [] for name in commands}
@@ -93,8 +107,8 @@ def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool)
         for number in range(rounds):
             for index, name in enumerate(commands):
                 # The shell loop would split a folder's name at a space.
-                first[name].append(_run(single[name](folder / f"first-{index}-{number}"))[0])
-                times[name].append(_run(commands[name](folder / f"all-{index}-{number}"))[0])
+                first[name].append(_run(single[name](folder / f"first-{index}-{number}")).seconds)
+                times[name].append(_run(commands[name](folder / f"all-{index}-{number}")).seconds)
         rows = []
         for name, seconds in times.items():
             each = [
@@ -104,23 +118,32 @@ def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool)
             rows.append(_make_row(f"{name}: {cells} cells, {at_once} at once", seconds))
             rows.append(_make_row(f"{name}: each further cell", each))
 
-        count = f"{side * side:,} cells"
-        dry = [sys.executable, "-m", "lit_attn.ablate", str(large_study), "--dry-run"]
-        dry += ["--out", str(folder / "done")]
-        command = [sys.executable, "-m", "helpers.empty_cells", str(large_study)]
-        command += ["--out", str(folder / "done")]
-        listing = [_run(dry)[0] for _ in range(rounds)]
-        rows.append(_make_row(f"--dry-run of {count}, none started", listing))
-        for job in _expand(large_study, folder / "done"):
+        done = ["--out", str(folder / "done")]
+        dry = [sys.executable, "-m", "lit_attn.ablate", str(large_study), "--dry-run", *done]
+        listing = [_run(dry).seconds for _ in range(rounds)]
+        rows.append(_make_row(f"--dry-run of {count:,} cells, none started", listing))
+        draws = random.Random(0)
+        matrix = _expand(large_study, folder / "done")
+        matrix.write_plan()
+        for job in matrix.jobs:
             # `Result.write` would take minutes, because of an fsync for each file.
             job.folder.mkdir(parents=True)
-            record = result(job.cell).model_dump_json(indent=2)
-            (job.folder / "result.json").write_text(record)
+            record = result(job.cell, {"test/accuracy": draws.gauss(0.5, 0.01)})
+            (job.folder / "result.json").write_text(record.model_dump_json(indent=2))
+        command = [sys.executable, "-m", "helpers.empty_cells", str(large_study), *done]
         resumed = [_run(command) for _ in range(rounds)]
-        summaries = [json.loads(output) for _, output in resumed]
+        summaries = [json.loads(run.output.splitlines()[-1]) for run in resumed]
         assert {summary["ran"] for summary in summaries} == {0}
-        rows.append(_make_row(f"resume with {count} done", [seconds for seconds, _ in resumed]))
-        return Costs(rows, max(summary["memory"] for summary in summaries))
+        rows.append(_make_row(f"resume of {count:,} done", [run.seconds for run in resumed]))
+        status = [sys.executable, "-m", "lit_attn.ablate", "status", str(folder / "done")]
+        reads = [_run(status).seconds for _ in range(rounds)]
+        rows.append(_make_row(f"status of {count:,} done", reads))
+        report = [sys.executable, "-m", "lit_attn.report", str(folder / "done")]
+        report += ["--reports", str(folder / "reports")]
+        reports = [_run(report) for _ in range(rounds)]
+        rows.append(_make_row(f"report of {count:,} done", [run.seconds for run in reports]))
+        runner_memory = max(summary["memory"] for summary in summaries)
+        return Costs(rows, runner_memory, max(run.memory for run in reports))
 
 
 def format_table(costs: Costs) -> str:
@@ -131,7 +154,8 @@ def format_table(costs: Costs) -> str:
         f" {1e3 * row.most:,.1f} |"
         for row in costs.rows
     ]
-    return "\n".join([*lines, "", f"Memory of the runner: {costs.memory / 1e6:,.0f} MB."])
+    memory = f"{costs.runner_memory / 1e6:,.0f} MB, of the report: {costs.report_memory / 1e6:,.0f}"
+    return "\n".join([*lines, "", f"Memory of the runner: {memory} MB."])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -139,7 +163,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m helpers.runner_cost", description=__doc__)
     parser.add_argument("--cells", type=int, default=64, help="empty cells to run")
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
-    parser.add_argument("--expand", type=int, default=10_000, help="cells to list and resume")
+    parser.add_argument(
+        "--expand", type=int, default=50_000, help="cells to list, resume and report"
+    )
     parser.add_argument("--imports", action="store_true", help="cells import torch and Lightning")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each command")
     options = parser.parse_args(arguments)
@@ -162,7 +188,7 @@ def _commands(
         return [*empty, str(study), f"--out={out}", f"--cells={cells}", f"--jobs={at_once}"]
 
     def write_cells(out: Path) -> list[str]:
-        jobs = _expand(study, out)[:cells]
+        jobs = _expand(study, out).jobs[:cells]
         for job in jobs:
             job.cell.write(job.folder / "config.yaml")
         return [str(job.folder) for job in jobs]
@@ -195,29 +221,41 @@ def _commands(
     return commands
 
 
-def _run(command: list[str]) -> tuple[float, str]:
-    """Return the seconds and the output of a command; raise RuntimeError if it fails."""
+def _run(command: list[str]) -> Run:
+    """Run a command; raise RuntimeError if it fails."""
     folders = [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    start = time.perf_counter()
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    seconds = time.perf_counter() - start
-    if finished.returncode:
-        raise RuntimeError(f"{shlex.join(command)[:200]} failed: {finished.stderr[-500:]}")
-    return seconds, finished.stdout
+    with tempfile.TemporaryFile("w+") as output:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    if process.returncode:
+        raise RuntimeError(f"{shlex.join(command)[:200]} failed: {text[-500:]}")
+    return Run(seconds, usage.ru_maxrss * 1024, text)
 
 
-def _write_study(folder: Path, name: str, cells: int, column: bool = False) -> tuple[Path, int]:
-    """Write a study of about `cells` cells, a square or one `column`; return its path and side."""
-    side = round(cells**0.5)
+def _write_study(
+    folder: Path, name: str, cells: int, column: bool = False, seeds: int = 1
+) -> tuple[Path, int]:
+    """Write a study of about `cells` cells, a square or one `column` of variants.
+
+    Return its path and its number of cells.
+    """
+    side = round((cells / seeds) ** 0.5)
     rates = list(range(1, (cells if column else side) + 1))
     path = folder / f"{name}.yaml"
-    path.write_text(STUDY.format(rates=rates, epochs=[1] if column else rates))
-    return path, side
+    path.write_text(STUDY.format(rates=rates, epochs=[1] if column else rates, seeds=seeds))
+    return path, cells if column else side * side * seeds
 
 
-def _expand(study: Path, out: Path) -> list[Job]:
-    return expand(read_studies(study)["bench"], out).jobs
+def _expand(study: Path, out: Path) -> Matrix:
+    return expand(read_studies(study)["bench"], out)
 
 
 def _make_row(label: str, times: list[float]) -> Row:
