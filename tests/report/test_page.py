@@ -10,7 +10,8 @@ from helpers.fake_study import write_study
 from lit_attn.report import write_reports
 
 sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
+# Debian calls it chromium; the machines of GitHub Actions have Chrome.
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 VARIANTS = {"standard": 0.0, "a": 0.03, "b": 0.01, "c": 0.02, "d": -0.01, "e": -0.02, "f": 0.04}
 
