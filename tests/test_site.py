@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
+from site_pages import DIAGRAM, picture_of
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     return folder
+
+
+def test_every_diagram_has_its_picture() -> None:
+    """The command that draws them is in docs/generators/write_diagrams.py."""
+    pages = (ROOT / "docs").glob("*.md")
+    blocks = [text for page in pages for text in DIAGRAM.findall(page.read_text())]
+    assert len(blocks) == 2
+    assert {picture_of(text) for text in blocks} == {*picture_of("").parent.iterdir()}
+
+
+@pytest.mark.slow
+def test_diagrams_are_pictures(site: Path) -> None:
+    page = (site / "design.html").read_text()
+    assert page.count('src="assets/diagrams/') == 2
+    assert "flowchart TD" not in page
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""Hook of the documentation site: pages from outside docs/, and formulas as MathML.
+"""Hook of the documentation site: pages from outside docs/, formulas as MathML, and diagrams.
 
 The pages in docs/ link to the log, the source and the evidence with paths that work in a clone.
 The site gets a page for each such file: Markdown as it is, source code in a code block, and other
-files as downloads. Formulas become MathML when the site is built, so no page needs a script from a
-network.
+files as downloads. Formulas become MathML when the site is built, and diagrams the pictures that
+write_diagrams.py has drawn, so no page needs a script from a network.
 """
 
+import hashlib
 import os
 import posixpath
 import re
@@ -23,6 +24,7 @@ OVERVIEW = "project/overview.md"
 """Page of README.md: MkDocs would take a page of the name README.md for the index of its folder."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HELP = re.compile(r"<!-- help of ([\w ]+) -->")
 CODE = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
@@ -52,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to files outside docs/ lead to their pages, and insert help texts of commands."""
+    """Let links to files outside docs/ lead to their pages; insert help texts and diagrams."""
     source = page.file.src_uri
     folder = (ROOT / _repository_paths.get(source, f"docs/{source}")).parent
 
@@ -62,7 +64,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return match[1] + posixpath.relpath(_address(path), posixpath.dirname(source)) + match[3]
 
+    markdown = DIAGRAM.sub(
+        lambda match: f"![](assets/diagrams/{picture_of(match[1]).name})", markdown
+    )
     return HELP.sub(_print_help, LINK.sub(rewrite, markdown))
+
+
+def picture_of(text: str) -> Path:
+    """Return the path of the picture of a Mermaid block, which depends on its content alone."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return ROOT / "docs" / "assets" / "diagrams" / f"{digest}.svg"
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
