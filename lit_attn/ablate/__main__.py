@@ -93,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
+    flag("--cancel-removed", "As --cancel, but only jobs of cells that the file has no longer.")
     flag("--quiet-timing", "Measure step times first, with no other cell running.")
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
     return parser
@@ -175,13 +176,14 @@ def _complete_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}: the number must be positive")
     conditions = {
         "--dry-run": (options.dry_run, ("params", "estimate")),
-        "--launcher slurm": (options.launcher == "slurm", ("cancel",)),
+        "--launcher slurm": (options.launcher == "slurm", ("cancel", "cancel_removed")),
         "--paper": (options.paper, ("table", "small", "cost")),
     }
     for condition, (is_met, names) in conditions.items():
         for name in names:
             if getattr(options, name) and not is_met:
-                raise ConfigError(f"--{name}: needs {condition}")
+                raise ConfigError(f"--{name.replace('_', '-')}: needs {condition}")
+    options.cancel |= options.cancel_removed
     options.out = options.out or Path("runs/smoke" if options.smoke else "runs")
     options.reports = options.reports or (options.out if options.smoke else Path()) / "reports"
     if options.paper:
@@ -249,7 +251,7 @@ def _run(
     if options.cancel:
         from lit_attn.ablate.slurm import cancel
 
-        print(f"{cancel(matrices)} jobs cancelled")
+        print(f"{cancel(matrices, options.cancel_removed)} jobs cancelled")
         return 0
     prepare = _prepare_slurm if options.launcher == "slurm" else _prepare_local
     start = prepare(matrices, options, target)

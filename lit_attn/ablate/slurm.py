@@ -36,6 +36,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK, Limits, Outcome, Runner, Summary, handle_signals
 from lit_attn.ablate.slots import make_slots
+from lit_attn.ablate.snapshot import activation_lines, take_snapshot
 from lit_attn.cells import failure, folder
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.lock import HEARTBEAT, hold_lock
@@ -206,10 +207,16 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     return dict(tasks)
 
 
-def cancel(matrices: Iterable[Matrix]) -> int:
-    """Cancel the active jobs, whose cells save and end, and return their number."""
+def cancel(matrices: list[Matrix], only_removed: bool = False) -> int:
+    """Cancel the active jobs, whose cells save and end, and return their number.
+
+    `only_removed` leaves the jobs of cells that the study still has.
+    """
+    plans = [(matrix.folder, matrix.plan()) for matrix in matrices if only_removed]
+    planned = {path / cell.path for path, plan in plans for cell in (*plan.cells, *plan.trials)}
     try:
-        ids = [task.id for task in find_tasks(matrices).values() if not task.is_over]
+        tasks = find_tasks(matrices).items()
+        ids = [task.id for path, task in tasks if not task.is_over and path not in planned]
         if ids:
             _run("scancel", *ids)
     except OSError as error:
@@ -262,15 +269,21 @@ def submit_missing(
         raise ConfigError(f"--launcher slurm: {error}") from error
     queued = {folder for folder, task in tasks.items() if not task.is_over}
     jobs = [job for job in missing if job.folder not in queued and job.state() != "running"]
+    setup = []
+    if jobs:
+        parts = (part for matrix in matrices for part in matrix.source.parts)
+        setup = activation_lines(take_snapshot(matrices[0].folder.parent, parts))
     for matrix in matrices:
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         for start in range(0, len(study_jobs), MAX_ARRAY):
             array = study_jobs[start : start + MAX_ARRAY]
-            _submit(matrix, array, cell, at_once)
+            _submit(matrix, array, cell, at_once, setup)
     return len(jobs)
 
 
-def _submit(matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None) -> None:
+def _submit(
+    matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None, setup: list[str]
+) -> None:
     try:
         from submitit.core.utils import FailedJobError
         from submitit.slurm.slurm import SlurmExecutor
@@ -289,7 +302,7 @@ def _submit(matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | Non
     names = {"partition", "account", "qos", "constraint", "nodes", "mem"}
     parameters = slurm.model_dump(include=names)
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
-    parameters["setup"] = list(slurm.setup) or None
+    parameters["setup"] = [*slurm.setup, *setup]
     try:
         executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts)
         executor.update_parameters(

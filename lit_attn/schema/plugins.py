@@ -23,6 +23,9 @@ from lit_attn.schema.errors import ConfigError
 GROUP = "lit_attn.parts"
 """Entry-point group of installed packages with plug-ins."""
 
+SNAPSHOT = "LIT_ATTN_SNAPSHOT"
+"""Environment variable of a SLURM job: folder with the code as it was at the submission."""
+
 # `hash_source` of each file at its import; a file can change or go while a study runs.
 FILE_HASHES: dict[Path, bytes] = {}
 
@@ -33,18 +36,32 @@ PACKAGE_VERSIONS: dict[str, str] = {}
 def load_parts(files: Iterable[Path]) -> None:
     """Import the plug-ins of installed packages and each of `files`, each once.
 
-    A file can import its neighbours. Raises ConfigError, which begins with the file and line or the
-    package, for a plug-in that cannot be imported.
+    A file can import its neighbours. A SLURM job imports the copies in its snapshot. Raises
+    ConfigError, which begins with the file and line or the package, for a plug-in that cannot be
+    imported.
     """
     _import_installed()
-    for path in (file.resolve() for file in files):
+    snapshot = os.environ.get(SNAPSHOT)
+    for file in files:
+        path = file.resolve()
+        if snapshot:
+            path, folder = locate_copy(file, Path(snapshot)).resolve(), path.parent
+            # The neighbours are copies too, also if the search path has the folder of the file.
+            copied = [str(path.parent) if Path(p).resolve() == folder else p for p in sys.path]
+            sys.path[:] = copied
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         imported = sys.modules.get(path.stem)
         if imported is None:
-            _import_file(path)
+            FILE_HASHES[file.resolve()] = _import_file(path)
         elif _origin(imported.__spec__) != path:
             raise _name_conflict(path)
+
+
+def locate_copy(file: Path, snapshot: Path) -> Path:
+    """Return the path of a plug-in's copy in `snapshot`, which copies the folder of the plug-in."""
+    name = hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]
+    return snapshot / name / file.name
 
 
 def hash_source(source: bytes) -> bytes:
@@ -73,7 +90,8 @@ def _import_installed() -> None:
         PACKAGE_VERSIONS[package.name] = package.version
 
 
-def _import_file(path: Path) -> None:
+def _import_file(path: Path) -> bytes:
+    """Import a file as a module and return `hash_source` of it."""
     search_path = list(sys.path)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -87,7 +105,7 @@ def _import_file(path: Path) -> None:
         sys.modules.pop(path.stem, None)
         sys.path[:] = search_path
         raise
-    FILE_HASHES[path] = hash_source(source)
+    return hash_source(source)
 
 
 def _guard(run_import: Callable[[], object], file: Path | str) -> None:

@@ -1,0 +1,72 @@
+"""Snapshot of the code that SLURM jobs run, however long they wait in the queue.
+
+It is a folder `<out>/.code/<hash of its content>` with the package and the folders of the study's
+plug-ins. Equal code has one snapshot. A snapshot takes about 2 MB, so none is removed.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import lit_attn
+from lit_attn.files import one_at_a_time
+from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import SNAPSHOT, locate_copy
+
+
+def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
+    """Copy the package and the folders of `parts`; return the snapshot. Raises ConfigError."""
+    store, package = out.absolute() / ".code", Path(lit_attn.__file__).parent
+    try:
+        with one_at_a_time(store, "code"), tempfile.TemporaryDirectory(dir=store) as name:
+            copy = Path(name, "code")
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(package, copy / "package" / package.name, ignore=ignored)
+            for folder, target in {p.parent: locate_copy(p, copy).parent for p in parts}.items():
+                _copy_code(folder, target)
+            snapshot = store / _hash_content(copy)
+            if not snapshot.exists():
+                copy.rename(snapshot)
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(f"--launcher slurm: the code cannot be copied: {error}") from error
+    return snapshot
+
+
+def activation_lines(snapshot: Path) -> list[str]:
+    """Return the shell lines after which Python imports the code of `snapshot`.
+
+    PYTHONSAFEPATH keeps the working directory, which may contain newer code, from the first place
+    of Python's search path; it takes the last place instead.
+    """
+    package, directory = (shlex.quote(str(path)) for path in (snapshot / "package", Path.cwd()))
+    return [
+        f"export PYTHONSAFEPATH=1 {SNAPSHOT}={shlex.quote(str(snapshot))}",
+        f"export PYTHONPATH={package}${{PYTHONPATH:+:$PYTHONPATH}}:{directory}",
+    ]
+
+
+def _copy_code(folder: Path, target: Path) -> None:
+    """Copy the Python files of `folder` and of its packages; link everything else, such as data."""
+    target.mkdir(parents=True)
+    for entry in folder.iterdir():
+        copy = target / entry.name
+        if entry.suffix == ".py" and entry.is_file():
+            shutil.copy2(entry, copy)
+        elif entry.is_dir() and not entry.is_symlink() and any(entry.glob("*.py")):
+            _copy_code(entry, copy)
+        elif entry.name != "__pycache__":
+            copy.symlink_to(entry.absolute())
+
+
+def _hash_content(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        content = os.fsencode(path.readlink()) if path.is_symlink() else b""
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,140 @@
+"""Jobs that wait in the queue of a real SLURM while their code and their study change."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import slurm_cluster, studies
+from helpers.paths import ROOT
+from helpers.runs import wait_until
+
+from lit_attn.cells.folder import read_result
+from lit_attn.cells.records import Plan, Result
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
+]
+COMMAND = (
+    "import sys; from lit_attn.ablate import slurm; slurm.POLL = 1.0\n"
+    "from lit_attn.ablate.__main__ import main; sys.exit(main())"
+)
+SCHEDULE = """\
+import os
+from typing import Literal
+
+import factors
+from lit_attn.config.schedules import Schedule
+
+if "SLURM_JOB_ID" in os.environ:
+    with open("imported.txt", "a") as file:
+        file.write(f"{factors.FACTOR}\\n")
+
+
+class Scaled(Schedule):
+    kind: Literal["scaled"] = "scaled"
+
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        return peak * factors.FACTOR
+"""
+VARIANTS = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1e-2}}"
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm_cluster.cluster() as environment:
+        yield environment
+
+
+def write_study(folder: Path, body: str, schedule: str = "{kind: cosine, warmup: 1}") -> None:
+    experiment = studies.EXPERIMENT.replace("  epochs: 2", "  epochs: 2\n  accelerator: cpu")
+    assert "{kind: cosine, warmup: 1}" in experiment
+    studies.write(folder, body, experiment.replace("{kind: cosine, warmup: 1}", schedule))
+
+
+def start(folder: Path, cluster: dict[str, str], *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm", *options]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=cluster | {"PYTHONPATH": str(folder / "checkout"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def list_jobs(cluster: dict[str, str]) -> list[str]:
+    command = ["squeue", "-h", "--array", "--states=PENDING", "--format=%i"]
+    done = subprocess.run(command, env=cluster, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def set_node(cluster: dict[str, str], state: str) -> None:
+    node = ["NodeName=node0", f"State={state}", "Reason=test"]
+    subprocess.run(["scontrol", "update", *node], env=cluster, check=True)
+
+
+def read_results(folder: Path) -> list[Result]:
+    place = folder / "runs" / "tiny"
+    plan = Plan.model_validate_json((place / "plan.json").read_bytes())
+    results = [read_result(place / cell.path, cell.identity) for cell in plan.cells]
+    return [result for result in results if result is not None]
+
+
+def test_a_waiting_job_runs_the_code_of_its_submission(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    """The package, a plug-in and its neighbour change in the queue; later jobs run the new code."""
+    shutil.copytree(ROOT / "lit_attn", tmp_path / "checkout" / "lit_attn")
+    write_study(tmp_path, "parts: [scaled.py]\n" + VARIANTS, "scaled")
+    (tmp_path / "scaled.py").write_text(SCHEDULE)
+    (tmp_path / "factors.py").write_text("FACTOR = 1.0\n")
+    set_node(cluster, "DRAIN")
+    with start(tmp_path, cluster, "--seeds", "2") as process:
+        wait_until(lambda: len(list_jobs(cluster)) == 4 or process.poll() is not None)
+        train = tmp_path / "checkout" / "lit_attn" / "train.py"
+        train.write_text("raise RuntimeError('a half-finished change')\n")
+        (tmp_path / "scaled.py").write_text("raise RuntimeError('another change')\n")
+        (tmp_path / "factors.py").write_text("FACTOR = 0.5\n")
+        set_node(cluster, "RESUME")
+        output, _ = process.communicate(timeout=300)
+    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/.slurm/*/*_log.err"))
+    assert process.returncode == 0, output + logs
+    results = read_results(tmp_path)
+    assert len(results) == 4
+    assert len({result.code for result in results}) == 1
+    imported = tmp_path / "imported.txt"
+    assert set(imported.read_text().split()) == {"1.0"}
+    imported.unlink()
+    shutil.copy2(ROOT / "lit_attn" / "train.py", train)
+    (tmp_path / "scaled.py").write_text(SCHEDULE)
+    with start(tmp_path, cluster, "--seeds", "2,") as process:
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert set(imported.read_text().split()) == {"0.5"}
+
+
+def test_jobs_of_a_removed_variant_are_cancelled_alone(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    body = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1e-2}, c: {optimizer.lr: 1e-1}}"
+    write_study(tmp_path, body)
+    (tmp_path / "checkout").symlink_to(ROOT)
+    set_node(cluster, "DRAIN")
+    with start(tmp_path, cluster) as process:
+        wait_until(lambda: len(list_jobs(cluster)) == 6 or process.poll() is not None)
+        process.terminate()
+        process.communicate(timeout=60)
+    # One variant has gone, and one has another learning rate.
+    write_study(tmp_path, "baseline: a\ncells: {a: {}, b: {optimizer.lr: 2e-2}}")
+    with start(tmp_path, cluster, "--cancel-removed") as process:
+        assert process.communicate(timeout=60)[0] == "4 jobs cancelled\n"
+    assert len(list_jobs(cluster)) == 2
+    with start(tmp_path, cluster, "--cancel-removed", "--seeds", "1") as process:
+        assert process.communicate(timeout=60)[0] == "0 jobs cancelled\n"
+    with start(tmp_path, cluster, "--cancel") as process:
+        assert process.communicate(timeout=60)[0] == "2 jobs cancelled\n"
