@@ -1,4 +1,4 @@
-"""Variants of a study: expanded from `axes`, `include` and `cells`, then validated."""
+"""Variants of a study: expanded from `axes` and `cells`, then validated."""
 
 import functools
 import itertools
@@ -52,12 +52,12 @@ class VariantSource:
 
 
 def expand_axes(source: StudySource) -> list[VariantSource]:
-    """Return the variants of the product, then of `include`, then of `cells`.
+    """Return the variants of the product, then of `cells`.
 
-    Raises ConfigError for a mistake in `axes`, `zip`, `exclude` or `include`, and for a name that
-    is used twice or cannot name a folder.
+    Raises ConfigError for a mistake in `axes` or `exclude`, and for a name that is used twice or
+    cannot name a folder.
     """
-    variants = [*_product(source), *_included(source)]
+    variants = list(_product(source))
     for name, mapping in source.study.cells.items():
         override = Override(mapping, f"{source.name}.cells.{name}")
         variants.append(VariantSource(name, (override,), source.study.cells.where[name]))
@@ -108,17 +108,14 @@ def _product(source: StudySource) -> Iterator[VariantSource]:
     axes = {key: _axis_values(source, key) for key in source.study.axes}
     if not axes:
         return
-    groups = _zip_groups(source, axes)
-    count = math.prod(len(axes[group[0]]) for group in groups)
+    count = math.prod(map(len, axes.values()))
     if count > MAX_VARIANTS:
         text = f"{count:,} combinations exceed the limit of {MAX_VARIANTS:,} variants"
         raise source.error(("axes",), f"{text}; use fewer values, or split the study")
     rules = _exclusions(source, axes)
     unused_rules = set(range(len(rules)))
-    steps = (zip(*(axes[key] for key in group), strict=True) for group in groups)
-    for combination in itertools.product(*steps):
-        texts = itertools.chain(*combination)
-        point = dict(zip(itertools.chain(*groups), texts, strict=True))
+    for texts in itertools.product(*axes.values()):
+        point = dict(zip(axes, texts, strict=True))
         excluding = [all(point[key] in texts for key, texts in rule.items()) for rule in rules]
         unused_rules.difference_update(itertools.compress(range(len(rules)), excluding))
         if not any(excluding):
@@ -152,29 +149,12 @@ def _axis_values(source: StudySource, key: str) -> dict[str, Override]:
     return values
 
 
-def _term(source: StudySource, key: str, text: str, is_only_key: bool = True) -> str:
+def _term(source: StudySource, key: str, text: str) -> str:
     """Return a value's part of a variant's name: `lr=0.001`, or `0.001` for the only axis."""
     axes = source.study.axes
-    if isinstance(axes.get(key), Mapping) or (is_only_key and list(axes) == [key]):
+    if isinstance(axes.get(key), Mapping) or list(axes) == [key]:
         return text
     return f"{key.split('.')[-1]}={text}"
-
-
-def _zip_groups(source: StudySource, axes: dict[str, dict[str, Override]]) -> list[tuple[str, ...]]:
-    """Return the axes in groups that advance together, ordered by the first axis of each group."""
-    group_of: dict[str, tuple[str, ...]] = {}
-    for index, group in enumerate(source.study.zip):
-        for key in group:
-            if key not in axes:
-                raise source.error(("zip", index), f"no axis '{key}'{suggest(key, axes)}")
-            if key in group_of:
-                raise source.error(("zip", index), f"axis '{key}' is zipped twice")
-            group_of[key] = group
-        lengths = {key: len(axes[key]) for key in group}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            raise source.error(("zip", index), f"zipped axes need equally many values: {counts}")
-    return list(dict.fromkeys(group_of.get(key, (key,)) for key in axes))
 
 
 def _exclusions(
@@ -194,27 +174,6 @@ def _exclusions(
             texts_of[key] = texts
         rules.append(texts_of)
     return rules
-
-
-def _included(source: StudySource) -> Iterator[VariantSource]:
-    """Yield the variants of `include`, named as those of the product are.
-
-    A key may be any key of a variant. A value of an axis of named overrides is one of its names.
-    """
-    for index, mapping in enumerate(source.study.include):
-        path = f"{source.name}.include.{index}"
-        names, overrides = [], []
-        plain = Mapping(mapping.at)
-        for key, value in mapping.items():
-            names.append(_term(source, key, format_value(value), len(mapping) == 1))
-            if isinstance(named := source.study.axes.get(key), Mapping):
-                if value not in named:
-                    hint = suggest(str(value), named)
-                    raise source.error(("include", index, key), f"no value '{value}'{hint}")
-                overrides.append(Override(named[value], path))
-            else:
-                plain.put(key, value, mapping.where[key])
-        yield VariantSource(",".join(names), (*overrides, Override(plain, path)), mapping.at)
 
 
 @dataclass(frozen=True)

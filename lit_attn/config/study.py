@@ -1,6 +1,6 @@
 """Studies: the keys of an `ablations.yaml` (docs/studies.md shows an example of each).
 
-`cells`, `set`, `axes`, `include` and `overrides` contain overrides (lit_attn.config.overrides).
+`cells`, `set`, `axes` and `overrides` contain overrides (lit_attn.config.overrides).
 """
 
 import contextlib
@@ -123,9 +123,7 @@ class StudyConfig(Config):
     axes: Overrides = Field(
         EMPTY, description="axes of a product: a key and its values, or a name and named overrides"
     )
-    zip: tuple[tuple[str, ...], ...] = Field((), description="groups of axes that advance together")
     exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
-    include: Points = Field(NO_POINTS, description="further points, of any keys")
     overrides: Named = Field(
         EMPTY, description="overrides for variants whose names have these terms"
     )

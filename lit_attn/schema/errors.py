@@ -17,6 +17,10 @@ FEW_CHOICES = 5
 class ConfigError(ValueError):
     """Wrong configuration; the message is one line that names the file, the key and a remedy."""
 
+    def __init__(self, message: str) -> None:
+        # A value in a message may contain a line separator.
+        super().__init__(" ".join(message.splitlines()))
+
 
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error message about `word`, which is none of `choices`.

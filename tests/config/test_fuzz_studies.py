@@ -19,9 +19,7 @@ axes:
   residual: [full, {kind: split, activation: gelu}]
   zz: [with, without]
   recipe: {short: {training.epochs: 1}, long: {}}
-zip: [[residual, zz]]
 exclude: [{recipe: short, residual: full}]
-include: [{residual: value, zz: without}]
 overrides: {"residual=full": {optimizer.lr: 1e-4}}
 cells: {mgk: {attention: {preset: mgk}}, none: {ffn: none, match: none}}
 baseline: mgk

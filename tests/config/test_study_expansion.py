@@ -107,30 +107,30 @@ axes:
     assert rates == {"0.001": 1e-3, "0.0003": 3e-4, "5": 5.0}
 
 
-def test_zip_exclude_include_overrides_and_set_combine(tmp_path: Path) -> None:
+def test_exclude_cells_overrides_and_set_combine(tmp_path: Path) -> None:
     variants = studies.variants(
         tmp_path,
         """
 set: {training.epochs: 7}
 axes:
-  data.batch_size: [32, 64]
+  size:
+    small: {data.batch_size: 32, optimizer.lr: 1e-3}
+    large: {data.batch_size: 64, optimizer.lr: 2e-3}
   residual: [full, {kind: split, activation: silu}]
-  optimizer.lr: [1e-3, 2e-3]
   recipe: {short: {training.epochs: 1}, long: {}}
-zip: [[data.batch_size, optimizer.lr]]
 exclude:
   - {residual: full, recipe: short}
-  - {data.batch_size: 64, recipe: [long]}
-include: [{residual: value, recipe: short}]
+  - {size: large, recipe: [long]}
+cells: {"residual=value,short": {residual: value, training.epochs: 1}}
 overrides: {residual=value: {ffn: none, match: none}}
-baseline: batch_size=32,residual=full,lr=0.001,long
+baseline: small,residual=full,long
 """,
     )
     assert list(variants) == [
-        "batch_size=32,residual=full,lr=0.001,long",
-        "batch_size=32,residual=split+activation=silu,lr=0.001,short",
-        "batch_size=32,residual=split+activation=silu,lr=0.001,long",
-        "batch_size=64,residual=split+activation=silu,lr=0.002,short",
+        "small,residual=full,long",
+        "small,residual=split+activation=silu,short",
+        "small,residual=split+activation=silu,long",
+        "large,residual=split+activation=silu,short",
         "residual=value,short",
     ]
     epochs = [variant.experiment.training.epochs for variant in variants.values()]

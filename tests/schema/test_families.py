@@ -12,7 +12,7 @@ from lit_attn.config.data.images import Cifar10, Digits
 from lit_attn.config.optimizers import AdamW, Optimizer
 from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind, outside_identity
-from lit_attn.schema.errors import explain, suggest
+from lit_attn.schema.errors import ConfigError, explain, suggest
 
 
 class Shape(Kind):
@@ -68,6 +68,12 @@ def test_every_mistake_is_one_line() -> None:
     long = explain_mistake(shape={"kind": "circle", "radius": "9" * 999 + "x"})
     assert "\n" not in long
     assert len(long) < 200
+
+
+def test_a_message_with_a_line_separator_is_one_line() -> None:
+    assert str(ConfigError("metric: 'test/a\u2028b' is\nnot measured")) == (
+        "metric: 'test/a b' is not measured"
+    )
 
 
 def test_an_identity_contains_the_values_that_differ_from_the_defaults() -> None:
