@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from helpers.paths import ROOT
@@ -30,6 +31,9 @@ def test_every_diagram_has_its_picture() -> None:
     blocks = [text for page in pages for text in DIAGRAM.findall(page.read_text())]
     assert len(blocks) == 2
     assert {picture_of(text) for text in blocks} == {*picture_of("").parent.iterdir()}
+    for text in blocks:
+        # A browser shows no image with a tag that is not closed.
+        assert ElementTree.parse(picture_of(text)).getroot().get("width") == "100%"
 
 
 @pytest.mark.slow

@@ -19,7 +19,12 @@ OPTIONS = (
     "{startOnLoad: false, theme: 'neutral', flowchart: {htmlLabels: false}, "
     "fontFamily: 'sans-serif'}"
 )
-DRAW = "async ([name, text]) => (await mermaid.render(name, text)).svg"
+# The serializer closes all tags, which XML needs and HTML does not.
+DRAW = """async ([name, text]) => {
+    const drawn = document.createElement('div');
+    drawn.innerHTML = (await mermaid.render(name, text)).svg;
+    return new XMLSerializer().serializeToString(drawn.firstChild);
+}"""
 
 
 def main(script: Path) -> None:
