@@ -124,7 +124,7 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
                 axes.vlines(mean, bottom - 0.8, bottom, color="black", linewidth=0.7)
         axes.set_title(f"layer {layer}")
         axes.set_xlim(edges[0], edges[-1])
-        drawing.use_integer_ticks(axes)
+        axes.locator_params(axis="x", nbins=4, integer=True)
     panels[0].set_yticks(range(len(variants)), drawing.short_names(variants, 36))
     panels[0].set_ylim(len(variants) - 0.5, -0.5)
     figure.supxlabel("rank", fontsize=8)

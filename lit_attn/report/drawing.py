@@ -83,7 +83,7 @@ def draw_panels(
     for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
         panels[place - columns].tick_params(labelbottom=True)
-    use_integer_ticks(panels[0])
+    panels[0].locator_params(axis="x", nbins=4, integer=True)
     figure.supxlabel(x, fontsize=8)
     figure.supylabel(y, fontsize=8)
     add_legend(figure, key)
@@ -134,13 +134,6 @@ def panel_title(name: str) -> str:
     text = shorten(name, 48).replace(",", ", ")
     lines = textwrap.wrap(text, 26, break_on_hyphens=False)[:2]
     return "\n".join(lines).replace(", ", ",")
-
-
-def use_integer_ticks(axes: "Axes") -> None:
-    """Put at most four integer ticks on the horizontal axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def legend_columns(names: list[str]) -> int:

@@ -209,8 +209,9 @@ def make_tuning_table(study: StudyRecord, tuning: Tuning) -> Table:
 
 def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
     """Return the differences of a variant to the baseline by seed."""
-    values, baseline = study.values(variant), study.values(study.plan.baseline)
-    return pd.Series({s: v - baseline[s] for s, v in values.items() if s in baseline}, dtype=float)
+    names = (variant, study.plan.baseline)
+    values, baseline = (pd.Series(study.values(name), dtype=float) for name in names)
+    return (values - baseline).dropna()
 
 
 def _levels(name: str) -> dict[str, str]:

@@ -31,18 +31,16 @@ def measure_test_errors(study: StudyRecord) -> dict[str, dict[str, Any]]:
     for name, samples in variants.items():
         if samples is None:
             continue
-        error = stats.test_error(samples.sums, samples.targets)
+        error, _, _ = stats.crossed_interval(samples.sums, samples.targets)
         records[name] = {"units": len(samples.targets), "test_error": error}
         if baseline is None or baseline is samples:
             continue
         seeds = [seed for seed in samples.seeds if seed in baseline.seeds]
         if seeds and np.array_equal(samples.targets, baseline.targets):
             ours, theirs = (s.sums[[s.seeds.index(i) for i in seeds]] for s in (samples, baseline))
-            differences = ours - theirs
-            error = stats.test_error(differences, samples.targets)
-            interval = stats.crossed_interval(differences, samples.targets) or (None, None)
-            records[name] |= {"test_error_difference": error}
-            records[name] |= zip(("both_low", "both_high"), interval, strict=True)
+            fields = ("test_error_difference", "both_low", "both_high")
+            errors = stats.crossed_interval(ours - theirs, samples.targets)
+            records[name] |= zip(fields, errors, strict=True)
     return records
 
 

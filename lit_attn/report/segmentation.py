@@ -1,6 +1,5 @@
 """Results that only a study of segmentation has: the IoU of each class, and predicted pictures."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Panels = list[list["NDArray[Any]"]]
+"""Image, labels and prediction (h, w, 3) of each picture of a cell."""
 
 
 def make_class_frame(study: StudyRecord) -> pd.DataFrame:
@@ -59,6 +59,7 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     The legend below them has the classes that occur and the weights that predict, if the cells
     recorded them. Returns None if there are no pictures.
     """
+    from matplotlib.image import imread
     from matplotlib.patches import Patch
 
     shown: dict[str, Panels] = {}
@@ -67,7 +68,8 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
     for cell in (cell for name in names for cell in study.variant_cells(name)[:1]):
         if cell.value is not None and cell.folder is not None:
             try:
-                panels = _read_panels(cell.folder / "pictures")
+                paths = sorted((cell.folder / "pictures").glob("*.png"))
+                panels = [np.split(imread(path), 3, axis=1) for path in paths]
                 legend = Legend.read(cell.folder / "pictures" / "legend.json")
             except (ConfigError, OSError, SyntaxError, ValueError) as error:
                 LOG.warning("%s: unreadable pictures are skipped: %s", cell.folder, error)
@@ -101,11 +103,3 @@ def draw_pictures(study: StudyRecord) -> "Figure | None":
         title = f"Predictions of the {weights} weights"
         figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
     return figure
-
-
-def _read_panels(folder: Path) -> "Panels":
-    """Return image, labels and prediction (h, w, 3) of each picture in a cell's folder."""
-    from matplotlib.image import imread
-
-    pictures = [imread(path) for path in sorted(folder.glob("*.png"))]
-    return [np.split(picture, 3, axis=1) for picture in pictures]

@@ -63,35 +63,28 @@ def welch_interval(
     return float(interval.low), float(interval.high)
 
 
-def test_error(sums: Floats, weights: Floats) -> float:
-    """Return the standard error, over test samples, of the mean value of n fixed seeds.
+def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None, float | None]:
+    """Return the standard error over test samples, and a 95 % interval over seeds and samples.
 
     `sums` (n, U) has the sum of the metric over the targets of each of U samples, `weights` (U,)
-    the number of targets. A seed's value is the ratio of both totals.
-    """
-    return math.sqrt(_crossed_variances(sums, weights)[1])
-
-
-def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float] | None:
-    """Return a 95 % interval of the mean value over seeds and test samples, both drawn at random.
-
-    Arguments are those of `test_error`; None with fewer than two seeds or samples. The variance is
-    the unbiased one of crossed random effects, seeds + samples - interaction; a bootstrap of both
-    would count the interaction three times (Owen, "The pigeonhole bootstrap", 2007). The degrees of
-    freedom are Satterthwaite's.
+    the number of targets. A seed's value is the ratio of both totals. The standard error is that of
+    the mean value of n fixed seeds. For the interval, which needs two seeds and two samples, both
+    are drawn at random: the variance is the unbiased one of crossed random effects, seeds +
+    samples - interaction; a bootstrap of both would count the interaction three times (Owen, "The
+    pigeonhole bootstrap", 2007). The degrees of freedom are Satterthwaite's.
     """
     from scipy import special
 
     n, count = sums.shape
-    if min(n, count) < 2:
-        return None
     of_seeds, of_samples, interaction = _crossed_variances(sums, weights)
+    if min(n, count) < 2:
+        return math.sqrt(of_samples), None, None
     variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
     parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
     half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
     mean = float(sums.sum() / n / weights.sum())
-    return mean - half, mean + half
+    return math.sqrt(of_samples), mean - half, mean + half
 
 
 def _crossed_variances(sums: Floats, weights: Floats) -> tuple[float, float, float]:
