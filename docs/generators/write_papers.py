@@ -30,10 +30,11 @@ results.
 The page of a paper has its tables in the paper's order of rows and columns. Below each row of
 published values is a row with our values: the mean over seeds ± the sample standard deviation, and
 the number n of seeds. A cell that has not run is empty. Alternative readings of a set-up
-([setups.md](setups.md)) stand in a block of their own. [parity.md](parity.md) says how closely
-each set-up agrees with the released code. The files `experiments/papers/*.yaml` have every
-published cell exactly as printed; cells that contradict the paper's own arithmetic are listed
-there under `slips`.
+([setups.md](setups.md)) stand in a block of their own below their table, and are drawn once more
+below their figure, as soon as one of their variants has a result. Each table and figure names its
+studies and their recorded agreement with the released code ([parity.md](parity.md)). The files
+`experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict the
+paper's own arithmetic are listed there under `slips`.
 
 ## Hours
 
@@ -51,7 +52,9 @@ downloaded. With `--dry-run --estimate` you see how long a paper takes on your m
 keeps small results apart from published ones, and says for each claim of the paper whether our
 difference lies on the published side (agree), on the other side (disagree), or has an interval
 that contains 0 (undecided). The column *our study* names the data on which a claim was judged: a
-claim about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10.
+claim about CIFAR-10 is judged on digits here, and its verdict says nothing about CIFAR-10. Several
+tables of a paper can stand for the same small models: claims about the same difference between the
+same cells share a row and count once.
 
 `--small-data` uses real data for images and text: `data/cifar100.npz` with the arrays x_train,
 y_train, x_test and y_test, and `data/ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`.

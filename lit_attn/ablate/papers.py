@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.papers import Layout, PaperSource, Reference, Table
+from lit_attn.config.papers import Layout, PaperSource, Reference
 from lit_attn.config.source import Mapping
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -54,9 +54,9 @@ def expand_paper(
         source.require(f"study '{study}' has no variant", sorted(variants), names)
         jobs = [job for job in matrix.jobs if job.cell.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
-    tables = [item for item in items.values() if isinstance(item, Table) and not source.size]
-    for table, reading in ((item, reading) for item in tables for reading in item.readings):
-        lines = source.locate(table, reading=reading).values()
+    readings = [(item, reading) for item in items.values() for reading in item.readings]
+    for item, reading in readings if not source.size else ():
+        lines = source.locate(item, reading).values()
         names = [name for line in lines for name in known.get(line.study, ())]
         unknown = [*reading.values()] if isinstance(reading, dict) else [reading]
         if isinstance(reading, dict) or not any(line.variant in names for line in lines):

@@ -10,7 +10,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 
@@ -59,7 +59,7 @@ class Column(Config):
 
 
 Reading = str | dict[str, str]
-"""Further variants: a pattern in which * is the variant of a row, or variants by row."""
+"""Further variants: a pattern in which * is the variant of a row or line, or variants by row."""
 
 
 class Row(Config):
@@ -98,11 +98,18 @@ class Layout(Config):
     small_note: str = ""
     absent: str | None = None
     claims: tuple[Claim, ...] = ()
+    readings: tuple[Reading, ...] = ()
     small: dict[str, str] = Field({})
 
     @abstractmethod
-    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
-        """Return STUDY/VARIANT by the label of a line, or by the row and column of a cell.
+    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
+        """Return the columns, and the published cells of every row."""
+
+    @abstractmethod
+    def variants(
+        self, reading: Reading = "*", is_small: bool = False
+    ) -> dict[tuple[str, str], str]:
+        """Return STUDY/VARIANT by the row and column of a cell.
 
         `is_small` leaves out what small models lack.
         """
@@ -117,10 +124,14 @@ class Table(Layout):
     columns: dict[str, Column] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1)
     transposed: bool = False
-    readings: tuple[Reading, ...] = ()
     slips: dict[str, str] = Field({})
 
-    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
+    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
+        return self.columns, {name: row.cells for name, row in self.rows.items()}
+
+    def variants(
+        self, reading: Reading = "*", is_small: bool = False
+    ) -> dict[tuple[str, str], str]:
         names = {name: row.variant for name, row in self.rows.items() if row.variant}
         if isinstance(reading, str):
             reading = {name: reading.replace("*", variant) for name, variant in names.items()}
@@ -174,13 +185,26 @@ class Figure(Layout):
     draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
     last_step: PositiveInt | None = None
 
-    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Any, str]:
-        return dict(ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines))
+    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
+        return {"": Column()}, {label: [""] for label, _ in self.variants()}
+
+    def variants(
+        self, reading: Reading = "*", is_small: bool = False
+    ) -> dict[tuple[str, str], str]:
+        lines = ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines)
+        pairs = {label: line.split("/", maxsplit=1) for label, line in lines.items()}
+        if isinstance(reading, str):
+            reading = {
+                label: reading.replace("*", variant) for label, (_, variant) in pairs.items()
+            }
+        return {(label, ""): f"{pairs[label][0]}/{name}" for label, name in reading.items()}
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for name in (name for claim in self.claims for name in (claim.row, claim.against)):
-            require("no line", name, self.variants())
+        labels = [label for label, _ in self.variants()]
+        claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
+        for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
+            require("no line", name, labels)
         return self
 
 
@@ -227,18 +251,12 @@ class PaperSource:
             require(f"{self.path}: no table or figure", name, items)
         return {name: item for name, item in items.items() if not numbers or name in numbers}
 
-    def locate(
-        self, item: Layout, lines: dict[Any, str] | None = None, reading: Reading = "*"
-    ) -> dict[Any, Reference]:
-        """Return the variants of `lines`, or of all lines or cells, that this size measures.
-
-        The keys are those of `Layout.variants`.
-        """
+    def locate(self, item: Layout, reading: Reading = "*") -> dict[tuple[str, str], Reference]:
+        """Return the variants that this size measures; the keys are those of `Layout.variants`."""
         data = self.paper.small_data if self.size == "real" else {}
         small = self.paper.small | data | item.small
         located = {}
-        lines = item.variants(reading, bool(self.size)) if lines is None else lines
-        for key, line in lines.items():
+        for key, line in item.variants(reading, bool(self.size)).items():
             study, _, variant = line.partition("/")
             if self.size:
                 other = small.get(line, f"{small.get(study, '')}/{variant}")

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
-from lit_attn.config.papers import COSTS, Layout, PaperSource, Reference, Table, find_numbers
+from lit_attn.config.papers import (
+    COSTS,
+    Claim,
+    Column,
+    Layout,
+    PaperSource,
+    Reading,
+    Reference,
+    find_numbers,
+)
 from lit_attn.report import stats
 from lit_attn.report.columns import DAGGER
 from lit_attn.report.comparison import ALPHA, FAILURES
@@ -35,15 +44,17 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A claim, the titles of our studies (small models have other data), and the differences.
+    """Claims, their tables and figures, the titles of our studies, and the differences.
 
-    `judgement` is "agree", "disagree", "not run" (no seed has both results), "undecided" (the
-    interval contains 0) or "undecided: <reason>"; a dagger marks different code or data.
+    Small models have other data. `judgement` is "agree", "disagree", "not run" (no seed has both
+    results), "undecided" (the interval contains 0) or "undecided: <reason>"; a dagger marks
+    different code or data.
     """
 
     text: str
-    studies: str
+    places: str
     published: str
+    studies: str
     ours: str
     pairs: int
     judgement: str
@@ -91,20 +102,21 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
 
 
 def make_entries(
-    source: PaperSource, table: Table, records: Records, reading: str | dict[str, str] = "*"
+    source: PaperSource, item: Layout, records: Records, reading: Reading = "*"
 ) -> list[list[Entry]]:
-    """Return the cells of a table, row by row."""
-    located = source.locate(table, reading=reading)
+    """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
+    columns, rows = item.grid()
+    located = source.locate(item, reading)
     located = {cell: line for cell, line in located.items() if line.study in records}
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     starts: dict[str, float] = {}
-    for name, row in table.rows.items():
+    for name, cells in rows.items():
         values: dict[str, Values] = {}
-        for heading, column in table.columns.items():
+        for heading, column in columns.items():
             measured = measure(records, located.get((name, heading)), column.value, column.epoch)
             values[heading] = {seed: v * column.scale / column.per for seed, v in measured.items()}
-        for heading, column in table.columns.items():
+        for heading, column in columns.items():
             if column.mean:
                 parts = [values[other] for other in column.mean]
                 seeds = sorted(set(parts[0]).intersection(*parts))
@@ -115,11 +127,14 @@ def make_entries(
                 start = starts.get(heading)
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
         grid.append([])
-        for (heading, column), published in zip(table.columns.items(), row.cells, strict=True):
+        for place, ((heading, column), published) in enumerate(
+            zip(columns.items(), cells, strict=True)
+        ):
             keys = [(name, part) for part in column.mean or (heading,)]
             references = [located[key] for key in keys if key in located]
             entry = Entry(name, heading, published, values[heading], "", references)
-            text = _format(table, heading, entry.values, first.get(heading, {}))
+            printed = [row[place] for row in rows.values()]
+            text = _format(column, printed, entry.values, first.get(heading, {}))
             text = "busy machine" if _is_busy(records, entry, column.value) else text
             grid[-1].append(entry._replace(ours=_add_count(text, entry, records)))
         first = first or values
@@ -152,16 +167,14 @@ def _is_busy(records: Records, entry: Entry, value: str) -> bool:
     return is_time and max(times, default=0) > BUSY * min(times, default=0)
 
 
-def _format(table: Table, heading: str, values: Values, first: Values) -> str:
+def _format(column: Column, published: list[str], values: Values, first: Values) -> str:
     """Return our text of a cell: mean ± standard deviation, with the decimals of the paper.
 
-    `first` has the values of the first row, and is empty in the first row.
+    `published` are the cells of the column. `first` has the values of the first row, and is empty
+    in the first row.
     """
     if not values:
         return ""
-    column = table.columns[heading]
-    place = list(table.columns).index(heading)
-    published = [row.cells[place] for row in table.rows.values()]
     digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
@@ -184,45 +197,65 @@ def count_decimals(published: str) -> int:
     return len(match[1]) if match else 0
 
 
-def judge_claims(source: PaperSource, item: Layout, records: Records) -> list[Verdict]:
-    """Compare every claim of a table or figure with our paired differences over seeds."""
-    verdicts = []
-    grid = make_entries(source, item, records) if isinstance(item, Table) else []
-    cells = {(entry.row, entry.column): entry for line in grid for entry in line}
-    located = {key: r for key, r in source.locate(item).items() if r.study in records}
-    for claim in item.claims:
-        names = (claim.row, claim.against)
-        value = "metric"
-        if isinstance(item, Table):
-            column = claim.column or next(iter(item.columns))
-            value, pair = item.columns[column].value, [cells[name, column] for name in names]
-            high, low = (find_numbers(entry.published)[0] for entry in pair)
-            digits, published = max(count_decimals(entry.published) for entry in pair), high - low
-            text = f"{published:+.{digits}f}"
-        else:
-            pair = [
-                Entry(n, "", "", measure(records, line, value), "", [line] if line else [])
-                for n, line in zip(names, map(located.get, names), strict=True)
-            ]
-            lines = (records[line.study] for line in pair[0].references)
-            is_lower_better = any(study.plan.metric.goal == "min" for study in lines)
-            digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-        plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
-        difference, count, judgement = _judge(published, [e.values for e in pair], digits)
-        goals = {p.metric.goal for p in plans.values()} if value == "metric" else {"min", "max"}
-        failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]
-        is_decided = judgement in ("agree", "disagree")
-        if any(_is_busy(records, entry, value) for entry in pair):
-            judgement = "undecided: busy machine"
-        elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
-            counts = zip(map(len, failed), names, strict=True)
-            judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
-        compared = zip(*(entry.references for entry in pair), strict=False)
-        if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
-            judgement += f" {DAGGER}"
-        titles = "; ".join(plan.title for plan in plans.values())
-        verdicts.append(Verdict(claim.text, titles, text, difference, count, judgement))
-    return verdicts
+def judge_claims(source: PaperSource, items: dict[str, Layout], records: Records) -> list[Verdict]:
+    """Compare the claims of tables and figures with our paired differences over seeds.
+
+    Claims about the same difference between the same cells have one verdict.
+    """
+    verdicts: dict[tuple[object, ...], Verdict] = {}
+    for number, item in items.items():
+        columns, _ = item.grid()
+        located = source.locate(item)
+        grid = make_entries(source, item, records) if item.claims else []
+        cells = {(entry.row, entry.column): entry for line in grid for entry in line}
+        for claim in item.claims:
+            heading = claim.column or next(iter(columns))
+            column, names = columns[heading], (claim.row, claim.against)
+            pair = [cells[name, heading] for name in names]
+            verdict = _judge_claim(claim, number, column, pair, records)
+            parts = column.mean or (heading,)
+            references = [located.get((name, part)) for name in names for part in parts]
+            key: tuple[object, ...] = (*references, column.value, column.epoch, verdict.judgement)
+            key = key if all(references) else (number, claim.text)
+            if first := verdicts.get(key):
+                verdict = first._replace(
+                    text=f"{first.text} / {verdict.text}",
+                    places=f"{first.places} / {number}",
+                    published=f"{first.published} / {verdict.published}",
+                )
+            verdicts[key] = verdict
+    return list(verdicts.values())
+
+
+def _judge_claim(
+    claim: Claim, number: str, column: Column, pair: list[Entry], records: Records
+) -> Verdict:
+    """Compare a claim about a pair of cells with our paired differences over seeds."""
+    names = (claim.row, claim.against)
+    plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
+    numbers = [find_numbers(entry.published) for entry in pair]
+    if all(numbers):
+        digits = max(count_decimals(entry.published) for entry in pair)
+        published = numbers[0][0] - numbers[1][0]
+        text = f"{published:+.{digits}f}"
+    else:
+        is_lower_better = any(plan.metric.goal == "min" for plan in plans.values())
+        digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
+    difference, count, judgement = _judge(published, [e.values for e in pair], digits)
+    is_metric = column.value == "metric"
+    goals = {plan.metric.goal for plan in plans.values()} if is_metric else {"min", "max"}
+    failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]
+    is_decided = judgement in ("agree", "disagree")
+    if any(_is_busy(records, entry, column.value) for entry in pair):
+        judgement = "undecided: busy machine"
+    elif any(failed) and not (is_decided and all(_confirm(pair, failed, g) for g in goals)):
+        counts = zip(map(len, failed), names, strict=True)
+        judgement = f"undecided: {', '.join(f'{n} failed ({name})' for n, name in counts if n)}"
+    compared = zip(*(entry.references for entry in pair), strict=False)
+    if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
+        judgement += f" {DAGGER}"
+    titles = "; ".join(plan.title for plan in plans.values())
+    return Verdict(claim.text, number, text, titles, difference, count, judgement)
 
 
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:

@@ -2,20 +2,22 @@
 
 import itertools
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from lit_attn.cells.records import Metric, read_clock
-from lit_attn.config.papers import Figure, Layout, Panel, PaperSource, Reference
+from lit_attn.config.papers import Figure, Layout, Panel, PaperSource, Reading, Reference
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, formats
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
 from lit_attn.report.read import read_or_skip
-from lit_attn.report.results import describe_records
+from lit_attn.report.results import describe_parity, describe_records
 from lit_attn.report.write import Section, render_page
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
 AXIS_LABELS = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
+JUDGEMENTS = ("agree", "disagree", "undecided", "not run")
 MOST_IN_A_ROW = 3
 """Largest number of panels side by side."""
 
@@ -56,9 +59,13 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):
-            drawn = _draw_figure(source, item, records)
-            drawings = {f"{number}-{kind}": images for kind, images in drawn.items()}
-            captions |= dict.fromkeys(drawings, f"{caption} {note}".strip())
+            note = " ".join(filter(None, [note, *_describe_studies(source, item, records)]))
+            for place, reading in enumerate(["*", *(() if source.size else item.readings)]):
+                drawn = _draw_figure(source, item, records, reading)
+                stems = {f"{number}-{kind}{f'-{place}' * (place > 0)}": kind for kind in drawn}
+                drawings |= {stem: drawn[kind] for stem, kind in stems.items()}
+                title = f"{caption} {_name_reading(reading) if place else note}".strip()
+                captions |= dict.fromkeys(stems, title)
             tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
         images |= drawings
         for stem, kinds in drawings.items():
@@ -95,8 +102,7 @@ def make_tables(
     Small models stand in a table of their own.
     """
     grid = make_entries(source, item, records)
-    studies = {study for study, _ in source.references(item)}
-    titles = [f"{study}: {records[study].plan.title}." for study in sorted(studies & set(records))]
+    titles = _describe_studies(source, item, records)
     notes = list(filter(None, [item.small_note if source.size else item.note]))
     if source.size:
         return [
@@ -107,10 +113,21 @@ def make_tables(
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
-            names = reading if isinstance(reading, str) else ", ".join(reading.values())
-            title = f"{caption} Alternative reading: variants {names}."
+            title = f"{caption} {_name_reading(reading)}"
             tables.append(_lay_out(item, shown, title, [], "o"))
     return tables
+
+
+def _describe_studies(source: PaperSource, item: Layout, records: Records) -> list[str]:
+    """Return the title of each study of an item, with its agreement with released code."""
+    names = sorted({reference.study for reference in source.references(item)} & set(records))
+    plans = [records[name].plan for name in names]
+    return [" ".join([f"{plan.study}: {plan.title}.", *describe_parity(plan)]) for plan in plans]
+
+
+def _name_reading(reading: Reading) -> str:
+    names = reading if isinstance(reading, str) else ", ".join(reading.values())
+    return f"Alternative reading: variants {names}."
 
 
 def _lay_out(
@@ -132,15 +149,17 @@ def _lay_out(
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
+    verdicts = judge_claims(source, items, records)
     rows = [
         [
-            *map(Cell, (v.text, number, v.studies, v.published, v.ours, str(v.pairs))),
+            *map(Cell, (v.text, v.places, v.studies, v.published, v.ours, str(v.pairs))),
             Cell(v.judgement, is_bold=v.judgement in ("agree", "disagree")),
         ]
-        for number, item in items.items()
-        for v in judge_claims(source, item, records)
+        for v in verdicts
     ]
-    return formats.named_table("claims", rows)
+    counts = Counter(re.split("[:†]", v.judgement)[0].strip() for v in verdicts)
+    totals = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS)
+    return formats.named_table("claims", rows, totals=totals)
 
 
 def _to_csv(grid: list[list[Entry]]) -> str:
@@ -157,14 +176,16 @@ def _to_csv(grid: list[list[Entry]]) -> str:
 
 
 def _draw_figure(
-    source: PaperSource, item: Figure, records: Records
+    source: PaperSource, item: Figure, records: Records, reading: Reading
 ) -> dict[str, dict[str, bytes]]:
-    """Return SVG and PNG of the drawings of a figure that have records, by name and kind."""
-    if not any(reference.study in records for reference in source.references(item)):
+    """Return SVG and PNG of the drawings of a reading that have records, by name and kind."""
+    located = source.locate(item, reading).items()
+    lines = {label: line for (label, _), line in located if line.study in records}
+    if not any(records[study].finished_cells(variant) for study, variant in lines.values()):
         return {}
     values, arrays = [], {}
-    for label, (study, variant) in source.locate(item, item.lines).items():
-        if item.draw and study in records:
+    for label, (study, variant) in lines.items():
+        if item.draw and label in item.lines:
             recorded = diagnostics.read_study_diagnostics(records[study])
             chosen = recorded.values[recorded.values["variant"] == variant]
             chosen = chosen[chosen["step"] <= (item.last_step or math.inf)]
@@ -176,18 +197,18 @@ def _draw_figure(
             merged = diagnostics.Diagnostics(pd.concat(values), arrays)
             first = next(iter(item.lines))
             drawn |= {kind: diagnostics.DRAWERS[kind](merged, first) for kind in item.draw}
-        drawn["panels"] = _draw_panels(source, item, records) if item.panels else None
+        drawn["panels"] = _draw_panels(item, lines, records) if item.panels else None
         return {name: drawing.render(figure) for name, figure in drawn.items() if figure}
 
 
 def _draw_panels(
-    source: PaperSource, item: Figure, records: Records
+    item: Figure, located: dict[str, Reference], records: Records
 ) -> "matplotlib.figure.Figure | None":
     """Draw the panels side by side with one legend; return None without any record."""
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
     key: drawing.Key = {
         label: (colour, dash)
-        for label, (dash, colour) in zip(item.variants(), styles, strict=False)
+        for (label, _), (dash, colour) in zip(item.variants(), styles, strict=False)
     }
     columns = min(MOST_IN_A_ROW, len(item.panels))
     rows = -(-len(item.panels) // columns)
@@ -198,8 +219,8 @@ def _draw_panels(
         if panel is None:
             axes.set_visible(False)
             continue
-        lines = source.locate(item, panel.lines or item.lines)
-        lines = {label: line for label, line in lines.items() if line.study in records}
+        labels = [label for label in panel.lines or item.lines if label in located]
+        lines = {label: located[label] for label in labels}
         frames.append(frame := _read_panel(panel, lines, records))
         for label, part in frame.groupby("label", sort=False)["value"]:
             if panel.x == "variant":
@@ -208,9 +229,9 @@ def _draw_panels(
                 drawing.draw_band(axes, part, *key[str(label)], label=str(label))
         if panel.x == "variant":
             axes.tick_params(axis="x", rotation=60)
-        labels = [records[line.study].plan.metric.label for line in lines.values()]
+        metrics = [records[line.study].plan.metric.label for line in lines.values()]
         axes.set_xlabel(AXIS_LABELS[panel.x])
-        axes.set_ylabel(panel.label or (labels[0] if panel.y == "metric" and labels else panel.y))
+        axes.set_ylabel(panel.label or (metrics[0] if panel.y == "metric" and metrics else panel.y))
         for axis in panel.log:
             getattr(axes, f"set_{axis}scale")("log")
     if any(panel.x != "variant" for panel in item.panels):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lit_attn.cells.records import Plan
 from lit_attn.report import stats
 from lit_attn.report.columns import (
     COLUMNS,
@@ -134,8 +135,7 @@ def _template_values(
 
 def _describe_plan(study: StudyRecord, level: float) -> list[str]:
     """Return agreement with released code, how step times were measured, seal and changes."""
-    words = study.plan.parity.rstrip(".")
-    notes = [SENTENCES["parity"].format(words=words)] if words else []
+    notes = describe_parity(study.plan)
     if times := study.step_times:
         notes.append(SENTENCES["noisy_alone" if times.is_noisy else "alone"])
     if seals := study.seals:
@@ -150,6 +150,12 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
         changes = [(key, ", ".join(getattr(seals, key))) for key in keys]
         notes += [SENTENCES[key].format(names=names) for key, names in changes if names]
     return notes
+
+
+def describe_parity(plan: Plan) -> list[str]:
+    """Return the sentence about the agreement with released code, if any was recorded."""
+    words = plan.parity.rstrip(".")
+    return [SENTENCES["parity"].format(words=words)] if words else []
 
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate import papers
 from lit_attn.ablate.__main__ import main
-from lit_attn.ablate.variants import expand_axes
+from lit_attn.ablate.variants import expand_axes, resolve
 from lit_attn.config.papers import PaperSource, Table, find_numbers, read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
@@ -71,6 +71,42 @@ def test_tables_and_figures_need_every_variant_of_the_small_studies() -> None:
     studies = read_studies(FOLDER / "small.yaml")
     planned = {(name, v.name) for name, s in studies.items() for v in expand_axes(s)}
     assert planned == needed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_reading_of_a_page_exists_and_every_variant_is_on_a_page(name: str) -> None:
+    """A variant of a paper's study is in the paper's own row or line, or in a reading."""
+    source, studies = paper(name), read_studies(ROOT / "ablations.yaml")
+    shown: dict[str, set[str]] = {}
+    measured = {n: item for n, item in source.items(()).items() if source.references(item)}
+    for number, item in measured.items():
+        for reading in ("*", *item.readings):
+            located = source.locate(item, reading).values()
+            variants = {(line.study, line.variant) for line in located}
+            planned = {
+                (study, variant.name)
+                for study, _ in variants
+                for variant in expand_axes(studies[study])
+            }
+            reached = variants & planned
+            assert reached or not variants, (number, reading)
+            assert isinstance(reading, str) or variants <= planned, (number, reading)
+            for study, variant in reached:
+                shown.setdefault(study, set()).add(variant)
+    for study, variants_shown in shown.items():
+        assert {variant.name for variant in expand_axes(studies[study])} == variants_shown, study
+
+
+@pytest.mark.parametrize("table", ["1", "6", "9"])
+def test_every_mixture_of_mgk_on_the_long_range_arena_has_its_released_reading(table: str) -> None:
+    source, studies = paper("mgk"), read_studies(ROOT / "ablations.yaml")
+    item = source.paper.tables[table]
+    for (row, _), line in source.locate(item, "released-*").items():
+        kind, heads = line.variant.removeprefix("released-").rsplit("-", 1)
+        if kind in ("mgk", "smgk", "mlk", "smlk"):
+            variants = {v.name: v.experiment for v in resolve(studies[line.study])}
+            assert line.variant in variants, (row, heads)
+            assert variants[line.variant].model.heads == int(heads)
 
 
 def test_dcmha_prints_means_and_differences_that_agree() -> None:

@@ -18,7 +18,7 @@ from lit_attn.cells.records import Exit, Result, Spread
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.report.papers import judge_claims, make_entries, read_records
-from lit_attn.report.papers_page import make_tables, write_paper
+from lit_attn.report.papers_page import make_claims_table, make_tables, write_paper
 
 FOLDER = EXPERIMENTS / "papers"
 CLOCK = "step,seconds\n10,5.0\n20,11.0\n"
@@ -169,11 +169,45 @@ def test_claims_compare_the_interval_with_the_published_side(
     run_invented(tmp_path, "beliefformer", ["3"], value)
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["3"]
-    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
     assert verdict.published == "+0.99"
     assert verdict.pairs == 5
     assert verdict.judgement == judgement
     assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
+
+
+def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: Path) -> None:
+    """Small models have the same cells for Tables 1 and 2 of Belief2, the paper does not."""
+
+    def value(name: str, seed: int) -> float:
+        return 0.8 + 0.05 * (name == "belief2") + 0.001 * (seed % 3)
+
+    for size, expected in (("embedded", ["1 / 2", "1 / 2", "2"]), ("", ["1", "1", "2", "2", "2"])):
+        run_invented(tmp_path / size, "belief2", ["1", "2"], value, size)
+        source = read_paper("belief2", size, FOLDER)
+        items = source.items(["1", "2"])
+        verdicts = judge_claims(
+            source, items, read_records(source, items.values(), tmp_path / size)
+        )
+        assert [verdict.places for verdict in verdicts] == expected
+    run_invented(tmp_path / "small", "belief2", ["1", "2"], value, "embedded")
+    source = read_paper("belief2", "embedded", FOLDER)
+    records = read_records(source, items.values(), tmp_path / "small")
+    table = make_claims_table(source, source.items(["1", "2"]), records)
+    first = [cell.text for cell in table.rows[0]]
+    assert first[0].count("Belief2-Attention exceeds the standard layer on") == 2
+    assert first[3] == "+1.42 / +4.14"
+    assert table.title == "Claims of the paper: 2 agree, 0 disagree, 1 undecided, 0 not run."
+
+
+def test_claims_that_cannot_be_judged_stay_apart() -> None:
+    """Cells that no study measures are not the same cells, even without any result."""
+    source = read_paper("mgk", "embedded", FOLDER)
+    verdicts = judge_claims(source, source.items(()), {})
+    claims = [claim for item in source.items(()).values() for claim in item.claims]
+    assert {verdict.judgement for verdict in verdicts} == {"not run"}
+    texts = [text for verdict in verdicts for text in verdict.text.split(" / ")]
+    assert sorted(texts) == sorted(claim.text for claim in claims)
 
 
 @pytest.mark.parametrize(("seeds", "judgement"), [(0, "not run"), (1, "undecided: one pair")])
@@ -184,7 +218,7 @@ def test_a_claim_needs_two_pairs(tmp_path: Path, seeds: int, judgement: str) -> 
             path.unlink()
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["3"]
-    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
     assert (verdict.pairs, verdict.judgement) == (seeds, judgement)
 
 
@@ -217,7 +251,7 @@ def test_failed_seeds_are_counted_and_ranked_last(
     fail(tmp_path, variant, range(failures))
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["3"]
-    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
     assert verdict.judgement == judgement
     row = {"belief": "BeliefFormer", "standard": "Transformer"}[variant]
     text = entries(tmp_path, "beliefformer", "3")[row, "val. acc"]
@@ -237,11 +271,12 @@ def test_a_claim_about_a_speed_is_undecided_on_a_busy_machine(tmp_path: Path) ->
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["2"]
     assert (
-        judge_claims(source, item, read_records(source, [item], tmp_path))[0].judgement == "agree"
+        judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0].judgement
+        == "agree"
     )
     for path in tmp_path.rglob("standard/4-*/result.json"):
         path.write_text(path.read_text().replace("1996", "3996"))
-    verdict = judge_claims(source, item, read_records(source, [item], tmp_path))[0]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
     assert verdict.judgement == "undecided: busy machine"
     cell = entries(tmp_path, "beliefformer", "2")["Transformer", "tokens/s in training"]
     assert cell == "busy machine (n=5)"
@@ -264,7 +299,7 @@ def test_rows_of_other_code_have_a_dagger_and_the_table_a_warning(tmp_path: Path
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["3"]
     records = read_records(source, [item], tmp_path)
-    verdicts = judge_claims(source, item, records)
+    verdicts = judge_claims(source, {"": item}, records)
     assert [verdict.judgement[-1] for verdict in verdicts] == ["†", "d", "†"]
     page = write_paper(source, tmp_path, tmp_path / "reports").with_name("index.md").read_text()
     assert "**beliefformer-cifar10: code differs between runs (c, d): rows with †" in page
@@ -278,7 +313,7 @@ def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> N
     )
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.figures["5"]
-    verdicts = judge_claims(source, item, read_records(source, [item], tmp_path))
+    verdicts = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
     assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
 
 
@@ -342,6 +377,41 @@ def test_figures_have_the_panels_of_the_paper(tmp_path: Path) -> None:
     for text in ("step", "wall-clock time (s)", "validation loss (nats)", "BeliefFormer*"):
         assert f"<!-- {text} -->" in drawing
     assert "figure-5-panels.svg" in page.read_text()
+
+
+def test_readings_of_a_figure_are_drawn_below_it(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["figure-5"], lambda name, seed: 3 + seed / 10)
+    source = read_paper("beliefformer", "", FOLDER)
+    page = write_paper(source, tmp_path, tmp_path / "reports")
+    assert not (page.parent / "figure-5-panels-2.svg").exists()
+    matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-gpt2"], tmp_path)
+    for job in matrix.jobs:
+        if job.cell.variant == "openwebtext-belief":
+            invented = result(job.cell, {matrix.plan().metric.name: 3.25})
+            invented.write(job.folder / "result.json")
+            (job.folder / "metrics.csv").write_text(
+                f"step,epoch,name,value\n10,0,{matrix.plan().metric.name},3.25\n"
+            )
+    matrix.write_plan()
+    write_paper(source, tmp_path, tmp_path / "reports")
+    names = sorted(path.name for path in page.parent.glob("figure-5-*.svg"))
+    # The third reading shares the baseline with the figure.
+    assert names == ["figure-5-panels-2.svg", "figure-5-panels-3.svg", "figure-5-panels.svg"]
+    text = page.with_name("index.md").read_text()
+    start = text.index("figure-5-panels-2.svg")
+    assert "Alternative reading: variants openwebtext-" in text[text.rindex("![", 0, start) : start]
+
+
+def test_numbers_stand_beside_their_agreement_with_released_code(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["3", "figure-5"], lambda name, seed: 3 + seed / 10)
+    source = read_paper("beliefformer", "", FOLDER)
+    text = write_paper(source, tmp_path, tmp_path / "reports").with_name("index.md").read_text()
+    studies = read_studies(ROOT / "ablations.yaml")
+    for name, part in (("beliefformer-cifar10", "Table 3"), ("beliefformer-gpt2", "Figure 5")):
+        section = text[text.index(f"## {part}\n") :]
+        words = studies[name].study.parity.split(",")[0]
+        assert words
+        assert words in section[: section.find("\n## ")]
 
 
 def test_a_figure_can_have_more_lines_than_colours(tmp_path: Path) -> None:
