@@ -186,15 +186,15 @@ class SwinV2(Swin):
     moved = (*Adapter.moved, "q_bias", "k_bias", "v_bias", "logit_scale")
 
     def read(self, original: Any) -> Projections:
-        q_norm = Cosine(original.logit_scale, original.qkv.in_features // original.num_heads)
-        return read(original, q_norm=q_norm, k_norm=Cosine())
+        q_norm = CosineNorm(original.logit_scale, original.qkv.in_features // original.num_heads)
+        return read(original, q_norm=q_norm, k_norm=CosineNorm())
 
     def bias(self) -> Tensor:
         table = self.cpb_mlp(self.relative_coords_table).flatten(0, 2)
         return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1)).unsqueeze(0)
 
 
-class Cosine(nn.Module):
+class CosineNorm(nn.Module):
     """Unit vectors; those of queries times sqrt(D) and the head's exp(logit_scale), at most 100."""
 
     def __init__(self, logit_scale: nn.Parameter | None = None, width: int = 1) -> None:
