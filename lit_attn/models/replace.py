@@ -32,7 +32,6 @@ ADAPTERS: dict[str, str | type["Adapter"]] = {
     "timm.models.maxxvit:Attention2d": f"{_TIMM}:Maps",
     "timm.models.maxxvit:AttentionCl": f"{_TIMM}:ChannelsLast",
     "timm.models.swin_transformer:WindowAttention": f"{_TIMM}:Swin",
-    "timm.models.swin_transformer_v2:WindowAttention": f"{_TIMM}:SwinV2",
     "timm.models.vision_transformer_relpos:RelPosAttention": f"{_TIMM}:RelPos",
     "torch.nn.modules.activation:MultiheadAttention": f"{_HUB}:Torch",
     "transformers.models.bert.modeling_bert:BertAttention": f"{_HUB}:Bert",
@@ -209,7 +208,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class QueryValueLinear(nn.Linear):
-    """Projection to q, k and v in which k has no bias (BEiT, EVA, Swin V2)."""
+    """Projection to q, k and v in which k has no bias (BEiT, EVA)."""
 
     def __init__(self, qkv: nn.Linear, q_bias: nn.Parameter, v_bias: nn.Parameter) -> None:
         super().__init__(qkv.in_features, qkv.out_features, bias=False, device="meta")

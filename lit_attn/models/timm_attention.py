@@ -3,7 +3,6 @@
 Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -166,47 +165,13 @@ def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
 class Swin(TimmAdapter):
     """Swin: relative position bias, and a mask where windows are shifted."""
 
-    def bias(self) -> Tensor:
-        """Return the position bias (1, H, n, n)."""
-        bias: Tensor = self._get_rel_pos_bias()
-        return bias
-
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the output for windows (windows B, n, d) and a mask (windows, n, n)."""
-        bias = self.bias()
+        bias = self._get_rel_pos_bias()
         if mask is not None:
             bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
         out: Tensor = self.layer(x, bias)
         return out
-
-
-class SwinV2(Swin):
-    """Swin V2: cosines with a learned scale of each head, and a bias from an MLP of coordinates."""
-
-    moved = (*Adapter.moved, "q_bias", "k_bias", "v_bias", "logit_scale")
-
-    def read(self, original: Any) -> Projections:
-        q_norm = CosineNorm(original.logit_scale, original.qkv.in_features // original.num_heads)
-        return read(original, q_norm=q_norm, k_norm=CosineNorm())
-
-    def bias(self) -> Tensor:
-        table = self.cpb_mlp(self.relative_coords_table).flatten(0, 2)
-        return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1)).unsqueeze(0)
-
-
-class CosineNorm(nn.Module):
-    """Unit vectors; those of queries times sqrt(D) and the head's exp(logit_scale), at most 100."""
-
-    def __init__(self, logit_scale: nn.Parameter | None = None, width: int = 1) -> None:
-        super().__init__()
-        self.logit_scale = logit_scale
-        self.width = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.normalize(x, dim=-1)
-        if self.logit_scale is None:
-            return x
-        return x * self.logit_scale.clamp(max=math.log(100)).exp().squeeze(-1) * self.width**0.5
 
 
 class ClassToken(TimmAdapter):

@@ -51,7 +51,6 @@ TIMM: dict[str, dict[str, Any]] = {
     "beit_base_patch16_224": TINY,
     "cait_xxs24_224": TINY,
     "swin_tiny_patch4_window7_224": STAGES,
-    "swinv2_tiny_window8_256": STAGES,
     "maxvit_rmlp_pico_rw_256": MAXVIT,
     "maxvit_tiny_tf_224": MAXVIT,
     "hiera_tiny_224": {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 2, 1)},
