@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.cells.folder import count_states
+from lit_attn.cells.folder import count_states, read_cell
+from lit_attn.cells.inputs import find_stale
 from lit_attn.cells.records import Timing
 from lit_attn.schema.errors import ConfigError
 
@@ -39,12 +40,17 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
         if with_costs:
             _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
-        states = [job.state() for job in matrix.jobs]
-        for job, state in zip(matrix.jobs, states, strict=True):
+        ends = [read_cell(job.folder, job.identity) for job in matrix.jobs]
+        paths = [job.folder for job in matrix.jobs]
+        changes = find_stale(zip(paths, (end.result for end in ends), strict=True))
+        for job, end in zip(matrix.jobs, ends, strict=True):
+            state = end.state + (f", stale: {changes[job.folder]}" if job.folder in changes else "")
             cell = job.cell
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         product = f"{len(matrix.variants)} variants x {len(matrix.seeds)} seeds"
-        print(f"  {product} = {len(matrix.jobs)} cells: {count_states(states)}\n")
+        print(
+            f"  {product} = {len(matrix.jobs)} cells: {count_states(end.state for end in ends)}\n"
+        )
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:

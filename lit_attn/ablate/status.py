@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from lit_attn.ablate.display import Snapshot, StartedCell, escape_control, format_seconds
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
+from lit_attn.cells.inputs import find_stale
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
 
-MAX_FAILED = 10  # Failed cells that are described; further ones are counted.
+MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
 PAUSE = 1.0  # Seconds between two looks at a study or a log that is watched.
 
@@ -123,6 +124,11 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
         lines += _describe_failure(cell)
     if len(failed) > MAX_FAILED:
         lines.append(f"  and {len(failed) - MAX_FAILED} more failed cells")
+    changes = find_stale((cell.folder, cell.status.result) for cell in cells)
+    stale = [f"{cell.name}: {changes[cell.folder]}" for cell in cells if cell.folder in changes]
+    lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
+    if stale:
+        lines.append(f"  {len(stale)} stale cells; `rerun stale FILE` checks and repeats them")
     return escape_control("\n".join(lines) + "\n")
 
 

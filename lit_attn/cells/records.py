@@ -7,6 +7,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals
+    runs/<study>/.inputs/*.json    lit_attn.cells.inputs.Inputs
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value

@@ -1,5 +1,6 @@
 """`rerun`: stale, failed or named cells are set aside and run again from their first step."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,12 @@ from helpers.runs import count_runs, jobs, make_body, run_cli
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Job, expand, select_cells, set_aside
+from lit_attn.cells.folder import read_result
+from lit_attn.cells.inputs import find_stale
 from lit_attn.cells.lock import hold_lock
+from lit_attn.config.data.text import TextFiles
 from lit_attn.schema.errors import ConfigError
+from lit_attn.train import run_cell
 from lit_attn.training.provenance import code_hash
 
 
@@ -59,6 +64,46 @@ def test_results_of_other_code_or_data_are_stale(tmp_path: Path) -> None:
     assert select_cells([matrix], "stale") == [second]
     write(first, code="0123456789ab")
     assert select_cells([matrix], "stale") == [first, second]
+
+
+TEXT = """\
+task: language-modelling
+data: {kind: text, name: mine, train: train.txt, test: test.txt, context: 16, epoch_steps: 2}
+model: {kind: gpt, dim: 16, depth: 1, heads: 2, ffn: {width: 32}}
+optimizer: {kind: adamw, lr: 1e-3}
+schedule: {kind: cosine, warmup: 1}
+training: {epochs: 1, accelerator: cpu}
+"""
+
+
+def test_changed_data_are_stale_at_once_and_touched_data_until_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_text("A sentence about attention and beliefs. " * 40)
+    body = "baseline: a\nmetric: {name: test/loss}\ncells: {a: {}}"
+    matrix = expand(studies.study(tmp_path, body, TEXT), tmp_path / "runs", seeds=(0,))
+    (job,) = matrix.jobs
+    matrix.write_plan()
+    job.cell.write(job.folder / "config.yaml")
+    run_cell(job.folder)
+
+    def find() -> list[str]:
+        return list(find_stale([(job.folder, read_result(job.folder, job.identity))]).values())
+
+    assert find() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(TextFiles, "build", lambda *_: pytest.fail("unchanged files were read"))
+        assert select_cells([matrix], "stale") == []
+    os.utime(tmp_path / "test.txt", ns=(1, 1))
+    assert find() == [f"{tmp_path / 'test.txt'} has changed"]
+    assert select_cells([matrix], "stale") == []
+    assert find() == []
+    (tmp_path / "train.txt").write_text("Another text. " * 100)
+    assert find() == [f"{tmp_path / 'train.txt'} has changed"]
+    assert select_cells([matrix], "stale") == [job]
+    assert find() != []
 
 
 def hash_data(job: Job) -> str:
