@@ -43,17 +43,16 @@ class Column(NamedTuple):
 
 
 def make_scale(summary: pd.DataFrame) -> Scale:
-    """Choose the decimals and units of a table: the median spread keeps two significant digits.
-
-    A unit is the largest one that the largest value reaches.
-    """
-    spreads = summary["sd"][summary["sd"] > 0]
-    digits = 2
-    if len(spreads):
-        digits = min(max(2, 1 - math.floor(math.log10(spreads.median()))), 6)
+    """Choose decimals, and the largest units that the largest values reach."""
     largest = (max(summary[name].dropna(), default=0) for name in ("flops", "peak_memory"))
     flops, memory = (next((u for u in UNITS if x >= UNITS[u]), "M") for x in largest)
-    return Scale(digits, flops, memory)
+    return Scale(choose_digits(summary["sd"]), flops, memory)
+
+
+def choose_digits(deviations: "pd.Series[float]") -> int:
+    """Return the decimals with which the median deviation keeps two significant digits."""
+    positive = deviations[deviations > 0]
+    return min(max(2, 1 - math.floor(math.log10(positive.median()))), 6) if len(positive) else 2
 
 
 def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell]:

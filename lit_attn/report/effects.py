@@ -1,4 +1,4 @@
-"""Comparisons beyond single variants: factorial effects, two studies, equal cost, equal tuning."""
+"""Comparisons beyond single variants: factorial effects, two studies, equal cost."""
 
 import itertools
 import statistics
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.cells.records import Tuning
 from lit_attn.report import stats
 from lit_attn.report.columns import (
     NOTHING,
@@ -80,7 +79,7 @@ def find_effects(study: StudyRecord) -> list[Effect]:
             " and ".join(f"{axis}={level}" for axis, level in changed.items()),
             "main effect" if len(changed) == 1 else "interaction",
             len(rows),
-            *_describe(mean.tolist()),
+            *describe_pairs(mean.tolist()),
             p,
             mean.tolist(),
         )
@@ -132,7 +131,7 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
         change = lead.mean() - other_lead.mean()
         low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
         if set(lead.index) == set(other_lead.index):
-            change, low, high = _describe(lead - other_lead)
+            change, low, high = describe_pairs(lead - other_lead)
         leads = [
             f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (other_lead, lead)
         ]
@@ -169,44 +168,6 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
     return named_table("criteria", cells, headings, baseline=plan.baseline)
 
 
-def make_tuning_table(study: StudyRecord, tuning: Tuning) -> Table:
-    """Return the values that tuning chose for every variant, and its leads over all trials."""
-    means = {
-        tuned.variant: {str(trial.values): trial.mean for trial in tuned.trials}
-        for tuned in tuning.variants
-    }
-    baseline = means.get(study.plan.baseline, {})
-    rows = []
-    for tuned in tuning.variants:
-        leads = [
-            mean - other
-            for values, mean in means[tuned.variant].items()
-            if mean is not None and (other := baseline.get(values)) is not None
-        ]
-        best = means[tuned.variant].get(str(tuned.chosen))
-        lead = NOTHING
-        if leads and tuned.variant != study.plan.baseline:
-            lead = f"{min(leads):+.3g} to {max(leads):+.3g} ({len(leads)})"
-        texts = [
-            tuned.variant,
-            ", ".join(f"{key}={value}" for key, value in (tuned.chosen or {}).items()) or NOTHING,
-            ", ".join(tuned.at_edge) or "no",
-            NOTHING if best is None else f"{best:.4g}",
-            lead.replace("-", "\N{MINUS SIGN}"),
-            str(sum(trial.mean is None for trial in tuned.trials)),
-        ]
-        rows.append([Cell(text) for text in texts])
-    return named_table(
-        "tuning",
-        rows,
-        label=tuning.select.label,
-        trials=tuning.trials,
-        seeds=", ".join(map(str, tuning.seeds)),
-        keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
-        sampler=tuning.sampler,
-    )
-
-
 def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
     """Return the differences of a variant to the baseline by seed."""
     names = (variant, study.plan.baseline)
@@ -220,7 +181,7 @@ def _levels(name: str) -> dict[str, str]:
     return {axis: level for axis, _, level in terms} if all(t[1] for t in terms) else {}
 
 
-def _describe(differences: Iterable[float]) -> tuple[float, float | None, float | None]:
+def describe_pairs(differences: Iterable[float]) -> tuple[float, float | None, float | None]:
     """Return the mean of the differences of all seeds and its interval."""
     values = list(differences)
     interval = stats.paired_interval(values)

@@ -20,6 +20,7 @@ from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
+from lit_attn.report.tuning import draw_tuning, make_tuning_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,6 +75,8 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
             }
             for name, draw in diagnostics.DRAWERS.items():
                 drawn[name] = draw(recorded, study.plan.baseline)
+        if study.tuning:
+            drawn["tuning"] = draw_tuning(study.tuning, study.plan.baseline)
         images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
     tables = make_tables(folder, study, comparisons, summary, recorded, estimates, images)
     files: dict[str, str | bytes] = {**tables}
@@ -127,7 +130,7 @@ def make_tables(
     further = [
         make_metrics_table(study, seeds),
         effects.make_criteria_table(study, summary, digits),
-        *([effects.make_tuning_table(study, study.tuning)] if study.tuning else []),
+        *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         effects.make_effects_table(estimates, study, digits),
         segmentation.make_class_table(classes),

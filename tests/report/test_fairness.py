@@ -1,6 +1,7 @@
 """Criteria of equal cost, tuning, sealed plans and the cost of reaching the baseline."""
 
 import html
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pandas as pd
 import pytest
 from helpers.fake_study import write_study
 
-from lit_attn.cells.records import Metric, Plan, Seal, Seals, StepTimes, Tuning
+from lit_attn.cells.records import Metric, Plan, Seal, Seals, StepTimes, Tuning, TuningTrial
 from lit_attn.report import write_reports
 from lit_attn.report.comparison import compare_variants
 from lit_attn.report.read import CellRecord, StudyRecord
+from lit_attn.report.tuning import draw_tuning, read_trials
 
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
 
@@ -61,36 +63,110 @@ def test_criteria_stand_side_by_side(tmp_path: Path) -> None:
     assert ">mgk@time<" not in table
 
 
-def test_tuning_shows_chosen_values_edges_and_leads(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "runs", seeds=2)
-    means = {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]}
+def write_tuning(
+    study: Path, means: dict[str, list[float | None]], seeds: tuple[int, ...] = (9,), **keys: object
+) -> Tuning:
+    """Write trials with the means at three learning rates; the values of seeds differ by 0.2."""
     variants = [
         {
             "variant": name,
             "chosen": {"optimizer.lr": 0.002},
             "at_edge": ["optimizer.lr"] if name == "belief" else [],
             "trials": [
-                {"values": {"optimizer.lr": lr}, "mean": mean, "by_seed": {"9": mean}}
+                {
+                    "values": {"optimizer.lr": lr},
+                    "mean": mean,
+                    "by_seed": {
+                        str(seed): None if mean is None else mean + 0.2 * place
+                        for place, seed in enumerate(seeds)
+                    },
+                }
                 for lr, mean in zip((0.001, 0.004, 0.002), values, strict=True)
             ],
         }
         for name, values in means.items()
     ]
     metric = Metric(name="val/accuracy", label="val accuracy", goal="max", scale=100)
-    Tuning(
+    tuning = Tuning(
         sampler="grid",
         trials=3,
-        seeds=[9],
+        seeds=list(seeds),
         select=metric,
         keys={"optimizer.lr": [0.001, 0.004, 0.002]},
         variants=variants,
-    ).write(study / "tuning.json")
+    )
+    tuning.write(study / "tuning.json")
+    return tuning
+
+
+def test_tuning_shows_every_value_with_its_lead_and_the_choice(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    write_tuning(study, {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]})
     page = read_page(tmp_path)
-    row = page[page.index("best val accuracy") :]
-    row = row[row.index(">belief<") :].split("</tr>")[0]
-    cells = [cell.split("</td>")[0] for cell in row.split("<td>")[1:]]
-    assert cells == ["optimizer.lr=0.002", "optimizer.lr", "71.5", "+0.5 to +1 (2)", "1"]
+    table = page[page.index(">difference to standard [95 %]<") :].split("</table>")[0]
+    rows = [
+        [re.sub("<.*?>", "", cell) for cell in re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in table.split("<tr>")[1:]
+    ]
+    assert rows == [
+        ["standard", "optimizer.lr=0.001", "70.00", "—", ""],
+        ["standard", "optimizer.lr=0.004", "72.00", "—", ""],
+        ["standard", "optimizer.lr=0.002", "71.00", "—", "chosen"],
+        ["belief", "optimizer.lr=0.001", "71.00", "+1.00", ""],
+        ["belief", "optimizer.lr=0.004", "diverged", "—", ""],
+        ["belief", "optimizer.lr=0.002", "71.50", "+0.50", "chosen, at the edge of optimizer.lr"],
+    ]
     assert "Every variant had 3 trials (grid) with seeds 9" in page
+    assert "those of the tuning seeds on the validation split" in page
+
+
+def test_the_lead_of_a_trial_is_paired_by_tuning_seed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    means = {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]}
+    tuning = write_tuning(study, means, seeds=(7, 8, 9))
+    trials = read_trials(tuning, "standard").set_index(["variant", "optimizer.lr"])
+    assert trials["sd"].dropna().tolist() == pytest.approx([0.2] * 5)
+    # Seeds add the same to both, so the paired differences do not vary.
+    lead = trials.loc[("belief", 0), ["lead", "low", "high"]].tolist()
+    assert lead == pytest.approx([1.0, 1.0, 1.0])
+    assert trials.loc[("belief", 1), ["mean", "sd", "lead"]].isna().all()
+
+
+def test_the_figure_of_tuning_marks_the_chosen_value_and_the_best_trial_of_each_value(
+    tmp_path: Path,
+) -> None:
+    study = write_study(tmp_path / "runs", seeds=2)
+    means = {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]}
+    tuning = write_tuning(study, means, seeds=(7, 8))
+    figure = draw_tuning(tuning, "standard")
+    top, bottom = figure.axes
+    rings = [line for line in top.lines if line.get_markersize() == 9]
+    assert [line.get_ydata().tolist() for line in rings] == [[71.0], [71.5]]
+    # Values stand in the order of the grid, and variants beside each other.
+    assert [text.get_text() for text in bottom.get_xticklabels()] == ["0.001", "0.004", "0.002"]
+    assert [line.get_xdata().round().tolist() for line in rings] == [[2], [2]]
+    shown = [c.lines[0].get_ydata().tolist() for c in bottom.containers]
+    assert shown[1] == pytest.approx([1.0, 0.5])
+    read_page(tmp_path)
+    assert (tmp_path / "reports" / "fake" / "tuning.svg").is_file()
+
+
+def test_points_of_the_figure_are_best_trials_if_several_keys_are_tuned(tmp_path: Path) -> None:
+    tuning = write_tuning(tmp_path, {"standard": [70.0, 72.0, 71.0]})
+    both = {"optimizer.lr": [0.001, 0.002], "epochs": [5, 9]}
+    means = {(0.001, 5): 1.0, (0.001, 9): 4.0, (0.002, 5): 3.0, (0.002, 9): 2.0}
+    trials = [
+        TuningTrial(values={"optimizer.lr": lr, "epochs": n}, mean=mean, by_seed={"9": mean})
+        for (lr, n), mean in means.items()
+    ]
+    variant = tuning.variants[0].model_copy(
+        update={"trials": trials, "chosen": {"optimizer.lr": 0.001, "epochs": 9}}
+    )
+    for goal, expected in (("max", [[4.0, 3.0], [3.0, 4.0]]), ("min", [[1.0, 2.0], [1.0, 2.0]])):
+        select = tuning.select.model_copy(update={"goal": goal})
+        changed = {"keys": both, "variants": [variant], "select": select}
+        axes = draw_tuning(tuning.model_copy(update=changed), "standard").axes[:2]
+        assert [a.containers[0].lines[0].get_ydata().tolist() for a in axes] == expected
 
 
 def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Trials of a tuned study: the metric at every tuned value, and the lead over the baseline."""
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from lit_attn.cells.records import Tuning
+from lit_attn.report import drawing
+from lit_attn.report.columns import choose_digits, format_difference, format_spread
+from lit_attn.report.effects import describe_pairs
+from lit_attn.report.formats import Cell, Table, named_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
+    """Return one row for each variant and combination of values, which may have been tried twice.
+
+    The columns are variant, values (a text), the place of each tuned key's value in its list,
+    chosen, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low and
+    high: the mean paired difference to the baseline with the same values and its 95 % interval.
+    """
+    recorded = {v.variant: {str(t.values): t for t in v.trials} for v in tuning.variants}
+    rows = []
+    for tuned in tuning.variants:
+        for name, trial in recorded[tuned.variant].items():
+            places = {key: tuning.keys[key].index(value) for key, value in trial.values.items()}
+            row: dict[str, Any] = {"variant": tuned.variant, **places, "mean": trial.mean}
+            row["values"] = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+            row["chosen"] = trial.values == tuned.chosen
+            values = pd.Series(trial.by_seed, dtype=float)
+            row["sd"] = values.std(skipna=False)
+            other = recorded.get(baseline, {}).get(name)
+            if other and None not in (trial.mean, other.mean) and tuned.variant != baseline:
+                lead = values - pd.Series(other.by_seed, dtype=float)
+                row |= zip(("lead", "low", "high"), describe_pairs(lead), strict=True)
+            rows.append(row)
+    columns = ["variant", "values", *tuning.keys, "chosen", "mean", "sd", "lead", "low", "high"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[-5:], float))
+
+
+def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
+    """Return mean and lead of every combination of values; the chosen one is bold."""
+    trials = read_trials(tuning, baseline)
+    digits = choose_digits(trials["sd"])
+    edges = {
+        v.variant: f", at the edge of {', '.join(v.at_edge)}" * bool(v.at_edge)
+        for v in tuning.variants
+    }
+    rows = []
+    for _, trial in trials.iterrows():
+        mean = format_spread(trial["mean"], trial["sd"], digits)
+        texts = [
+            trial["variant"],
+            trial["values"],
+            "diverged" if pd.isna(trial["mean"]) else mean,
+            format_difference(trial["lead"], trial["low"], trial["high"], digits),
+            f"chosen{edges.get(trial['variant'], '')}" if trial["chosen"] else "",
+        ]
+        rows.append([Cell(text, is_bold=trial["chosen"]) for text in texts])
+    return named_table(
+        "tuning",
+        rows,
+        label=tuning.select.label,
+        baseline=baseline,
+        trials=tuning.trials,
+        seeds=", ".join(map(str, tuning.seeds)),
+        keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
+        sampler=tuning.sampler,
+    )
+
+
+def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
+    """Draw metric and lead of each variant's best trial with each value, a column for each key."""
+    trials = read_trials(tuning, baseline).dropna(subset="mean")
+    if trials.empty:
+        return None
+    trials = trials.sort_values("mean", ascending=tuning.select.goal == "min", kind="stable")
+    names = [variant.variant for variant in tuning.variants]
+    key: drawing.Key = {n: (c, "-") for n, c in zip(names, drawing.COLOURS, strict=False)}
+    figure = drawing.new_figure(4.2)
+    grid = figure.subplots(2, len(tuning.keys), sharex="col", sharey="row", squeeze=False)
+    for (top, bottom), (tuned, values) in zip(grid.T, tuning.keys.items(), strict=True):
+        for number, (name, (colour, _)) in enumerate(key.items()):
+            rows = trials[trials["variant"] == name].drop_duplicates(tuned).sort_values(tuned)
+            # Error bars of several variants would cover each other.
+            place = rows[tuned] + 0.06 * (number - (len(key) - 1) / 2)
+            style = {"color": colour, "fmt": "o-", "ms": 3, "lw": 1, "elinewidth": 0.8}
+            ends = [rows["lead"] - rows["low"], rows["high"] - rows["lead"]]
+            top.errorbar(place, rows["mean"], rows["sd"], **style)
+            bottom.errorbar(place, rows["lead"], ends, **style)
+            chosen = rows[rows["chosen"]]
+            top.plot(place[chosen.index], chosen["mean"], "o", mfc="none", color=colour, ms=9)
+        bottom.axhline(0, color=drawing.GREY, linewidth=0.8)
+        bottom.set_xticks(range(len(values)), list(map(str, values)))
+        bottom.set_xlabel(tuned)
+    grid[0][0].set_ylabel(tuning.select.label)
+    grid[1][0].set_ylabel(f"difference to {drawing.shorten(baseline, 20)}")
+    drawing.add_legend(figure, key)
+    return figure
