@@ -208,6 +208,8 @@ def _require_equal_lengths(
     context = f"{variant.where}: {source.name}: variant '{variant.name}': match: {criterion}"
     if data.at_final_size() != data:
         raise ConfigError(f"{context}: excludes images that grow")
+    if any(experiment.training.stop is not None for experiment in experiments):
+        raise ConfigError(f"{context}: excludes training.stop, which ends the equal budget early")
     lengths = [(e.data, e.training.epochs, e.training.max_steps) for e in experiments]
     if lengths[0] != lengths[1]:
         keys = "data, training.epochs and training.max_steps"

@@ -156,6 +156,7 @@ class Result(Record):
     selected_epoch: int
     steps: int
     epochs: int
+    stopped_early: bool = Field(False, description="True if `training.stop` ended the training")
     devices: int = Field(1, description="number of devices that shared every batch")
     batch_size: int | None = Field(None, description="samples per step on all devices")
     parameters: int = Field(description="number of trainable scalars")

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 # Importing these modules registers the members of the families.
 from lit_attn.config.data import composition, images, segmentation, tables, text
 from lit_attn.config.data.base import Data
-from lit_attn.config.metrics import AddedMetric
+from lit_attn.config.metrics import AddedMetric, MetricChoice
 from lit_attn.config.models import external, language, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
@@ -63,6 +63,17 @@ class Experiment(Config):
                 text = value.model_dump_json()
                 if problem := _refuse_broken(type(value), text, self.data.signature()):
                     raise ValueError(f"{name}: {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _measures_stopping(self) -> Self:
+        if (stop := self.training.stop) is not None:
+            if "val" not in self.data.splits:
+                raise ValueError("training.stop: needs a validation split: set data.validation")
+            try:
+                MetricChoice(name=stop.metric).resolve(self)
+            except ValueError as error:
+                raise ValueError(f"training.stop.metric: {error}") from error
         return self
 
     @field_validator("data")

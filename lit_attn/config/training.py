@@ -6,7 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.schema.base import Config, Kind, outside_identity
 from lit_attn.schema.errors import ConfigError
@@ -118,6 +118,20 @@ class WandbLogger(MetricLogger):
         logger.experiment.finish(exit_code=0 if has_succeeded else 1)
 
 
+class Stopping(Config):
+    """Early stopping: training ends after `patience` evaluations without an improvement."""
+
+    metric: str = Field("val/loss", description="metric of the validation split")
+    patience: PositiveInt = Field(description="evaluations without an improvement")
+
+    @field_validator("metric")
+    @classmethod
+    def _is_of_validation(cls, metric: str) -> str:
+        if not metric.startswith("val/"):
+            raise ValueError(f"'{metric}' is not of the validation split; choose one, as val/loss")
+        return metric
+
+
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
@@ -146,6 +160,7 @@ class Training(Config):
         lt=1,
         description="decay of an average of the weights, which is evaluated too; null: none",
     )
+    stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")

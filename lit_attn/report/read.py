@@ -274,6 +274,7 @@ def _measure(result: Result) -> dict[str, Any]:
         "step_time": result.step_time.median,
         "step_time_iqr": result.step_time.iqr,
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,
+        **({"stopped_early": True} if result.stopped_early else {}),
         # Thousands of cells share these texts.
         **{name: sys.intern(text) for name, text in texts.items()},
         **{sys.intern(f"metric {name}"): x for name, x in sorted(result.metrics.items())},

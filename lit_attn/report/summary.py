@@ -123,6 +123,8 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         for name in TIMES
         if min(times := study.measurements(name, variant.name), default=0) > 0
     }
+    steps = study.measurements("steps", variant.name)
+    has_stopped = bool(study.measurements("stopped_early"))
     time = study.step_time(variant.name)
     counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
@@ -132,6 +134,8 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "missing": ", ".join(f"{count} {name}" for name, count in sorted(statuses.items())),
         "mean": mean,
         "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "steps_run": statistics.fmean(steps) if steps and has_stopped else None,
+        "stopped": len(study.measurements("stopped_early", variant.name)) if has_stopped else None,
         "best": False,
         "significant": False,
         "published": published,

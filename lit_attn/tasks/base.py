@@ -43,6 +43,9 @@ class TaskModule(L.LightningModule, ABC):
     evaluates_as_training = False
     """True if evaluation has the precision of training, False if it is in float32."""
 
+    monitored = ""
+    """Metric that decides on early stopping, with its split."""
+
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
 
@@ -182,6 +185,8 @@ class TaskModule(L.LightningModule, ABC):
             if not math.isfinite(loss := values[f"{prefix}loss"]):
                 raise Diverged(f"{prefix}loss is {loss} after step {self.global_step}")
             self._record(values)
+            if self.monitored in values:
+                self.log(self.monitored, values[self.monitored], logger=False, sync_dist=True)
         self.evaluated_at = self.global_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -18,6 +19,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 from lit_attn.cells.inputs import Inputs
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
+from lit_attn.config.metrics import MetricChoice
+from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
@@ -63,8 +66,10 @@ def fit(
                 raise
             # Half of the checkpoint may have been restored, so everything is built again.
             return fit(cell, cell_dir, group, limits)
-        if trainer.global_step < run.steps:
+        has_stopped = trainer.global_step < run.steps
+        if has_stopped and not trainer.should_stop:
             raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")
+        run.steps = trainer.global_step
         # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
         # `max_steps` cut it short.
         if task.evaluated_at < run.steps:
@@ -75,6 +80,7 @@ def fit(
     result = make_result(cell, cell_dir, run.parts, group, run.progress, run.checkpoints, run.steps)
     if result is None:
         return None
+    result = result.model_copy(update={"stopped_early": has_stopped})
     run.write_outputs(result)
     if limits is None:
         run.inputs.write_for(cell_dir, result)
@@ -118,6 +124,15 @@ class Attempt:
         if (settings := training.diagnostics) is not None:
             every = training.evaluate_every * data.steps_per_epoch
             self.diagnostics = DiagnosticsCallback(folder, settings, every, self.steps, self.events)
+        self.stopping = None
+        if (stop := training.stop) is not None and limits is None:
+            goal = MetricChoice(name=stop.metric).resolve(cell.experiment).goal
+            if "val" not in data.splits:
+                raise ConfigError("training.stop: this data has no split val")
+            self.parts.task.monitored = stop.metric
+            self.stopping = EarlyStopping(
+                stop.metric, patience=stop.patience, mode=goal, check_on_train_epoch_end=False
+            )
         for record in (self.metrics, self.diagnostics):
             if record is not None and group.is_rank_zero:
                 record.start(first_step)
@@ -132,8 +147,10 @@ class Attempt:
         environment = SLURMEnvironment(auto_requeue=False) if is_slurm else LightningEnvironment()
         # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
         # time excludes the diagnostics after it.
-        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, steps)
-        callbacks = (self.checkpoints, self.progress, units, self.diagnostics)
+        # With early stopping, any evaluation can be the last one.
+        first = steps if self.stopping is None else 0
+        units = UnitRecorder(self.folder / "units.npz", self.cell.metric, first)
+        callbacks = (self.checkpoints, self.progress, units, self.diagnostics, self.stopping)
         return L.Trainer(
             accelerator=device.type,
             devices=group.ranks.ranks_per_node,

@@ -134,7 +134,7 @@ class UnitRecorder(L.Callback):
     """
 
     def __init__(self, path: Path, metric: Metric, total: int) -> None:
-        """`total` is the number of training steps."""
+        """`total` is the number of training steps after which an evaluation is the last one."""
         self.path = path
         self.metric = metric
         self.total = total

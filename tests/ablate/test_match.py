@@ -131,6 +131,15 @@ def test_another_length_of_training_is_refused(tmp_path: Path) -> None:
         make_matrix(tmp_path, body)
 
 
+@pytest.mark.parametrize("criterion", ["flops", "time"])
+def test_early_stopping_is_refused_where_budgets_are_equal(criterion: str, tmp_path: Path) -> None:
+    stop = "set: {training.stop: {patience: 2}}"
+    body = f"baseline: a\nmatch: {criterion}\n{stop}\ncells: {{a: {{}}, b: {{zz: with}}}}"
+    with pytest.raises(ConfigError, match=f"match: {criterion}: excludes training.stop") as caught:
+        make_matrix(tmp_path, body)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_measurement_trains_every_variant_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,12 @@ def cut_short(devices: int) -> Cell:
     return digits_cell(model=EXACT, training=training)
 
 
+def early(devices: int) -> Cell:
+    """Return a cell that stops after its second evaluation, because its weights do not change."""
+    training = {"devices": devices, "stop": {"patience": 1}}
+    return digits_cell(model=EXACT, optimizer={"lr": 1e-30}, training=training)
+
+
 def text(devices: int) -> Cell:
     """Return a language-model cell whose steps have two micro-batches."""
     return text_cell(model={"dropout": 0.0}, training={"devices": devices})
@@ -71,7 +77,7 @@ def scenes(devices: int) -> Cell:
 
 
 def cells() -> dict[str, Cell]:
-    compared: list[Callable[[int], Cell]] = [images, cut_short, text, growing, scenes]
+    compared: list[Callable[[int], Cell]] = [images, cut_short, early, text, growing, scenes]
     by_name = {f"{make_cell.__name__}-{n}": make_cell(n) for make_cell in compared for n in (1, 2)}
     recorded = {"devices": 2, "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}}
     by_name |= {name: digits_cell(training=recorded) for name in ("whole", "stopped")}

@@ -35,6 +35,25 @@ def has_siunitx() -> bool:
     return subprocess.run(["kpsewhich", "siunitx.sty"], check=False).returncode == 0
 
 
+def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
+    runs = write_study(tmp_path / "runs", seeds=3)
+    plan = Plan.read(runs / "plan.json")
+    assert plan is not None
+    first, second = (cell for cell in plan.cells if cell.variant == "belief2" and cell.seed < 2)
+    for cell, steps in ((first, 100), (second, 300)):
+        early = result(cell, 0.5, steps=steps, stopped_early=True)
+        early.write(runs / cell.path / "result.json")
+    folder = report(tmp_path)
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "steps (stopped early)" in text
+    assert "whose training stopped early" in text
+    table = pd.read_csv(folder / "table.csv").set_index("variant")
+    last = result(first, 0.5).steps
+    assert table.loc["belief2", "steps_run"] == pytest.approx((100 + 300 + last) / 3)
+    assert table.loc["belief2", "stopped"] == 2
+    assert table.loc["standard", "stopped"] == 0
+
+
 def report(root: Path, name: str = "fake") -> Path:
     write_reports(root / "runs", root / "reports")
     return root / "reports" / name

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import torch
 from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of
+from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from torch import nn
@@ -194,8 +196,9 @@ def assert_same(one: Path, two: Path) -> None:
         {"data": {"batch_size": 1000}},
         {"training": {"precision": "fp16"}, "optimizer": {"kind": "set-adam", "lr": 1e-3}},
         {"training": {"precision": "bf16", "clip": 0.5, "evaluate_every": 2}},
+        {"training": {"epochs": 6, "stop": {"patience": 2}}, "optimizer": {"lr": 1e-30}},
     ],
-    ids=["one step an epoch", "scaled gradients", "clipped gradients"],
+    ids=["one step an epoch", "scaled gradients", "clipped gradients", "early stopping"],
 )
 def test_resume_is_exact_in_every_setting(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +211,62 @@ def test_resume_is_exact_in_every_setting(
             run_cell(folder)
     run_cell(folder)
     assert_same(folder, reference)
+    has_stopped = "stop" in changes.get("training", {})
+    assert result_of(folder).stopped_early == has_stopped
+
+
+@pytest.mark.parametrize("kept", [4, 8])
+def test_early_stopping_counts_evaluations_before_a_kill(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training stops after the third evaluation, wherever the cell continues."""
+    training = {"epochs": 6, "stop": {"metric": "val/accuracy", "patience": 2}}
+    cell = digits_cell(training=training, optimizer={"lr": 1e-30})
+    folder = folder_of(cell, tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, kept)
+        with pytest.raises(Preempted):
+            run_cell(folder)
+    run_cell(folder)
+    result = result_of(folder)
+    assert (result.stopped_early, result.steps, result.epochs) == (True, 12, 3)
+    assert accuracy_at(folder) == [(4, 0), (8, 1), (12, 2)]
+    with np.load(folder / "units.npz") as units:
+        assert units["test/correct"].mean() == pytest.approx(result.metrics["test/accuracy"])
+    assert len(read_metrics(folder / "metrics.csv")) == len(
+        {(row.step, row.name) for row in read_metrics(folder / "metrics.csv")}
+    )
+
+
+def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
+    folder = folder_of(digits_cell(training={"stop": {"patience": 3}}), tmp_path)
+    run_cell(folder)
+    assert (result_of(folder).stopped_early, result_of(folder).steps) == (False, 12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "data", "message"),
+    [
+        ("test/loss", {}, "'test/loss' is not of the validation split; choose one, as val/loss"),
+        ("val/los", {}, "training.stop.metric: 'val/los' is not measured; did you mean 'val/loss'"),
+        (
+            "val/loss",
+            {"kind": "cifar10", "augment": ["normalize"]},
+            "training.stop: needs a validation split: set data.validation",
+        ),
+    ],
+)
+def test_only_validation_metrics_stop_a_training(
+    metric: str, data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        digits_cell(training={"stop": {"metric": metric, "patience": 1}}, data=data)
+
+
+def test_early_stopping_is_part_of_the_identity_only_if_it_is_set() -> None:
+    plain, without = digits_cell(), digits_cell(training={"stop": None})
+    assert plain.fingerprint == without.fingerprint
+    assert plain.fingerprint != digits_cell(training={"stop": {"patience": 3}}).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def last_exit(path: Path) -> Exit:
     return last
 
 
-@pytest.mark.parametrize("name", ["images", "cut_short", "text", "growing", "scenes"])
+@pytest.mark.parametrize("name", ["images", "cut_short", "early", "text", "growing", "scenes"])
 def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) -> None:
     """Every sample counts once, although 237 validation images and five scenes are odd numbers."""
     one, two = cells / f"{name}-1", cells / f"{name}-2"
@@ -87,6 +87,11 @@ def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) ->
     theirs = weights(two)
     for key, weight in weights(one).items():
         torch.testing.assert_close(weight, theirs[key], rtol=1e-4, atol=1e-5)
+
+
+def test_two_devices_stop_early_together(cells: Path) -> None:
+    for name in ("early-1", "early-2"):
+        assert (result(cells / name).stopped_early, result(cells / name).epochs) == (True, 2)
 
 
 def test_stopped_devices_resume_exactly(cells: Path) -> None:
