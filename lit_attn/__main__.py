@@ -41,6 +41,7 @@ COMMANDS = {
     "report": Command("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Command("FOLDER", "train one cell alone", "lit_attn.train:main"),
     "generate": Command("FOLDER", "continue a text", "lit_attn.generate:main"),
+    "export": Command("hub FOLDER", "write weights and a model card", "lit_attn.hub:main"),
     "bench": Command("WHAT", "measure time and memory", "lit_attn.bench.__main__:main"),
     "prepare": Command("SOURCE", "download and tokenise text", "lit_attn.data.prepare:main"),
     "list": Command("[FAMILY]", "list studies, presets and members", "lit_attn.__main__:show"),

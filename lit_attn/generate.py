@@ -6,7 +6,6 @@ token after the prompt. It ends after --tokens tokens or with the model's end-of
 
 import argparse
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import yaml
 
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
+from lit_attn.hub import load_network
 from lit_attn.schema.errors import ConfigError, OneLineParser
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
 
     from lit_attn.models.language import Sampling, continuation
 
-    network = load_network(options.run, cell)
+    network = load_gpt(options.run, cell)
     encoder: Encoder = make_encoder()
     try:
         prompt = encoder.prompt(options.prompt)
@@ -92,29 +92,19 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     yield from decode_pieces(encoder, prompt, ids)
 
 
-def load_network(run: Path, cell: Cell) -> "GPT":
-    """Return the cell's network with its trained weights; ConfigError if they do not fit."""
-    path = run / "checkpoints" / "weights.pt"
-    if not path.exists():
-        raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")
-
+def load_gpt(run: Path, cell: Cell) -> "GPT":
+    """Return the cell's network with its trained weights; ConfigError if it is no GPT."""
     import torch
 
-    from lit_attn.models import factory
     from lit_attn.models.language import GPT
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    experiment = cell.experiment
-    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
-    network = factory.build(model, experiment.data, device)
+    network = load_network(run / "checkpoints" / "weights.pt", cell, device)
     if not isinstance(network, GPT):
-        raise ConfigError(f"{run}: its model '{experiment.model.kind}' is not supported, only gpt.")
-    try:
-        network.load_state_dict(torch.load(path, map_location=device, weights_only=True))
-    except (OSError, EOFError, RuntimeError, TypeError, pickle.UnpicklingError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{path}: are not the weights of this cell ({reason})") from error
-    return network.eval()
+        raise ConfigError(
+            f"{run}: its model '{cell.experiment.model.kind}' is not supported, only gpt."
+        )
+    return network
 
 
 def decode_pieces(encoder: "Encoder", prompt: list[int], ids: Iterable[int]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from helpers.training_cells import digits_cell, folder_of, text_cell
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
-from lit_attn.generate import decode_pieces, load_network, main
+from lit_attn.generate import decode_pieces, load_gpt, main
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 
@@ -70,7 +70,7 @@ def test_greedy_decoding_equals_the_argmax_over_the_whole_context(
     """The text is longer than the trained context of 16."""
     prompt = "The shape"
     text = output_of(capsys, rotary_run, "--prompt", prompt, "--temperature", "0", "--tokens", "30")
-    network = load_network(rotary_run, Cell.read(rotary_run / "config.yaml"))
+    network = load_gpt(rotary_run, Cell.read(rotary_run / "config.yaml"))
     device = network.trunk.tokens.weight.device
     ids = list(prompt.encode())
     for _ in range(30):

@@ -1,0 +1,173 @@
+"""Exchange of trained models in the layout of the Hugging Face hub: `lit-attn export hub CELL`.
+
+A folder has the weights (model.safetensors), the configuration of the cell without the paths of
+this machine (config.json), and a model card (README.md). `load_exported` returns its network.
+"""
+
+import json
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from lit_attn.cells.folder import read_result
+from lit_attn.cells.records import Result
+from lit_attn.config.cell import Cell
+from lit_attn.files import read_text, write_json
+from lit_attn.schema.errors import ConfigError, OneLineParser, explain
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CARD = """---
+{header}
+---
+
+# {cell.variant} of {cell.study}, seed {cell.seed}
+
+{metric.label}: {value:.4g} (`{metric.name}`, one seed, epoch {epoch} of {result.epochs}).
+
+| | |
+|---|---|
+| data | {data}, content {result.data} |
+| model | {model.kind}, {result.parameters:,} parameters |
+| attention | {attention} |
+| training | {result.steps:,} steps on {result.device} |
+| code | {result.code} |
+
+`config.json` has the complete configuration of lit_attn. To load the network:
+
+```python
+from lit_attn.hub import load_exported
+
+network = load_exported("FOLDER")
+```
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Export a finished cell; return exit code 0, or 2 for a cell that cannot be exported."""
+    parser = OneLineParser(prog="lit-attn export", description=__doc__)
+    parser.add_argument("target", choices=["hub"], help="layout of the Hugging Face hub")
+    parser.add_argument("cell", type=Path, metavar="CELL", help="folder of a finished cell")
+    text = "folder to write (default: hub in the folder of the cell)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    try:
+        options = parser.parse_args(arguments)
+        print(export(options.cell, options.out or options.cell / "hub"))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def export(folder: Path, out: Path) -> Path:
+    """Write the weights that the study evaluates, the configuration and the card; return `out`.
+
+    Raises ConfigError for a cell without a result, and for one with parts from files.
+    """
+    cell = Cell.read(folder / "config.yaml")
+    if cell.parts:
+        raise ConfigError(f"{folder}: parts: {cell.parts[0]} cannot be exported")
+    if (result := read_result(folder, cell.fingerprint)) is None:
+        raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out: {out} is not empty")
+    name = "ema.pt" if cell.metric.averaged else "weights.pt"
+    network = load_network(folder / "checkpoints" / name, cell, "cpu")
+
+    from safetensors.torch import save_model
+
+    fields = _replace_paths(cell.model_dump(mode="json"))
+    for model in filter(None, (fields["experiment"]["model"], fields["match_to"])):
+        # The exported weights replace published ones.
+        for key in ("pretrained", "checkpoint"):
+            model.pop(key, None)
+    out.mkdir(parents=True, exist_ok=True)
+    save_model(network, str(out / "model.safetensors"))
+    _write_card(cell, result, out / "README.md")
+    write_json(out / "config.json", fields)
+    return out
+
+
+def load_exported(folder: str | Path, *, trust_code: bool = False) -> "nn.Module":
+    """Return the network of an exported folder in evaluation mode, on the CPU.
+
+    Raises ConfigError for a folder that was not exported, and for a configuration that names a
+    class of another package (`mine:Net`), unless you trust that class (`trust_code`).
+    """
+    path = Path(folder) / "config.json"
+    try:
+        fields = json.loads(read_text(path))
+        if not trust_code and (name := _find_class_name(fields)):
+            raise ConfigError(f"{path}: names {name}. If you trust it, set trust_code=True.")
+        cell = Cell.model_validate(fields)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    except ValidationError as error:
+        raise explain(error, str(path)) from error
+    return load_network(path.with_name("model.safetensors"), cell, "cpu")
+
+
+def load_network(path: Path, cell: Cell, device: str) -> "nn.Module":
+    """Return the cell's network with the weights in `path`; ConfigError if they do not fit."""
+    if not path.exists():
+        raise ConfigError(f"{path}: is missing. A cell writes its weights there when it finishes.")
+
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    from lit_attn.models import factory
+
+    experiment = cell.experiment
+    model = factory.resolve(experiment.model, cell.match_to, experiment.data)
+    network = factory.build(model, experiment.data, device)
+    unfit = (OSError, EOFError, RuntimeError, TypeError, pickle.UnpicklingError, SafetensorError)
+    try:
+        if path.suffix == ".safetensors":
+            load_model(network, str(path))
+        else:
+            network.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    except unfit as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{path}: are not the weights of this cell ({reason})") from error
+    return network.eval()
+
+
+def _write_card(cell: Cell, result: Result, path: Path) -> None:
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    metric, model, task = cell.metric, cell.experiment.model, cell.experiment.task.kind
+    value = result.metrics[metric.name]
+    data = getattr(cell.experiment.data, "name", cell.experiment.data.kind)
+    header = ModelCardData(
+        model_name=f"{cell.study}-{cell.variant}",
+        library_name="lit_attn",
+        eval_results=[EvalResult(task, data, data, metric.name, value)],
+    )
+    values = {"header": header.to_yaml(), "value": value * metric.scale, "data": data}
+    values |= {"cell": cell, "metric": metric, "model": model, "result": result}
+    values |= {"epoch": result.selected_epoch + 1, "attention": model.attention.identity()}
+    ModelCard(CARD.format(**values)).save(path)
+
+
+def _replace_paths(value: Any) -> Any:
+    """Return `value` with the name of the file or folder in place of each absolute path."""
+    if isinstance(value, dict):
+        return {key: _replace_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_paths(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def _find_class_name(value: Any) -> str | None:
+    """Return a text of the form "module:name" in a configuration, or None."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_find_class_name, items)), None)
+    is_class = isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value)
+    return str(value) if is_class else None
