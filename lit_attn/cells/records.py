@@ -15,8 +15,6 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     CELL/diagnostics.csv           step,layer,head,name,value
     CELL/attention.npz             arrays of the last recorded diagnostics
     CELL/units.npz                 loss and correct predictions of each evaluated sample
-    CELL/pictures/<k>.png          image | labels | prediction
-    CELL/pictures/legend.json      Legend
 """
 
 import contextlib
@@ -310,14 +308,6 @@ class Tuning(Record):
     select: Metric
     keys: dict[str, list[Any]]
     variants: list[TunedVariant]
-
-
-class Legend(Record):
-    """The legend of a cell's pictures, whose predictions are made after the last step."""
-
-    weights: Literal["trained", "averaged"] = Field(description="weights that predict")
-    classes: dict[str, tuple[int, int, int]] = Field(description="colour of every class, 0 to 255")
-    shown: list[str] = Field(description="classes that are labelled or predicted in a picture")
 
 
 class Exit(Record):

@@ -21,13 +21,6 @@ from lit_attn.data import sets
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
-# Greys for the grounds, hues for the digits.
-PALETTE = (
-    *((70, 70, 70), (140, 140, 140), (210, 210, 210)),
-    *((230, 25, 75), (245, 130, 48), (255, 225, 25), (191, 239, 69), (60, 180, 75)),
-    *((66, 212, 244), (67, 99, 216), (145, 30, 180), (240, 50, 230), (250, 190, 212)),
-)
-
 # Changes whenever scenes look different, so that an old folder is not used for new scenes.
 VERSION = 3
 

@@ -50,13 +50,12 @@ class SceneryData(DataModule):
             split: SceneryFiles(data, pairs, augmented=False) for split, pairs in evaluated.items()
         }
         self.splits: list[str] = list(self.evaluated)
-        self.classes, self.palette = data.class_names, [list(colour) for colour in data.palette]
+        self.classes = data.class_names
         if not self.classes:
-            from mmseg.utils import ade_classes, ade_palette
+            from mmseg.utils import ade_classes
 
             # One of ADE20K's names ends in a space.
             self.classes = tuple(name.strip() for name in ade_classes())
-            self.palette = ade_palette()
         self.set_epoch(len(training), data.drop_last)
 
     def fingerprint(self) -> str:
@@ -93,12 +92,6 @@ class SceneryData(DataModule):
         return EvaluationLoader(
             batches, lambda batches: self.load(dataset, list(batches)), units, len(dataset)
         )
-
-    def sample_images(self, count: int) -> Iterator[Batch]:
-        """Yield at most `count` images, one at a time, spread evenly over the last of `splits`."""
-        dataset = self.evaluated[self.splits[-1]]
-        count = min(count, len(dataset))
-        return self.load(dataset, [[(i * len(dataset) // count, 0, True)] for i in range(count)])
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
@@ -199,11 +192,11 @@ def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDAr
     for place, value in enumerate(values.tolist()):
         colour = (value >> 16, value >> 8 & 255, value & 255)
         if colour not in numbers:
-            distances = np.abs(np.array(data.palette) - colour).sum(1)
-            nearest = int(distances.argmin())
+            classes = [key for key, label in numbers.items() if label != IGNORED]
+            nearest = classes[int(np.abs(np.array(classes) - colour).sum(1).argmin())]
             raise ConfigError(
                 f"data.colours: {path} has the colour {list(colour)}, which no class has; the "
-                f"nearest is {list(data.palette[nearest])} of '{data.class_names[nearest]}' "
+                f"nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}' "
                 "(data.void: the colour of pixels without a class)"
             )
         labels[place] = numbers[colour]

@@ -1,24 +1,10 @@
-"""Results that only a study of segmentation has: the IoU of each class, and predicted pictures."""
+"""Results that only a study of segmentation has: the IoU of each class."""
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 import pandas as pd
 
-from lit_attn.cells.records import Legend
-from lit_attn.report import drawing
 from lit_attn.report.columns import format_spread
-from lit_attn.report.drawing import GREY
 from lit_attn.report.formats import Cell, Table, named_table
-from lit_attn.report.read import LOG, StudyRecord
-from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-Panels = list[list["NDArray[Any]"]]
-"""Image, labels and prediction (h, w, 3) of each picture of a cell."""
+from lit_attn.report.read import StudyRecord
 
 
 def make_class_frame(study: StudyRecord) -> pd.DataFrame:
@@ -51,55 +37,3 @@ def make_class_table(classes: pd.DataFrame) -> Table:
         cells = (Cell(format_spread(mean, sd, 2), is_bold=mean == best) for mean, sd in measured)
         rows.append([Cell(str(label)), *cells])
     return named_table("classes", rows, variants)
-
-
-def draw_pictures(study: StudyRecord) -> "Figure | None":
-    """Draw images, labels and every variant's predictions with the first seed.
-
-    The legend below them has the classes that occur and the weights that predict, if the cells
-    recorded them. Returns None if there are no pictures.
-    """
-    from matplotlib.image import imread
-    from matplotlib.patches import Patch
-
-    shown: dict[str, Panels] = {}
-    legends: list[Legend] = []
-    names = (variant.name for variant in study.plan.variants)
-    for cell in (cell for name in names for cell in study.variant_cells(name)[:1]):
-        if cell.value is not None and cell.folder is not None:
-            try:
-                paths = sorted((cell.folder / "pictures").glob("*.png"))
-                panels = [np.split(imread(path), 3, axis=1) for path in paths]
-                legend = Legend.read(cell.folder / "pictures" / "legend.json")
-            except (ConfigError, OSError, SyntaxError, ValueError) as error:
-                LOG.warning("%s: unreadable pictures are skipped: %s", cell.folder, error)
-                continue
-            shown |= {cell.variant: panels} if panels else {}
-            legends += [legend] if panels and legend else []
-    if not shown:
-        return None
-    first = next(iter(shown.values()))
-    rows = {"image": [panel[0] for panel in first], "labels": [panel[1] for panel in first]}
-    rows |= {name: [panel[2] for panel in panels] for name, panels in shown.items()}
-    occurring = {name for legend in legends for name in legend.shown}
-    classes = legends[0].classes if legends else {}
-    colours = {name: colour for name, colour in classes.items() if name in occurring}
-    columns = drawing.legend_columns(list(colours))
-    lines = 1 + -(-len(colours) // columns) if legends else 0
-    figure = drawing.new_figure(1.05 * len(rows) + drawing.LINE_HEIGHT * lines)
-    grid = figure.subplots(len(rows), len(first), squeeze=False)
-    for line, (name, pictures) in zip(grid, rows.items(), strict=True):
-        for axes, picture in zip(line, pictures, strict=False):
-            axes.imshow(picture, interpolation="nearest")
-            axes.grid(False)
-            axes.set(xticks=[], yticks=[], frame_on=False)
-        line[0].set_ylabel(name, rotation="horizontal", ha="right", va="center")
-    if legends:
-        patches = [
-            Patch(facecolor=(r / 255, g / 255, b / 255), edgecolor=GREY, linewidth=0.4, label=name)
-            for name, (r, g, b) in colours.items()
-        ]
-        weights = " or ".join(dict.fromkeys(legend.weights for legend in legends))
-        title = f"Predictions of the {weights} weights"
-        figure.legend(handles=patches, loc="outside lower center", ncols=columns, title=title)
-    return figure

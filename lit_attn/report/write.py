@@ -71,7 +71,6 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
                 "progress": figures.draw_progress(study, comparisons),
                 "cost": figures.draw_cost(study, summary),
                 "effects": figures.draw_effects(estimates, study.plan.metric.label),
-                "pictures": segmentation.draw_pictures(study),
             }
             for name, draw in diagnostics.DRAWERS.items():
                 drawn[name] = draw(recorded, study.plan.baseline)

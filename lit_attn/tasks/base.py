@@ -4,29 +4,19 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from lit_attn.cells.failure import Diverged
-from lit_attn.cells.records import Legend
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import require_methods
-
-
-class Pictures(NamedTuple):
-    """Pictures (h, w, 3) uint8 and their legend."""
-
-    drawn: list[NDArray[np.uint8]]
-    legend: Legend
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -115,10 +105,6 @@ class TaskModule(L.LightningModule, ABC):
         """Return the network's inputs of an evaluation batch."""
         *inputs, _ = batch
         return tuple(inputs)
-
-    def pictures(self, data: Any, device: torch.device, averaged: bool) -> Pictures | None:
-        """Return pictures of predictions on `data` by the trained or the averaged weights."""
-        return None
 
     def average_weights(self, decay: float) -> None:
         """Keep and evaluate an exponential moving average of the weights, updated every step."""

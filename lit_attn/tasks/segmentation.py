@@ -4,28 +4,19 @@ Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int6
 pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.data.segmentation).
 """
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, distributed
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from lit_attn.cells.records import Legend
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.data.segmentation import SceneryData
-from lit_attn.tasks.base import Pictures, TaskModule
+from lit_attn.tasks.base import TaskModule
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder
-
-PICTURES = 4
-"""Number of pictures next to a result."""
-HEIGHT = 256
-"""Largest height of a picture in pixels."""
 
 
 class Segmentation(TaskModule):
@@ -93,39 +84,6 @@ class Segmentation(TaskModule):
         """Return mmsegmentation's samples with `seg_logits` and `pred_sem_seg`."""
         samples: list[Any] = self.network.predict(**self._prepared(batch, training=False))
         return samples
-
-    def pictures(self, data: SceneryData, device: torch.device, averaged: bool) -> Pictures:
-        """Return pictures of image, labels and prediction side by side, in the data set's colours.
-
-        Pixels without a label are black.
-        """
-        colours = np.zeros((IGNORED + 1, 3), dtype=np.uint8)
-        colours[: len(data.palette)] = data.palette
-        self.to(device).eval()
-        drawn, shown = [], set()
-        for batch in data.sample_images(PICTURES):
-            image = batch["inputs"][0].flip(0).permute(1, 2, 0).numpy()
-            with torch.no_grad(), self.with_average() if averaged else contextlib.nullcontext():
-                (sample,) = self.predict(batch)
-            labels, prediction = (
-                part.data[0].cpu().numpy() for part in (sample.gt_sem_seg, sample.pred_sem_seg)
-            )
-            shown |= {*np.unique(labels).tolist(), *np.unique(prediction).tolist()}
-            height = min(HEIGHT, len(labels))
-            size = (round(labels.shape[1] * height / len(labels)), height)
-            panels = [Image.fromarray(image).resize(size)]
-            panels += [
-                Image.fromarray(colours[classes]).resize(size, Image.Resampling.NEAREST)
-                for classes in (labels, prediction)
-            ]
-            drawn.append(np.concatenate([np.asarray(panel) for panel in panels], axis=1))
-        self.cpu()
-        legend = Legend(
-            weights="averaged" if averaged else "trained",
-            classes=dict(zip(data.classes, map(tuple, data.palette), strict=True)),
-            shown=[name for number, name in enumerate(data.classes) if number in shown],
-        )
-        return Pictures(drawn, legend)
 
     def _prepared(self, batch: Any, training: bool) -> dict[str, Any]:
         # mmengine's preprocessor learns its device only from a call of its own method `to`.

@@ -26,7 +26,7 @@ from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
-from lit_attn.training.recording import Console, EventFile, MetricsFile, Progress, write_pictures
+from lit_attn.training.recording import Console, EventFile, MetricsFile, Progress
 from lit_attn.training.result import SPEED, FinishedRun, Limits, UnitRecorder, make_result
 
 NOISE = (
@@ -175,13 +175,11 @@ class Attempt:
         )
 
     def write_outputs(self, result: Result) -> None:
-        """Write the weights, the pictures, and the last values and the settings for TensorBoard."""
+        """Write the weights, and the last values and the settings for TensorBoard."""
         task, events, metric, step = self.parts.task, self.events, self.cell.metric, result.steps
         values = {name: result.metrics[name] for name in SPEED if name in result.metrics}
         events.log_metrics(values | {f"result/{metric.name}": result.metrics[metric.name]}, step)
         events.log_settings(_settings(self.cell) | {"ffn_width": result.ffn_width}, step)
-        if pictures := task.pictures(self.parts.data, self.group.device, metric.averaged):
-            write_pictures(pictures, self.folder / "pictures", events, step)
         events.experiment.close()
         self.checkpoints.write_weights(task.network)
         if task.average is not None:

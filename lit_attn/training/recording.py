@@ -1,6 +1,5 @@
-"""Output of a training cell: metric rows, progress, printed lines, and pictures at the end."""
+"""Output of a training cell: metric rows, progress, and printed lines."""
 
-import io
 import json
 import os
 import resource
@@ -17,12 +16,10 @@ from lightning.fabric.utilities.logger import _flatten_dict
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from PIL import Image
 from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
-from lit_attn.tasks.base import Pictures
 
 CUDA_CONTEXT = 2**30
 """Bytes that CUDA needs for a process beside its allocator, rounded up; 0.5 GiB is usual."""
@@ -147,16 +144,6 @@ class EventFile(TensorBoardLogger):
         _, start, end = hparams(self._sanitize_params(_flatten_dict(settings)), {})
         for summary in (start, end):
             self.experiment.file_writer.add_summary(summary, step)
-
-
-def write_pictures(pictures: Pictures, folder: Path, logger: TensorBoardLogger, step: int) -> None:
-    """Write the pictures to `folder` (0.png, ..., legend.json) and to TensorBoard."""
-    pictures.legend.write(folder / "legend.json")
-    for number, picture in enumerate(pictures.drawn):
-        content = io.BytesIO()
-        Image.fromarray(picture).save(content, format="PNG")
-        write_atomic(folder / f"{number}.png", content.getvalue())
-        logger.experiment.add_image(f"pictures/{number}", picture, step, dataformats="HWC")
 
 
 class Progress(L.Callback):

@@ -1,4 +1,4 @@
-"""A segmentation cell: mmsegmentation's scores, exact resume, and its pictures."""
+"""A segmentation cell: mmsegmentation's scores and exact resume."""
 
 import os
 import signal
@@ -13,18 +13,17 @@ import yaml
 from helpers.paths import ROOT
 from helpers.training_cells import folder_of, scenes_cell
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Legend, Result, Timing, read_diagnostics, read_metrics
+from lit_attn.cells.records import Result, Timing, read_diagnostics, read_metrics
 from lit_attn.config.data.segmentation import IGNORED
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
-from lit_attn.tasks.segmentation import PICTURES, Overlap
+from lit_attn.tasks.segmentation import Overlap
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import build
 from lit_attn.training.recording import Progress
@@ -144,49 +143,6 @@ def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     assert rates == pytest.approx(expected)
 
 
-def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
-    data = SceneryData(scenes_cell(root).experiment.data, seed=0, device=torch.device("cpu"))
-    paths = sorted((trained / "pictures").glob("*.png"))
-    assert [path.name for path in paths] == [f"{number}.png" for number in range(PICTURES)]
-    colours = {tuple(colour) for colour in data.palette}
-    observed = set()
-    for path, index in zip(paths, (0, 1, 2, 3), strict=True):
-        stem = f"validation/scene_{index * 5 // 4:05d}"
-        picture = np.asarray(Image.open(path))
-        image, labels, prediction = np.split(picture, 3, axis=1)
-        written = np.asarray(Image.open(data.root / f"images/{stem}.jpg"))
-        assert np.abs(image.astype(int) - written).mean() < 3
-        annotation = np.asarray(Image.open(data.root / f"annotations/{stem}.png"))
-        assert not labels[annotation == 0].any()
-        assert (labels[annotation == 1] == data.palette[0]).all()
-        predicted = {tuple(pixel) for pixel in prediction.reshape(-1, 3).tolist()}
-        assert predicted <= colours
-        observed |= predicted | {tuple(pixel) for pixel in labels.reshape(-1, 3).tolist()}
-    legend = Legend.model_validate_json((trained / "pictures/legend.json").read_bytes())
-    assert list(legend.classes) == list(data.classes)
-    assert {legend.classes[name] for name in legend.shown} == observed & colours
-    assert legend.weights == "trained"
-    events = EventAccumulator(str(trained)).Reload()
-    assert set(events.Tags()["images"]) == {f"pictures/{number}" for number in range(PICTURES)}
-
-
-def test_pictures_show_the_weights_that_the_metric_evaluates(trained: Path, root: Path) -> None:
-    """The averaged weights predict the last class everywhere, the trained weights do not."""
-    cell = scenes_cell(root, training={"ema": 0.9})
-    _, task, *_ = build.build(cell, torch.device("cpu"))
-    data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
-    task.network.load_state_dict(weights(trained))
-    assert task.average is not None
-    norm = task.average.module.decode_head.mask_norm
-    norm.weight.zero_()
-    norm.bias.copy_(torch.arange(13.0))
-    for averaged in (True, False):
-        pictures = task.pictures(data, torch.device("cpu"), averaged)
-        assert pictures.legend.weights == ("averaged" if averaged else "trained")
-        predictions = np.concatenate([np.split(p, 3, axis=1)[2] for p in pictures.drawn])
-        assert (predictions == data.palette[12]).all() == averaged
-
-
 def test_resume_is_exact(
     trained: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +206,6 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     assert 0 < result.metrics["test/loss"] < np.log(150)
     # ADE20K's own name ends in a space.
     assert "test/IoU:bed" in result.metrics
-    assert len(list((folder / "pictures").glob("*.png"))) == 3
 
 
 def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> None:

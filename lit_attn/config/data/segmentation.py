@@ -3,7 +3,6 @@
 The order of `augment` is the order of mmsegmentation's pipeline.
 """
 
-import colorsys
 from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -19,7 +18,7 @@ from lit_attn.config.augment import (
 )
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
-from lit_attn.schema.base import load, outside_identity
+from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
 
 Byte = Annotated[int, Field(ge=0, le=255)]
@@ -88,11 +87,6 @@ class Scenery(Data):
         return ()
 
     @property
-    def palette(self) -> tuple[Colour, ...]:
-        """Colours (red, green, blue; 0 to 255) of the classes that `class_names` lists."""
-        return ()
-
-    @property
     def label_colours(self) -> dict[Colour, int]:
         """Label of each colour in label files of mode RGB; empty if the files have numbers."""
         return {}
@@ -150,13 +144,6 @@ class MasksConfig(Scenery):
         return self.classes
 
     @property
-    def palette(self) -> tuple[Colour, ...]:
-        """Colours of the classes: `colours`, or else hues at equal distances."""
-        count = len(self.classes)
-        hues = [colorsys.hsv_to_rgb(number / count, 0.8, 0.9) for number in range(count)]
-        return self.colours or tuple((int(255 * r), int(255 * g), int(255 * b)) for r, g, b in hues)
-
-    @property
     def label_colours(self) -> dict[Colour, int]:
         labels = {colour: number for number, colour in enumerate(self.colours)}
         return labels | ({} if self.void is None else {self.void: IGNORED})
@@ -194,11 +181,6 @@ class Scenes(Scenery):
     def _has_a_batch(self) -> Self:
         self.require_a_batch(self.training_images, self.validation, 1, self.drop_last)
         return self
-
-    @property
-    def palette(self) -> tuple[Colour, ...]:
-        palette: tuple[Colour, ...] = load("lit_attn.data.scenes:PALETTE")
-        return palette
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 
