@@ -1,7 +1,5 @@
 """Turn text into shards of tokens: `python -m lit_attn.data.prepare SOURCE --out FOLDER`.
 
-The source `listops` writes the Long Range Arena's expressions as text files instead.
-
 A stopped run resumes when the same command is started again. The folder is complete once it has
 meta.json, with source, tokenizer, counts and SHA-256 sums.
 """
@@ -45,12 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare(options: argparse.Namespace) -> None:
     """Write the shards of one source; raise ConfigError for an unusable source."""
-    if options.source == "listops":
-        from lit_attn.data.text.labelled import write_listops
-
-        print("generating 100,000 expressions takes some minutes", file=sys.stderr)
-        write_listops(options.out, config.ListOps())
-        return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -81,12 +73,10 @@ def prepare(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m lit_attn.data.prepare", description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
-    for name in (*TOKENIZERS, "pile", "text", "listops"):
+    for name in (*TOKENIZERS, "pile", "text"):
         source = sources.add_parser(name)
         add_path = partial(source.add_argument, type=Path, metavar="PATH")
         add_path("--out", required=True, help="folder to write")
-        if name == "listops":
-            continue
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")
         if name == "pile":
             source.set_defaults(tokenizer="gpt-neox")

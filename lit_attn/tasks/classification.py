@@ -64,8 +64,10 @@ class Classification(TaskModule):
         return torch.stack([v.float().unsqueeze(-1).flatten(1).sum(1) for v in values], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return probabilities (N, classes) and the N labels, without those that are IGNORED."""
         logits, labels = evaluated
-        return logits.softmax(1), labels
+        is_counted = labels != IGNORED
+        return logits.movedim(1, -1)[is_counted].softmax(-1), labels[is_counted]
 
 
 class SequenceClassification(Classification):
@@ -105,12 +107,6 @@ class TokenClassification(Classification):
         """Return logits and classes."""
         logits, classes = super().evaluate(batch)
         return logits.transpose(1, 2), classes
-
-    def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return probabilities (N, classes) and classes of the N tokens that count."""
-        logits, classes = evaluated
-        is_counted = classes != IGNORED
-        return logits.transpose(1, 2)[is_counted].softmax(1), classes[is_counted]
 
 
 class Regression(TaskModule):

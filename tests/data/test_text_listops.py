@@ -11,7 +11,6 @@ from helpers.paths import SHARED
 from pydantic import ValidationError
 
 from lit_attn.config.data.text import IGNORED, LabelledText, ListOps
-from lit_attn.data import prepare
 from lit_attn.data.text import labelled
 from lit_attn.data.text.labelled import TOKENS, LabelledData, evaluate, generate, parse
 from lit_attn.schema.errors import ConfigError
@@ -143,9 +142,12 @@ def test_micro_batches_make_up_the_batch() -> None:
     torch.testing.assert_close(torch.cat([parts[0][0], parts[1][0]]), module.batch(0)[0])
 
 
-def test_written_files_contain_the_generated_samples(tmp_path: Path) -> None:
+def test_files_of_the_arena_are_read(tmp_path: Path) -> None:
     chosen = ListOps(**SMALL, batch_size=8)
-    labelled.write_listops(tmp_path, chosen)
+    for split, samples in chosen.read_samples().items():
+        expressions = (" ".join(labelled.TOKENS[i] for i in s.documents[0]) for s in samples)
+        rows = [f"{text}\t{s.label}" for text, s in zip(expressions, samples, strict=True)]
+        (tmp_path / f"basic_{split}.tsv").write_text("\n".join(["Source\tTarget", *rows]) + "\n")
     read = chosen.model_copy(update={"folder": tmp_path}).read_samples()
     for split, samples in chosen.read_samples().items():
         assert [s.label for s in samples] == [s.label for s in read[split]]
@@ -164,12 +166,6 @@ def test_a_wrong_label_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
     with pytest.raises(ConfigError, match=r"basic_train.tsv: has no samples"):
         ListOps(folder=tmp_path).read_samples()
-
-
-def test_prepare_listops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled, "read_listops", lambda data: {s: [] for s in labelled.SPLITS})
-    assert prepare.main(["listops", f"--out={tmp_path}"]) == 0
-    assert (tmp_path / "basic_test.tsv").read_text() == "Source\tTarget\n"
 
 
 def text(folder: Path, rows: str, **changes: object) -> LabelledData:

@@ -303,7 +303,7 @@ class ListOps(Labelled):
     """ListOps: nested operations on digits in ten classes, as in the Long Range Arena.
 
     The samples are generated and equal for all seeds. With `folder` they are read from the arena's
-    basic_train.tsv, basic_val.tsv and basic_test.tsv, which `lit_attn.data.prepare listops` writes.
+    basic_train.tsv, basic_val.tsv and basic_test.tsv.
     """
 
     kind: Literal["listops"] = "listops"

@@ -25,7 +25,6 @@ from lit_attn.config.data.text import IGNORED, LabelledText, ListOps, PaddedText
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
-from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
@@ -130,16 +129,6 @@ class TaggedData(LabelledData):
         documents, present, _ = super().collate(samples, rows)
         tokens, tags = documents.unbind(1)
         return tokens, present[:, 0], torch.where(tags > 0, tags - 1, IGNORED)
-
-
-def write_listops(folder: Path, data: ListOps) -> None:
-    """Generate `data` and write it as the arena's three files, for `ListOps.folder`."""
-    for split, samples in read_listops(data).items():
-        lines = (
-            f"{' '.join(TOKENS[i] for i in sample.documents[0])}\t{sample.label}\n"
-            for sample in samples
-        )
-        write_atomic(folder / f"basic_{split}.tsv", "Source\tTarget\n" + "".join(lines))
 
 
 def read_listops(data: ListOps) -> dict[str, list[Sample]]:
