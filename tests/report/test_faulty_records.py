@@ -26,7 +26,7 @@ def test_an_unreadable_plan_skips_only_its_study(
     assert "skipped" in warning
 
 
-def test_torn_arrays_are_skipped_with_a_warning(
+def test_torn_arrays_of_a_cell_are_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = write_study(tmp_path / "runs", seeds=2)
