@@ -38,7 +38,8 @@ class Reference(NamedTuple):
 class Column(Config):
     """A column of a table: a measured value, arithmetic on other columns, or printed settings.
 
-    Without `study` nothing is measured. In `variant`, {} is the variant of the row. `value` is the
+    Without `study` nothing is measured; an empty one is named by the row. In `variant`, {} is the
+    variant of the row. `value` is the
     study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
     is given. `per` divides it by a count of the published set-up, so small models lack it. `mean`
     names columns whose mean this column shows. `relative` divides by the value in the first row,
@@ -58,6 +59,8 @@ class Column(Config):
     absent: str | None = None
 
 
+Place = tuple[str, str]
+"""Row and column of a cell, or the label of a line and no column."""
 Reading = str | dict[str, str]
 """Further variants: a pattern in which * is the variant of a row or line, or variants by row."""
 
@@ -102,17 +105,35 @@ class Layout(Config):
     small: dict[str, str] = Field({})
 
     @abstractmethod
-    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
-        """Return the columns, and the published cells of every row."""
+    def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
+        """Return the columns and the rows; those of a figure are its final metric and its lines."""
 
-    @abstractmethod
-    def variants(
-        self, reading: Reading = "*", is_small: bool = False
-    ) -> dict[tuple[str, str], str]:
+    def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
         """Return STUDY/VARIANT by the row and column of a cell.
 
         `is_small` leaves out what small models lack.
         """
+        columns, rows = self.grid()
+        patterns = {
+            heading: f"{column.study}/{column.variant}".removeprefix("/")
+            for heading, column in columns.items()
+            if column.study is not None and not column.absent and not (is_small and column.per > 1)
+        }
+        lines: dict[Place, str] = {}
+        for name, row in rows.items():
+            study, slash, variant = (row.variant or "").rpartition("/")
+            variants = reading if isinstance(reading, dict) else {name: reading}
+            if row.variant and name in variants:
+                line = f"{study}{slash}{variants[name].replace('*', variant)}"
+                lines |= {(name, h): pattern.replace("{}", line) for h, pattern in patterns.items()}
+        return lines
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
+        for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
+            require("no row or line", name, self.grid()[1])
+        return self
 
 
 class Table(Layout):
@@ -126,21 +147,8 @@ class Table(Layout):
     transposed: bool = False
     slips: dict[str, str] = Field({})
 
-    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
-        return self.columns, {name: row.cells for name, row in self.rows.items()}
-
-    def variants(
-        self, reading: Reading = "*", is_small: bool = False
-    ) -> dict[tuple[str, str], str]:
-        names = {name: row.variant for name, row in self.rows.items() if row.variant}
-        if isinstance(reading, str):
-            reading = {name: reading.replace("*", variant) for name, variant in names.items()}
-        cells = itertools.product(reading.items(), self.columns.items())
-        return {
-            (name, heading): f"{column.study}/{column.variant}".replace("{}", variant)
-            for (name, variant), (heading, column) in cells
-            if column.study and not column.absent and not (is_small and column.per > 1)
-        }
+    def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
+        return self.columns, self.rows
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -153,9 +161,6 @@ class Table(Layout):
         ]
         for name in filter(None, itertools.chain(*named)):
             require("no column", name, self.columns)
-        rows = [name for claim in self.claims for name in (claim.row, claim.against)]
-        for name in itertools.chain(rows, *(r for r in self.readings if isinstance(r, dict))):
-            require("no row", name, self.rows)
         return self
 
 
@@ -185,27 +190,10 @@ class Figure(Layout):
     draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
     last_step: PositiveInt | None = None
 
-    def grid(self) -> tuple[dict[str, Column], dict[str, list[str]]]:
-        return {"": Column()}, {label: [""] for label, _ in self.variants()}
-
-    def variants(
-        self, reading: Reading = "*", is_small: bool = False
-    ) -> dict[tuple[str, str], str]:
+    def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         lines = ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines)
-        pairs = {label: line.split("/", maxsplit=1) for label, line in lines.items()}
-        if isinstance(reading, str):
-            reading = {
-                label: reading.replace("*", variant) for label, (_, variant) in pairs.items()
-            }
-        return {(label, ""): f"{pairs[label][0]}/{name}" for label, name in reading.items()}
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        labels = [label for label, _ in self.variants()]
-        claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
-        for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
-            require("no line", name, labels)
-        return self
+        rows = {label: Row(variant=line, published="") for label, line in lines.items()}
+        return {"": Column(study="")}, rows
 
 
 class Paper(Config):
@@ -251,7 +239,7 @@ class PaperSource:
             require(f"{self.path}: no table or figure", name, items)
         return {name: item for name, item in items.items() if not numbers or name in numbers}
 
-    def locate(self, item: Layout, reading: Reading = "*") -> dict[tuple[str, str], Reference]:
+    def locate(self, item: Layout, reading: Reading = "*") -> dict[Place, Reference]:
         """Return the variants that this size measures; the keys are those of `Layout.variants`."""
         data = self.paper.small_data if self.size == "real" else {}
         small = self.paper.small | data | item.small

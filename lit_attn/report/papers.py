@@ -110,34 +110,29 @@ def make_entries(
     located = {cell: line for cell, line in located.items() if line.study in records}
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
-    starts: dict[str, float] = {}
-    for name, cells in rows.items():
+    for name, row in rows.items():
         values: dict[str, Values] = {}
         for heading, column in columns.items():
             measured = measure(records, located.get((name, heading)), column.value, column.epoch)
             values[heading] = {seed: v * column.scale / column.per for seed, v in measured.items()}
+        first = first or dict(values)
         for heading, column in columns.items():
             if column.mean:
                 parts = [values[other] for other in column.mean]
                 seeds = sorted(set(parts[0]).intersection(*parts))
                 values[heading] = {seed: statistics.fmean(p[seed] for p in parts) for seed in seeds}
             elif column.relative:
-                if not grid and values[heading]:
-                    starts[heading] = statistics.fmean(values[heading].values())
-                start = starts.get(heading)
+                start = statistics.fmean(first[heading].values()) if first[heading] else None
                 values[heading] = {s: v / start for s, v in values[heading].items() if start}
         grid.append([])
-        for place, ((heading, column), published) in enumerate(
-            zip(columns.items(), cells, strict=True)
-        ):
+        for place, (heading, column) in enumerate(columns.items()):
             keys = [(name, part) for part in column.mean or (heading,)]
             references = [located[key] for key in keys if key in located]
-            entry = Entry(name, heading, published, values[heading], "", references)
-            printed = [row[place] for row in rows.values()]
-            text = _format(column, printed, entry.values, first.get(heading, {}))
+            entry = Entry(name, heading, row.cells[place], values[heading], "", references)
+            published = [other.cells[place] for other in rows.values()]
+            text = _format(column, published, entry.values, first[heading] if grid[1:] else {})
             text = "busy machine" if _is_busy(records, entry, column.value) else text
             grid[-1].append(entry._replace(ours=_add_count(text, entry, records)))
-        first = first or values
     return grid
 
 

@@ -61,9 +61,9 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         elif isinstance(item, Figure):
             note = " ".join(filter(None, [note, *_describe_studies(source, item, records)]))
             for place, reading in enumerate(["*", *(() if source.size else item.readings)]):
-                drawn = _draw_figure(source, item, records, reading)
-                stems = {f"{number}-{kind}{f'-{place}' * (place > 0)}": kind for kind in drawn}
-                drawings |= {stem: drawn[kind] for stem, kind in stems.items()}
+                end = f"-{place}" if place else ""
+                drawn = _draw_figure(source, item, records, reading).items()
+                drawings |= (stems := {f"{number}-{kind}{end}": files for kind, files in drawn})
                 title = f"{caption} {_name_reading(reading) if place else note}".strip()
                 captions |= dict.fromkeys(stems, title)
             tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]

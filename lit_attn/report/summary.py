@@ -159,12 +159,12 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
         variant.name: _read_experiment(study, variant.name) for variant in study.plan.variants
     }
     baseline = experiments[study.plan.baseline]
-    rows = []
-    for name, settings in experiments.items():
-        for key in dict.fromkeys([*baseline, *settings]) if baseline and settings else ():
-            pair = (baseline.get(key, NOTHING), settings.get(key, NOTHING))
-            if pair[0] != pair[1]:
-                rows.append((name, key, *pair))
+    rows = [
+        (name, key, baseline.get(key, NOTHING), settings.get(key, NOTHING))
+        for name, settings in experiments.items()
+        for key in dict.fromkeys([*baseline, *settings] if baseline and settings else ())
+        if baseline.get(key, NOTHING) != settings.get(key, NOTHING)
+    ]
     return pd.DataFrame(rows, columns=["variant", "setting", "baseline", "value"])
 
 

@@ -14,8 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
 from lit_attn.report.columns import make_scale
-from lit_attn.report.comparison import ALPHA, Comparisons, compare_variants
-from lit_attn.report.diagnostics import Diagnostics
+from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, read_csv, to_csv
 from lit_attn.report.read import LOG, StudyRecord, read_studies
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
@@ -77,29 +76,6 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         if study.tuning:
             drawn["tuning"] = draw_tuning(study.tuning, study.plan.baseline)
         images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-    tables = make_tables(folder, study, comparisons, summary, recorded, estimates, images)
-    files: dict[str, str | bytes] = {**tables}
-    for name, kinds in images.items():
-        files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
-    # Remove what an earlier report of other records left here.
-    figure_names = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
-    for name in (figure_names | OPTIONAL_TABLES) - files.keys():
-        (folder / name).unlink(missing_ok=True)
-    for name, content in files.items():
-        write_atomic(folder / name, content)
-    return folder
-
-
-def make_tables(
-    folder: Path,
-    study: StudyRecord,
-    comparisons: Comparisons,
-    summary: pd.DataFrame,
-    recorded: Diagnostics,
-    estimates: list[effects.Effect],
-    images: dict[str, dict[str, bytes]],
-) -> dict[str, str]:
-    """Return every file of `folder` but the figures by name. The page has the `images`."""
     table = make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
         if path := study.config_path(variant.name):
@@ -115,7 +91,7 @@ def make_tables(
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
     }
-    files = {
+    files: dict[str, str | bytes] = {
         "table.csv": to_csv(summary),
         "per_seed.csv": to_csv(seeds),
         "table.md": formats.to_markdown(table),
@@ -144,7 +120,15 @@ def make_tables(
     title = table.title.rstrip(".")
     values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
     files["table.html"] = render_page(title, sections, images=images, **values)
-    return files
+    for name, kinds in images.items():
+        files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
+    # Remove what an earlier report of other records left here.
+    figure_names = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
+    for name in (figure_names | OPTIONAL_TABLES) - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        write_atomic(folder / name, content)
+    return folder
 
 
 def render_page(title: str, sections: list[Section], **values: Any) -> str:

@@ -211,17 +211,17 @@ def write_paper(folder: Path, old: str, new: str) -> None:
             "{ViT-small with AttentionX: gama-1},",
             "no variant for the reading 'gama-1'",
         ),
-        ("plain-*,", "{ViT: plain-standard},", "no row 'ViT'"),
+        ("plain-*,", "{ViT: plain-standard},", "no row or line 'ViT'"),
         ("transposed", "transpose", "unknown key 'transpose'; did you mean 'transposed'?"),
         (
             "row: ViT-small with AttentionX",
             "row: AttentionX",
-            "no row 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
+            "no row or line 'AttentionX'; did you mean 'ViT-small with AttentionX'?",
         ),
         (
             "row: AttentionX,",
             "row: AttentoinX,",
-            "no line 'AttentoinX'; did you mean 'AttentionX'?",
+            "no row or line 'AttentoinX'; did you mean 'AttentionX'?",
         ),
     ],
 )
