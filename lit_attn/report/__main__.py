@@ -57,11 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(write_across(list(read_studies(options.runs, options.across)), options.reports))
             return 0
         if options.csv:
+            from lit_attn.report import write
             from lit_attn.report.table_input import read_table
-            from lit_attn.report.write import write_studies
 
             studies = read_table(options.csv, options.baseline, options.metric)
-            folders, planned = write_studies(studies, options.reports), len(studies)
+            folders, planned = write.write_reports(studies, options.reports), len(studies)
         else:
             folders = write_reports(options.runs, options.reports, options.study)
             planned = len(options.study or list(options.runs.glob("*/plan.json")))

@@ -67,12 +67,6 @@ def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell
     return cells
 
 
-def to_frame(records: list[Record]) -> pd.DataFrame:
-    """Return the records as a frame with the CSV fields of all columns and their types."""
-    types = {name: kind for column in COLUMNS for name, kind in column.fields.items()}
-    return pd.DataFrame(records, columns=list(types)).astype(types)
-
-
 def _difference(record: Record, scale: Scale) -> str:
     text = format_difference(record["difference"], record["low"], record["high"], scale.digits)
     if record["pairs"] == record["n"] or pd.isna(record["difference"]):

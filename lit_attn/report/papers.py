@@ -236,7 +236,18 @@ def _judge_claim(
     else:
         is_lower_better = any(plan.metric.goal == "min" for plan in plans.values())
         digits, published, text = 2, -1.0 if is_lower_better else 1.0, "curves only"
-    difference, count, judgement = _judge(published, [e.values for e in pair], digits)
+    ours, theirs = (entry.values for entry in pair)
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    resolution = stats.find_resolution([*ours.values(), *theirs.values()])
+    interval = stats.paired_interval(differences, resolution=resolution)
+    difference, judgement = "", "undecided: one pair" if differences else "not run"
+    if interval:
+        # Small differences keep two significant digits.
+        places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
+        difference = "{} [{}, {}]".format(*(f"{number:+.{places}f}" for number in interval))
+        is_agreement = interval.mean * published > 0
+        is_decided = interval.low > 0 or interval.high < 0
+        judgement = ("agree" if is_agreement else "disagree") if is_decided else "undecided"
     is_metric = column.value == "metric"
     goals = {plan.metric.goal for plan in plans.values()} if is_metric else {"min", "max"}
     failed = [{c.seed for c in _find_cells(records, e) if c.status in FAILURES} for e in pair]
@@ -250,7 +261,7 @@ def _judge_claim(
     if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
         judgement += f" {DAGGER}"
     titles = "; ".join(plan.title for plan in plans.values())
-    return Verdict(claim.text, number, text, titles, difference, count, judgement)
+    return Verdict(claim.text, number, text, titles, difference, len(differences), judgement)
 
 
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
@@ -261,19 +272,3 @@ def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:
     ranks = stats.rank_with_failures(values[0], values[1], goal == "max")
     gain = sum(ours[s] - theirs[s] for s in ours if s in theirs) * (1 if goal == "max" else -1)
     return (stats.sign_flip_p(ranks) or 1.0) <= ALPHA and gain * sum(ranks) > 0
-
-
-def _judge(published: float, ours: list[Values], digits: int) -> tuple[str, int, str]:
-    """Return our difference with its interval, the pairs, and whether it is on the paper's side."""
-    differences = [ours[0][seed] - ours[1][seed] for seed in ours[0] if seed in ours[1]]
-    resolution = stats.find_resolution(value for values in ours for value in values.values())
-    interval = stats.paired_interval(differences, resolution=resolution)
-    if interval is None:
-        return "", len(differences), "undecided: one pair" if differences else "not run"
-    # Small differences keep two significant digits.
-    places = max(digits, 2 if abs(interval.mean) >= 0.1 else 4)
-    mean, low, high = (f"{number:+.{places}f}" for number in interval)
-    judgement = "undecided"
-    if interval.low > 0 or interval.high < 0:
-        judgement = "agree" if interval.mean * published > 0 else "disagree"
-    return f"{mean} [{low}, {high}]", len(differences), judgement

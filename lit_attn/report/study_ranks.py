@@ -8,7 +8,7 @@ from lit_attn.files import write_atomic
 from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import Cell, Table, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import SENTENCES
 from lit_attn.report.summary import make_variant_frame
@@ -19,37 +19,22 @@ FEW = 6
 
 
 def write_across(studies: list[StudyRecord], reports: Path) -> Path:
-    """Write `across.html`, `.md`, `.tex` and `.csv`; return the path of the page."""
+    """Write `across.html`, `.md`, `.tex` and `.csv`; return the path of the page.
+
+    Variants with a result in every study have ranks.
+    """
     frames = {}
     for study in studies:
         frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
         digits = make_scale(frame).digits
         spreads = zip(frame["mean"], frame["sd"], strict=True)
         frames[study.plan.study] = frame.assign(text=[format_spread(*x, digits) for x in spreads])
-    table = make_across_table(studies, frames)
-    numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
-    files = {
-        "across.csv": to_csv(numbers.rename_axis("variant").reset_index()),
-        "across.md": to_markdown(table),
-        "across.tex": to_latex(table, "across"),
-        "across.html": render_page(
-            table.title.rstrip("."), [Section(tables=[table])], warnings=table.warnings
-        ),
-    }
-    for name, content in files.items():
-        write_atomic(reports / name, content)
-    return reports / "across.html"
-
-
-def make_across_table(studies: list[StudyRecord], frames: dict[str, pd.DataFrame]) -> Table:
-    """Return the means of all variants, and ranks of the variants with a result in every study."""
-    variants = list(dict.fromkeys(name for frame in frames.values() for name in frame.index))
-    signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
-    means = [sign * frame["mean"] for sign, frame in zip(signs, frames.values(), strict=True)]
     # Rows are variants and columns are studies.
-    ranks = pd.concat(means, axis=1).reindex(variants).dropna().astype(float).rank()
+    numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
+    signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
+    ranks = (numbers * signs).dropna().astype(float).rank()
     rows = []
-    for variant in variants:
+    for variant in numbers.index:
         row = [Cell(variant)]
         for frame in frames.values():
             is_planned = variant in frame.index
@@ -67,4 +52,13 @@ def make_across_table(studies: list[StudyRecord], frames: dict[str, pd.DataFrame
     table = named_table("across", rows, headings, complete=len(ranks), test=tested)
     if len(studies) < FEW:
         table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
-    return table
+    section, title = Section(tables=[table]), table.title.rstrip(".")
+    files = {
+        "across.csv": to_csv(numbers.rename_axis("variant").reset_index()),
+        "across.md": to_markdown(table),
+        "across.tex": to_latex(table, "across"),
+        "across.html": render_page(title, [section], warnings=table.warnings),
+    }
+    for name, content in files.items():
+        write_atomic(reports / name, content)
+    return reports / "across.html"

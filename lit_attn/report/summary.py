@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from lit_attn.cells.records import PlannedVariant
-from lit_attn.report.columns import NOTHING, Record, to_frame
+from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.samples import measure_test_errors
@@ -62,7 +62,8 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
         best = max(means) if study.plan.metric.goal == "max" else min(means)
         for record in records:
             record["best"] = record["planned"] == record["n"] and record["mean"] == best
-    return to_frame(records)
+    types = {name: kind for column in COLUMNS for name, kind in column.fields.items()}
+    return pd.DataFrame(records, columns=list(types)).astype(types)
 
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:

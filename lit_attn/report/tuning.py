@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
     """Return one row for each variant and combination of values, which may have been tried twice.
 
-    The columns are variant, values (a text), the place of each tuned key's value in its list,
-    chosen, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low and
+    The columns are variant, values and choice (texts), the place of each tuned key's value in its
+    list, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low and
     high: the mean paired difference to the baseline with the same values and its 95 % interval.
     """
     recorded = {v.variant: {str(t.values): t for t in v.trials} for v in tuning.variants}
@@ -28,7 +28,8 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
             places = {key: tuning.keys[key].index(value) for key, value in trial.values.items()}
             row: dict[str, Any] = {"variant": tuned.variant, **places, "mean": trial.mean}
             row["values"] = ", ".join(f"{key}={value}" for key, value in trial.values.items())
-            row["chosen"] = trial.values == tuned.chosen
+            edges = f", at the edge of {', '.join(tuned.at_edge)}" if tuned.at_edge else ""
+            row["choice"] = f"chosen{edges}" if trial.values == tuned.chosen else ""
             values = pd.Series(trial.by_seed, dtype=float)
             row["sd"] = values.std(skipna=False)
             other = recorded.get(baseline, {}).get(name)
@@ -36,7 +37,7 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
                 lead = values - pd.Series(other.by_seed, dtype=float)
                 row |= zip(("lead", "low", "high"), describe_pairs(lead), strict=True)
             rows.append(row)
-    columns = ["variant", "values", *tuning.keys, "chosen", "mean", "sd", "lead", "low", "high"]
+    columns = ["variant", "values", *tuning.keys, "choice", "mean", "sd", "lead", "low", "high"]
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[-5:], float))
 
 
@@ -44,10 +45,6 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     """Return mean and lead of every combination of values; the chosen one is bold."""
     trials = read_trials(tuning, baseline)
     digits = choose_digits(trials["sd"])
-    edges = {
-        v.variant: f", at the edge of {', '.join(v.at_edge)}" * bool(v.at_edge)
-        for v in tuning.variants
-    }
     rows = []
     for _, trial in trials.iterrows():
         mean = format_spread(trial["mean"], trial["sd"], digits)
@@ -56,9 +53,9 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
             trial["values"],
             "diverged" if pd.isna(trial["mean"]) else mean,
             format_difference(trial["lead"], trial["low"], trial["high"], digits),
-            f"chosen{edges.get(trial['variant'], '')}" if trial["chosen"] else "",
+            trial["choice"],
         ]
-        rows.append([Cell(text, is_bold=trial["chosen"]) for text in texts])
+        rows.append([Cell(text, is_bold=trial["choice"] != "") for text in texts])
     return named_table(
         "tuning",
         rows,
@@ -90,7 +87,7 @@ def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
             ends = [rows["lead"] - rows["low"], rows["high"] - rows["lead"]]
             top.errorbar(place, rows["mean"], rows["sd"], **style)
             bottom.errorbar(place, rows["lead"], ends, **style)
-            chosen = rows[rows["chosen"]]
+            chosen = rows[rows["choice"] != ""]
             top.plot(place[chosen.index], chosen["mean"], "o", mfc="none", color=colour, ms=9)
         bottom.axhline(0, color=drawing.GREY, linewidth=0.8)
         bottom.set_xticks(range(len(values)), list(map(str, values)))

@@ -16,7 +16,7 @@ from lit_attn.report import diagnostics, drawing, effects, figures, formats, seg
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, read_csv, to_csv
-from lit_attn.report.read import LOG, StudyRecord, read_studies
+from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
@@ -40,16 +40,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
 
 
-def write_reports(runs: Path, reports: Path, studies: list[str] | None = None) -> list[Path]:
-    """Write reports/<study>/ for each study in `runs` (or in `studies`) and reports/index.html.
-
-    The index lists every study in `reports`. A study that cannot be read is skipped with a warning.
-    Returns the folders that were written. Raises ConfigError if there is nothing to report on.
-    """
-    return write_studies(read_studies(runs, studies), reports)
-
-
-def write_studies(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
+def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
     """Write the report of each study, and reports/index.html. Returns the reports' folders."""
     folders = [_write_study(study, reports) for study in studies]
     write_atomic(reports / "index.html", make_index_page(reports))
