@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +21,7 @@ from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, resolve
 from lit_attn.cells import records
 from lit_attn.cells.folder import State, read_cell, read_result, read_state
-from lit_attn.cells.inputs import Inputs, find_change, locate_inputs
+from lit_attn.cells.inputs import MAX_FILES, collect_inputs
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
@@ -359,22 +359,21 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
 
     from lit_attn.training.provenance import code_hash
 
-    # Loading the data takes long, so only data whose files have changed are loaded, and cells with
-    # the same data share the hash.
-    find = cache(find_change)
+    # Loading the data takes long, so cells with the same data share the hash.
     hashes: dict[str, str] = {}
     for job in jobs:
         result = read_result(job.folder, job.identity)
         if result is None:
             continue
         data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
+        inputs = collect_inputs(job.cell.parts, data.model_dump())
         if result.code != code_hash(job.cell.parts):
             yield job
-        elif find(locate_inputs(job.folder, result)) != "":
+        # Data of a hub have no files, and of more than MAX_FILES only some are recorded.
+        elif inputs != result.inputs or len(inputs) - len(job.cell.parts) not in range(
+            1, MAX_FILES
+        ):
             if key not in hashes:
                 hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
             if result.data != hashes[key]:
                 yield job
-            else:
-                # The files have other times only: `status` need not report them again.
-                Inputs.collect(job.cell.parts, data.model_dump()).write_for(job.folder, result)

@@ -128,7 +128,7 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     stale = [f"{cell.name}: {changes[cell.folder]}" for cell in cells if cell.folder in changes]
     lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
     if stale:
-        lines.append(f"  {len(stale)} stale cells; `rerun stale FILE` checks and repeats them")
+        lines.append(f"  {len(stale)} stale cells; see `rerun stale`")
     return escape_control("\n".join(lines) + "\n")
 
 

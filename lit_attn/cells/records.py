@@ -7,7 +7,6 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/step_times.json   StepTimes
     runs/<study>/tuning.json       Tuning
     runs/<study>/seals.json        Seals
-    runs/<study>/.inputs/*.json    lit_attn.cells.inputs.Inputs
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit
     CELL/metrics.csv               step,epoch,name,value
@@ -168,6 +167,7 @@ class Result(Record):
     attempts: int
     code: str = Field(description="hash of the executed code; those of all attempts joined by +")
     data: str = Field(description="hash of the data; those of all attempts joined by +")
+    inputs: dict[str, str] = Field({}, description="stamps of plug-ins and of data files by path")
     versions: dict[str, str]
     finished: str = Field(description="time in UTC, ISO 8601")
 

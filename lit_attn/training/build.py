@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 
+from lit_attn.cells.inputs import collect_inputs
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.schedules import stretch
@@ -15,11 +16,12 @@ from lit_attn.tasks.base import TaskModule
 
 
 class Parts(NamedTuple):
-    """Data, task, and the cost of the model after its FFN width has been matched."""
+    """Data, task, the cost of the matched model, and the stamps of the files that were read."""
 
     data: DataModule
     task: TaskModule
     costs: factory.Budget
+    inputs: dict[str, str]
 
 
 def build(cell: Cell, device: torch.device) -> Parts:
@@ -48,7 +50,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     _require_metric(cell.metric, task)
     if training.compile:
         task.compile_network()
-    return Parts(data, task, costs)
+    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.model_dump()))
 
 
 def _require_type(built: Any, expected: type, source: str) -> None:

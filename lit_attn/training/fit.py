@@ -16,7 +16,6 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from lit_attn.cells.inputs import Inputs
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.metrics import MetricChoice
@@ -82,8 +81,6 @@ def fit(
         return None
     result = result.model_copy(update={"stopped_early": has_stopped})
     run.write_outputs(result)
-    if limits is None:
-        run.inputs.write_for(cell_dir, result)
     result.write(cell_dir / "result.json")
     run.checkpoints.clear()
     return FinishedRun(run.parts, run.total_steps, result, run.diagnostics)
@@ -97,8 +94,6 @@ class Attempt:
     ) -> None:
         self.cell, self.folder, self.group, self.limits = cell, folder, group, limits
         self.parts = build(cell, group.device)
-        # After the data are read, which may write files on first use.
-        self.inputs = Inputs.collect(cell.parts, cell.experiment.data.model_dump())
         training, data = cell.experiment.training, self.parts.data
         self.total_steps = training.steps(data.steps_per_epoch)
         self.steps = min(self.total_steps, limits.steps) if limits else self.total_steps

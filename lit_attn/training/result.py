@@ -103,6 +103,7 @@ def make_result(
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
         code=provenance.code,
         data=provenance.data,
+        inputs=parts.inputs,
         versions=provenance.versions,
         finished=utc_now(),
     )

@@ -76,7 +76,7 @@ training: {epochs: 1, accelerator: cpu}
 """
 
 
-def test_changed_data_are_stale_at_once_and_touched_data_until_they_are_compared(
+def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,6 @@ def test_changed_data_are_stale_at_once_and_touched_data_until_they_are_compared
     body = "baseline: a\nmetric: {name: test/loss}\ncells: {a: {}}"
     matrix = expand(studies.study(tmp_path, body, TEXT), tmp_path / "runs", seeds=(0,))
     (job,) = matrix.jobs
-    matrix.write_plan()
     job.cell.write(job.folder / "config.yaml")
     run_cell(job.folder)
 
@@ -99,11 +98,9 @@ def test_changed_data_are_stale_at_once_and_touched_data_until_they_are_compared
     os.utime(tmp_path / "test.txt", ns=(1, 1))
     assert find() == [f"{tmp_path / 'test.txt'} has changed"]
     assert select_cells([matrix], "stale") == []
-    assert find() == []
     (tmp_path / "train.txt").write_text("Another text. " * 100)
     assert find() == [f"{tmp_path / 'train.txt'} has changed"]
     assert select_cells([matrix], "stale") == [job]
-    assert find() != []
 
 
 def hash_data(job: Job) -> str:
