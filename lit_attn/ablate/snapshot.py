@@ -4,12 +4,11 @@ It is a folder `<out>/.code/<hash of its content>` with the package and the fold
 plug-ins. Equal code has one snapshot. A snapshot takes about 2 MB, so none is removed.
 """
 
-import hashlib
-import os
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 import lit_attn
@@ -20,7 +19,7 @@ from lit_attn.schema.plugins import SNAPSHOT, locate_copy
 
 def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
     """Copy the package and the folders of `parts`; return the snapshot. Raises ConfigError."""
-    store, package = out.absolute() / ".code", Path(lit_attn.__file__).parent
+    store, package, digest = out.absolute() / ".code", Path(lit_attn.__file__).parent, sha256()
     try:
         with one_at_a_time(store, "code"), tempfile.TemporaryDirectory(dir=store) as name:
             copy = Path(name, "code")
@@ -28,7 +27,10 @@ def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
             shutil.copytree(package, copy / "package" / package.name, ignore=ignored)
             for folder, target in {p.parent: locate_copy(p, copy).parent for p in parts}.items():
                 _copy_code(folder, target)
-            snapshot = store / _hash_content(copy)
+            for path in sorted(copy.rglob("*")):
+                content = path.read_bytes() if path.suffix == ".py" and path.is_file() else b""
+                digest.update(f"{path.relative_to(copy)}\0{len(content)}\0".encode() + content)
+            snapshot = store / digest.hexdigest()[:16]
             if not snapshot.exists():
                 copy.rename(snapshot)
     except (OSError, shutil.Error) as error:
@@ -37,16 +39,11 @@ def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
 
 
 def activation_lines(snapshot: Path) -> list[str]:
-    """Return the shell lines after which Python imports the code of `snapshot`.
-
-    PYTHONSAFEPATH keeps the working directory, which may contain newer code, from the first place
-    of Python's search path; it takes the last place instead.
-    """
-    package, directory = (shlex.quote(str(path)) for path in (snapshot / "package", Path.cwd()))
-    return [
-        f"export PYTHONSAFEPATH=1 {SNAPSHOT}={shlex.quote(str(snapshot))}",
-        f"export PYTHONPATH={package}${{PYTHONPATH:+:$PYTHONPATH}}:{directory}",
-    ]
+    """Return the shell lines after which Python imports the code of `snapshot`."""
+    root, directory = (shlex.quote(str(path)) for path in (snapshot, Path.cwd()))
+    # The working directory, which may have newer code, gets the last place of the search path.
+    path = f"{root}/package${{PYTHONPATH:+:$PYTHONPATH}}:{directory}"
+    return [f"export PYTHONSAFEPATH=1 {SNAPSHOT}={root} PYTHONPATH={path}"]
 
 
 def _copy_code(folder: Path, target: Path) -> None:
@@ -60,13 +57,3 @@ def _copy_code(folder: Path, target: Path) -> None:
             _copy_code(entry, copy)
         elif entry.name != "__pycache__":
             copy.symlink_to(entry.absolute())
-
-
-def _hash_content(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        content = os.fsencode(path.readlink()) if path.is_symlink() else b""
-        if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]

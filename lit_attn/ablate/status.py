@@ -7,7 +7,6 @@ that sees the disk.
 import argparse
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +17,11 @@ from lit_attn.ablate.display import Snapshot, StartedCell, escape_control, forma
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import find_stale
-from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Plan, PlannedCell
 from lit_attn.schema.errors import ConfigError, suggest
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
-PAUSE = 1.0  # Seconds between two looks at a study or a log that is watched.
 
 ADVICE: dict[folder.State, str] = {
     "unreadable": "run the same command again; the cell starts again from its last checkpoint",
@@ -52,33 +49,14 @@ class StudyCell(NamedTuple):
 
 
 def print_status(arguments: list[str]) -> int:
-    """Print the status, repeatedly with `--watch`, and return 0; ConfigError without a study."""
+    """Print the status and return 0. Raises ConfigError without a study."""
     text = "Show which cells are done, running or failed, and the time left."
     parser = argparse.ArgumentParser("python -m lit_attn.ablate status", description=text)
     where = "Folder of runs (default: runs), or of one study in it."
     parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
-    watch = "Repeat until every cell is done."
-    parser.add_argument("--watch", action="store_true", help=watch)
-    options = parser.parse_args(arguments)
-    last = ""
-    while True:
-        try:
-            studies = [(plan, read_cells(plan, place)) for plan, place in read_plans(options.where)]
-            text = "\n".join(describe(*study) for study in studies)
-            is_over = all(cell.status.state == "done" for _, cells in studies for cell in cells)
-        except ConfigError as error:
-            if not options.watch:
-                raise
-            # The first run may still come.
-            text, is_over = f"{error}; waiting", False
-        if options.watch and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J")  # Clear the screen.
-        if text != last:
-            print(text, flush=True)
-        if is_over or not options.watch:
-            return 0
-        last = text
-        time.sleep(PAUSE)
+    for plan, place in read_plans(parser.parse_args(arguments).where):
+        print(describe(plan, read_cells(plan, place)))
+    return 0
 
 
 def read_plans(where: Path) -> list[tuple[Plan, Path]]:
@@ -172,7 +150,7 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
 
 
 def print_log(arguments: list[str]) -> int:
-    """Print the log of a cell's last attempt, with `--watch` until the cell ends. Returns 0.
+    """Print the log of a cell's last attempt and return 0.
 
     Raises ConfigError if there is no such cell or log. On a terminal, control characters are
     printed in visible form.
@@ -181,27 +159,16 @@ def print_log(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m lit_attn.ablate logs", description=text)
     where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
     parser.add_argument("cell", metavar="CELL", help=where)
-    parser.add_argument("--watch", action="store_true", help="Show new lines until the cell ends.")
-    options = parser.parse_args(arguments)
-    cell = _find_cell(options.cell)
+    cell = _find_cell(parser.parse_args(arguments).cell)
     attempts = folder.list_attempts(cell)
     if not attempts:
         raise ConfigError(f"{cell}: has no log, because the cell was not started")
-    stream = sys.stdout
     try:
-        log = (attempts[-1] / folder.log_name(0)).open(encoding="utf-8", errors="replace")
+        log = (attempts[-1] / folder.log_name(0)).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"{attempts[-1]}: its log cannot be read: {error.strerror}") from error
-    with log:
-        while True:
-            # Checked before the read, so that the last lines before the cell's end are read too.
-            has_ended = read_holder(cell) is None
-            text = log.read()
-            stream.write(escape_control(text) if stream.isatty() else text)
-            stream.flush()
-            if has_ended or not options.watch:
-                return 0
-            time.sleep(PAUSE)
+    print(escape_control(log) if sys.stdout.isatty() else log, end="", flush=True)
+    return 0
 
 
 def _find_cell(text: str) -> Path:

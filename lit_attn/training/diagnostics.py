@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lit_attn.attention import diagnostics
@@ -23,6 +22,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import OF_SAMPLES, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
+from lit_attn.training.recording import MetricsFile
 
 MAP_TOKENS = 256
 """Tokens of the attention maps that are kept: as many as a figure can show."""
@@ -66,7 +66,7 @@ class DiagnosticsCallback(L.Callback):
         settings: DiagnosticsConfig,
         interval: int,
         total: int,
-        tensorboard: TensorBoardLogger,
+        metrics: MetricsFile,
     ) -> None:
         """`interval` is the number of steps between two evaluations, `total` that of the cell."""
         self.path = folder / "diagnostics.csv"
@@ -74,7 +74,7 @@ class DiagnosticsCallback(L.Callback):
         self.settings = settings
         self.interval = interval
         self.total = total
-        self.tensorboard = tensorboard
+        self.metrics = metrics
         self.inputs: tuple[Any, ...] | None = None
         self.times: list[float] = []
 
@@ -114,8 +114,8 @@ class DiagnosticsCallback(L.Callback):
         for row in rows:
             # TensorBoard sorts the names: these come after test, train and val.
             scalars.setdefault(f"within-layers/{row.name}/{row.layer}", []).append(row.value)
-        means = {name: math.fsum(values) / len(values) for name, values in scalars.items()}
-        self.tensorboard.log_metrics(means, step)
+        for name, numbers in scalars.items():
+            self.metrics.events.add_scalar(name, math.fsum(numbers) / len(numbers), step)
         if step >= self.total and arrays:
             content = io.BytesIO()
             np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no bool

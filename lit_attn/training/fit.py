@@ -11,10 +11,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
@@ -25,7 +27,7 @@ from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
-from lit_attn.training.recording import Console, EventFile, MetricsFile, Progress
+from lit_attn.training.recording import Console, MetricsFile, Progress
 from lit_attn.training.result import SPEED, FinishedRun, Limits, UnitRecorder, make_result
 
 NOISE = (
@@ -111,14 +113,12 @@ class Attempt:
         console = Console(self.steps, self.epochs, cell.metric.name)
         self.progress = Progress(folder / "progress.json", self.steps, console)
         self.metrics = MetricsFile(folder / "metrics.csv", lambda: checkpoints.elapsed, console)
-        # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
-        self.events = EventFile(
-            folder, name=None, version="", default_hp_metric=False, purge_step=first_step + 1
-        )
         self.diagnostics = None
         if (settings := training.diagnostics) is not None:
             every = training.evaluate_every * data.steps_per_epoch
-            self.diagnostics = DiagnosticsCallback(folder, settings, every, self.steps, self.events)
+            self.diagnostics = DiagnosticsCallback(
+                folder, settings, every, self.steps, self.metrics
+            )
         self.stopping = None
         if (stop := training.stop) is not None and limits is None:
             goal = MetricChoice(name=stop.metric).resolve(cell.experiment).goal
@@ -159,7 +159,7 @@ class Attempt:
             check_val_every_n_epoch=1 if limits else training.evaluate_every,
             accumulate_grad_batches=data.accumulate,
             gradient_clip_val=training.clip,
-            logger=[self.metrics, self.events, *trackers],
+            logger=[self.metrics, *trackers],
             callbacks=[callback for callback in callbacks if callback is not None],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -171,11 +171,18 @@ class Attempt:
 
     def write_outputs(self, result: Result) -> None:
         """Write the weights, and the last values and the settings for TensorBoard."""
-        task, events, metric, step = self.parts.task, self.events, self.cell.metric, result.steps
+        task, metric, step = self.parts.task, self.cell.metric, result.steps
+        events = self.metrics.events
         values = {name: result.metrics[name] for name in SPEED if name in result.metrics}
-        events.log_metrics(values | {f"result/{metric.name}": result.metrics[metric.name]}, step)
-        events.log_settings(_settings(self.cell) | {"ffn_width": result.ffn_width}, step)
-        events.experiment.close()
+        values[f"result/{metric.name}"] = result.metrics[metric.name]
+        for name, value in values.items():
+            events.add_scalar(name, value, step)
+        settings = _flatten_dict(_settings(self.cell) | {"ffn_width": result.ffn_width})
+        # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
+        # tab has the columns of all cells, first those in which cells differ.
+        for summary in hparams(_sanitize_params(settings), {})[1:]:
+            events._get_file_writer().add_summary(summary, step)
+        events.close()
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
             self.checkpoints.write_weights(task.average.module, "ema.pt")

@@ -12,11 +12,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.logger import _flatten_dict
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard import SummaryWriter
 
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
@@ -34,6 +32,7 @@ BAR_WIDTH = 24
 class MetricsFile(Logger):
     """Logger that appends every value to `metrics.csv` as step,epoch,name,value, and fsyncs.
 
+    `events` is the event file of this attempt for TensorBoard, which gets the values too.
     Lightning's CSVLogger rewrites its file when a new name appears and deletes it on a second run.
     The times stand in `clock.csv`, because a cell that was stopped has the same `metrics.csv` as
     one that was not. `elapsed` returns the seconds of all attempts; `console` gets the values too.
@@ -55,9 +54,15 @@ class MetricsFile(Logger):
         write_atomic(self.path, csv_lines([("step", "epoch", "name", "value"), *kept]))
         times = [row for row in read_clock(self.clock).items() if row[0] <= step] if step else []
         write_atomic(self.clock, csv_lines([("step", "seconds"), *times]))
+        # `purge_step` makes TensorBoard drop what a stopped attempt wrote after its checkpoint.
+        self.events = SummaryWriter(self.path.parent, purge_step=step + 1)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing: the cell's config.yaml holds the hyperparameters."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.events.flush()
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -68,6 +73,8 @@ class MetricsFile(Logger):
             if name != "epoch"
         ]
         append(self.path, csv_lines(rows))
+        for row in rows:
+            self.events.add_scalar(row.name, row.value, row.step)
         append(self.clock, csv_lines([(step or 0, round(self.elapsed(), 3))]))
         self.console.add(metrics, step or 0, epoch + 1)
 
@@ -119,31 +126,6 @@ class Console:
         bar = f"{'#' * (BAR_WIDTH * step // self.total_steps):-<{BAR_WIDTH}}"
         text = f"[{bar}] step {step}/{self.total_steps}, {step_time * 1e3:.4g} ms each"
         print(f"\r\x1b[K{text}", end="", flush=True)
-
-
-class EventFile(TensorBoardLogger):
-    """TensorBoard logger that writes one event file in each attempt, and no hparams.yaml.
-
-    Lightning finalizes loggers after the training, before the last values are written: the file
-    stays open until `experiment.close()`.
-    """
-
-    @rank_zero_only
-    def save(self) -> None:
-        self.experiment.flush()
-
-    def finalize(self, status: str) -> None:
-        self.save()
-
-    def log_settings(self, settings: dict[str, Any], step: int) -> None:
-        """Write the values of this cell's HPARAMS columns.
-
-        Lightning would write a list of columns too. Without such a list TensorBoard shows the
-        columns of all cells, first those in which cells differ.
-        """
-        _, start, end = hparams(self._sanitize_params(_flatten_dict(settings)), {})
-        for summary in (start, end):
-            self.experiment.file_writer.add_summary(summary, step)
 
 
 class Progress(L.Callback):

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +11,7 @@ from helpers import studies
 from helpers.fake_cells import write_reports
 from helpers.fake_results import write_results
 from helpers.fake_study import write_study
-from helpers.runs import TIMEOUT, list_holders, make_body, run, start_cli, wait_until
+from helpers.runs import make_body, run
 
 import lit_attn.report
 from lit_attn.ablate import status
@@ -226,30 +224,6 @@ def test_a_wrong_cell_or_log_is_one_error_line(
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_a_watched_log_is_shown_until_the_cell_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
-    job.cell.write(job.folder / "config.yaml")
-    log = create_attempt(job.folder) / "log.txt"
-    log.write_text("first\n")
-
-    def cell() -> None:
-        with hold_lock(job.folder):
-            is_locked.set()
-            time.sleep(0.3)
-            with log.open("a") as stream:
-                stream.write("last\n")
-
-    is_locked = threading.Event()
-    thread = threading.Thread(target=cell)
-    thread.start()
-    is_locked.wait()
-    assert main(["logs", str(job.folder), "--watch"]) == 0
-    thread.join()
-    assert capsys.readouterr().out == "first\nlast\n"
-
-
 def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> None:
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
     job.cell.write(job.folder / "config.yaml")
@@ -262,39 +236,6 @@ def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> Non
     os.close(terminal)
     os.close(screen)
     assert shown == b"\\x1b]0;title\\x07text\r\n"
-
-
-def test_a_watched_status_ends_with_the_last_cell(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("gated"))
-    with start_cli(tmp_path, "--jobs", "2") as process, cli_of_status(tmp_path) as watching:
-        wait_until(lambda: len(list_holders(tmp_path)) == 2)
-        (tmp_path / "runs" / "tiny" / "go").touch()
-        assert process.wait(TIMEOUT) == 0
-        output, _ = watching.communicate(timeout=TIMEOUT)
-    assert output.rstrip().endswith("2 cells: 2 done")
-
-
-def test_a_watched_status_waits_for_the_first_run(tmp_path: Path) -> None:
-    with cli_of_status(tmp_path) as watching:
-        assert watching.stdout is not None
-        assert watching.stdout.readline() == "runs: contains no study (no */plan.json); waiting\n"
-        write_study(tmp_path / "runs", seeds=1)
-        output, _ = watching.communicate(timeout=TIMEOUT)
-    assert output.rstrip().endswith("3 cells: 3 done")
-
-
-def cli_of_status(path: Path) -> "subprocess.Popen[str]":
-    code = (
-        "import sys; from lit_attn.ablate import __main__, status\n"
-        "status.PAUSE = 0.05; sys.exit(__main__.main(['status', '--watch']))"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=path,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
 
 
 def test_status_imports_no_torch(tmp_path: Path) -> None:
