@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import io
-import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -89,7 +88,6 @@ def make_parser() -> argparse.ArgumentParser:
     value("--reports", Path, "DIR", "Write tables to DIR (default: reports).")
     flag("--smoke", "Run one small step of every cell, in a separate folder.")
     value("--stall", float, "MINUTES", "Kill a cell without a step for MINUTES (default 30).", 30)
-    value("--time", float, "MINUTES", "Stop an attempt after MINUTES; the cell saves.", math.inf)
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
@@ -171,7 +169,7 @@ def parse_settings(option: str, settings: list[str]) -> Mapping:
 
 def _complete_options(options: argparse.Namespace) -> None:
     """Set default folders and read the paper. Raises ConfigError for options that do not fit."""
-    for name in ("jobs", "limit", "stall", "time"):
+    for name in ("jobs", "limit", "stall"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:
             raise ConfigError(f"--{name}: the number must be positive")
     conditions = {
@@ -348,7 +346,7 @@ def _write_tables(matrices: list[Matrix], options: argparse.Namespace) -> None:
 def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     from lit_attn.ablate.launch import Launcher
-    from lit_attn.ablate.runner import Limits, Runner
+    from lit_attn.ablate.runner import Runner
     from lit_attn.ablate.slots import make_slots
 
     slots = make_slots(options.jobs)
@@ -357,23 +355,20 @@ def _prepare_local(matrices: list[Matrix], options: argparse.Namespace, target: 
     def start(missing: list[Job]) -> "Summary":
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         launcher = Launcher(target, options.smoke)
-        limits = Limits(60 * options.stall, 60 * options.time)
-        return Runner(launcher, slots, make_display(), limits).run(missing)
+        return Runner(launcher, slots, make_display(), 60 * options.stall).run(missing)
 
     return start
 
 
 def _prepare_slurm(matrices: list[Matrix], options: argparse.Namespace, target: str) -> "Start":
     """Return the function that runs cells as SLURM jobs. Raises ConfigError for wrong resources."""
-    from lit_attn.ablate.runner import Limits
     from lit_attn.ablate.slurm import Follower, SlurmCell, require_resources, submit_missing
 
     for matrix in matrices:
         require_resources(matrix)
 
     def start(missing: list[Job]) -> "Summary":
-        limits = Limits(60 * options.stall, 60 * options.time)
-        cell = SlurmCell(Path(), target, options.smoke, limits)
+        cell = SlurmCell(Path(), target, options.smoke, 60 * options.stall)
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{count} jobs submitted, {len(missing) - count} already submitted")
         return Follower(matrices, make_display()).run(missing)

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import math
 import re
 import signal
 import time
@@ -96,28 +95,20 @@ class Summary:
         return Snapshot(len(done), len(self.failed), waiting, running, durations, slots)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of an attempt in seconds: the time without a step, and the total time."""
-
-    stall: float = 1800.0
-    time: float = math.inf
-
-
 class Runner:
     """Runs cells in slots, retries them, and stops them on signals.
 
     A first SIGINT lets the running cells finish. A second SIGINT, SIGTERM or SIGHUP lets them write
-    a checkpoint and end. A third kills them.
+    a checkpoint and end. A third kills them. A cell without a step for `stall` seconds is killed.
     """
 
     def __init__(
-        self, launcher: Launcher, slots: Slots, display: Display, limits: Limits | None = None
+        self, launcher: Launcher, slots: Slots, display: Display, stall: float = 1800.0
     ) -> None:
         self.launcher = launcher
         self.slots = slots
         self.display = display
-        self.limits = limits or Limits()
+        self.stall = stall
         self.queue: deque[Job] = deque()
         # Number of attempts of each cell before this run.
         self.before: dict[Path, int] = {}
@@ -163,7 +154,7 @@ class Runner:
         now = time.monotonic()
         frozen = now - self.last_pass
         self.last_pass = now
-        if frozen > max(4 * TICK, FREEZE * self.limits.stall):
+        if frozen > max(4 * TICK, FREEZE * self.stall):
             for cell in self.running.values():
                 cell.extend_limits(frozen)
 
@@ -242,11 +233,9 @@ class Runner:
             if cell.kill_at is not None:
                 if self.urgency > STOP or now > cell.kill_at:
                     cell.signal(signal.SIGKILL)
-            elif cell.idle_seconds() > self.limits.stall:
+            elif cell.idle_seconds() > self.stall:
                 # On SIGABRT the worker's fault handler writes the stack of every thread to the log.
-                cell.stop(signal.SIGABRT, GRACE, f"no step for {self.limits.stall:.0f} s")
-            elif cell.seconds > self.limits.time:
-                cell.stop(signal.SIGTERM, GRACE, f"took longer than {self.limits.time:.0f} s")
+                cell.stop(signal.SIGABRT, GRACE, f"no step for {self.stall:.0f} s")
             elif self.urgency >= STOP:
                 cell.stop(signal.SIGTERM, GRACE)
 
@@ -284,7 +273,7 @@ class Runner:
 
     def _retry_delay(self, outcome: Outcome) -> float | None:
         """Return the seconds until the cell is retried, or None if it is not retried."""
-        if outcome.failure is None or self.urgency or outcome.seconds > self.limits.time:
+        if outcome.failure is None or self.urgency:
             return None
         if outcome.is_lost and self.lost_starts < LOST_STARTS * self.slots.limit:
             # Not a fault of the cell, so its number of retries stays the same.

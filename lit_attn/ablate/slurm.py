@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.runner import TICK, Limits, Outcome, Runner, Summary, handle_signals
+from lit_attn.ablate.runner import TICK, Outcome, Runner, Summary, handle_signals
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.snapshot import activation_lines, take_snapshot
 from lit_attn.cells import failure, folder
@@ -89,7 +89,7 @@ class SlurmCell:
     folder: Path
     target: str
     smoke: bool
-    limits: Limits
+    stall: float
 
     def __call__(self) -> None:
         """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
@@ -107,7 +107,7 @@ class SlurmCell:
         launcher = Launcher(self.target, self.smoke)
         forkserver.ensure_running()
         signal.signal(signal.SIGUSR2, limit.stop)
-        summary = Runner(launcher, slots, Display(sys.stdout), self.limits).run([job])
+        summary = Runner(launcher, slots, Display(sys.stdout), self.stall).run([job])
         if job.state() == "done":
             return
         if limit.is_reached:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
 from lit_attn.cells.lock import read_holder
 from lit_attn.cells.records import Exit, FailureClass, Record, Result
@@ -84,11 +84,8 @@ def count_states(states: Iterable[State]) -> str:
 
 def read_result(folder: Path, identity: str) -> Result | None:
     """Return the result of the cell, or None if there is no readable one with this `identity`."""
-    try:
-        result = Result.model_validate_json((folder / "result.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
-    return result if result.identity == identity else None
+    result = Result.read_valid(folder / "result.json")
+    return result if result is not None and result.identity == identity else None
 
 
 def set_aside(path: Path) -> Path:
@@ -129,10 +126,7 @@ def create_attempt(folder: Path) -> Path:
 
 def read_exit(attempt: Path) -> Exit | None:
     """Return how an attempt ended, or None if that was not recorded."""
-    try:
-        return Exit.model_validate_json((attempt / "exit.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return Exit.read_valid(attempt / "exit.json")
 
 
 def final_failure_since(folder: Path, attempt_count: int) -> Exit | None:
@@ -160,10 +154,7 @@ def read_log_tail(attempt: Path, rank: int = 0, size: int = 16384) -> str:
 
 def read_progress(folder: Path) -> Progress | None:
     """Return the progress of a cell, or None if it has not written any."""
-    try:
-        return Progress.model_validate_json((folder / "progress.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return Progress.read_valid(folder / "progress.json")
 
 
 def progress_mtime(folder: Path) -> int:

@@ -51,14 +51,18 @@ class Record(BaseModel):
         write_atomic(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
+    def read_valid(cls, path: Path) -> Self | None:
+        """Return the record, or None without a readable one."""
+        with contextlib.suppress(OSError, ValidationError):
+            return cls.model_validate_json(path.read_bytes())
+        return None
+
+    @classmethod
     def read(cls, path: Path) -> Self | None:
         """Return the record, or None without a file; ConfigError if it cannot be read."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValidationError) as error:
-            raise ConfigError(f"{path}: cannot be read; move it away to start afresh") from error
+        if (record := cls.read_valid(path)) is None and path.exists():
+            raise ConfigError(f"{path}: cannot be read; move it away to start afresh")
+        return record
 
 
 class Metric(Record):

@@ -28,7 +28,7 @@ from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
-from lit_attn.training.result import SPEED, FinishedRun, Limits, UnitRecorder, make_result
+from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
 
 NOISE = (
     # The data lies on the device in one piece, so nothing is loaded while training.
@@ -116,9 +116,8 @@ class Attempt:
         self.diagnostics = None
         if (settings := training.diagnostics) is not None:
             every = training.evaluate_every * data.steps_per_epoch
-            self.diagnostics = DiagnosticsCallback(
-                folder, settings, every, self.steps, self.metrics
-            )
+            arguments = (folder, settings, every, self.steps, self.metrics)
+            self.diagnostics = DiagnosticsCallback(*arguments)
         self.stopping = None
         if (stop := training.stop) is not None and limits is None:
             goal = MetricChoice(name=stop.metric).resolve(cell.experiment).goal
@@ -173,10 +172,7 @@ class Attempt:
         """Write the weights, and the last values and the settings for TensorBoard."""
         task, metric, step = self.parts.task, self.cell.metric, result.steps
         events = self.metrics.events
-        values = {name: result.metrics[name] for name in SPEED if name in result.metrics}
-        values[f"result/{metric.name}"] = result.metrics[metric.name]
-        for name, value in values.items():
-            events.add_scalar(name, value, step)
+        events.add_scalar(f"result/{metric.name}", result.metrics[metric.name], step)
         settings = _flatten_dict(_settings(self.cell) | {"ffn_width": result.ffn_width})
         # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
         # tab has the columns of all cells, first those in which cells differ.
