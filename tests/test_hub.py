@@ -117,11 +117,13 @@ def test_what_cannot_be_exported_is_one_line(
     (torn / "checkpoints" / "ema.pt").write_bytes(b"x")
     parts = tmp_path / "mine.py"
     parts.touch()
-    own = folder_of(digits_cell().model_copy(update={"parts": (parts,)}), tmp_path / "own")
+    with_parts = folder_of(
+        digits_cell().model_copy(update={"parts": (parts,)}), tmp_path / "with_parts"
+    )
     cases: list[tuple[list[str], str]] = [
         ([str(unfinished)], "has no result; finish it with `lit-attn train"),
         ([str(torn)], "ema.pt: are not the weights of this cell"),
-        ([str(own)], "mine.py cannot be exported"),
+        ([str(with_parts)], "mine.py cannot be exported"),
         ([str(runs["tied"]), f"--out={tmp_path}"], "is not empty"),
         ([str(tmp_path / "none")], "config.yaml: cannot be read"),
     ]

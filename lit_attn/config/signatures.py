@@ -8,7 +8,7 @@ when a sample is made.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,6 +133,9 @@ class TaggedTokens(PaddedTokens):
     counted tokens in a sequence of the complete step.
     """
 
+    pairs: ClassVar = False
+    are_tagged: ClassVar = True
+
 
 @dataclass(frozen=True)
 class LabelledTokens(PaddedTokens):
@@ -143,6 +146,7 @@ class LabelledTokens(PaddedTokens):
     """
 
     pairs: bool = False
+    are_tagged: ClassVar = False
 
     @property
     def tokens(self) -> int:

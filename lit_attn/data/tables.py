@@ -5,7 +5,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from lit_attn.config.data.base import require_files
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.sets import Split, fit_image, make_split
 from lit_attn.data.text.labelled import Sample
-from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.extras import require
-from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, suggest
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
@@ -116,46 +114,20 @@ def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-class TextRow:
-    """Reader of a row with a text and its class."""
+def split_row(data: LabelledTable, text: Any, label: Any) -> tuple[list[str], list[Any]]:
+    """Return the texts of a row, which are tokenized one by one, and a class for each.
 
-    def texts(self, cell: Any) -> list[str]:
-        """Return the texts that are tokenized one by one, as many as there are classes."""
-        return [cell or " "]
-
-    def classes(self, cell: Any) -> list[Any]:
-        """Return the classes in a cell, numbers or names."""
-        return [cell]
-
-    def sample(self, encode: Encoder, texts: list[str], classes: NDArray[np.int64]) -> Sample:
-        """Return the sample; raise ValueError for a malformed row."""
-        return Sample((to_ids(encode.prompt(texts[0])),), int(classes[0]))
-
-
-class TaggedRow(TextRow):
-    """Reader of a row with words and their classes; a class belongs to the first id of a word."""
-
-    def texts(self, cell: Any) -> list[str]:
-        return [f" {word}" for word in list_items(cell)]
-
-    def classes(self, cell: Any) -> list[Any]:
-        return [int(item) if str(item).isdecimal() else item for item in list_items(cell)]
-
-    def sample(self, encode: Encoder, texts: list[str], classes: NDArray[np.int64]) -> Sample:
-        if not texts or len(texts) != len(classes):
-            raise ValueError(f"{len(texts)} words and {len(classes)} classes; one class for each")
-        words = [to_ids(ids[:-1]) for ids in encode.encode(texts)]
-        if empty := [number for number, ids in enumerate(words) if not len(ids)]:
-            raise ValueError(f"word {empty[0]} is empty")
-        ids = np.concatenate(words)
-        tags = np.zeros_like(ids)
-        tags[np.cumsum([0, *map(len, words[:-1])])] = to_ids(classes)
-        return Sample((ids, tags), 0)
-
-
-def to_ids(numbers: Any) -> NDArray[np.uint16]:
-    """Return `numbers` plus one, because 0 is padding."""
-    return np.asarray(numbers, np.uint16) + np.uint16(1)
+    Raises ValueError if there is no text, or not one class for each.
+    """
+    if not data.has_tags:
+        return [text or " "], [label]
+    words, classes = list_items(text), list_items(label)
+    if not words or len(words) != len(classes):
+        raise ValueError(f"{len(words)} words and {len(classes)} classes; one class for each")
+    if not all(str(word).strip() for word in words):
+        raise ValueError("a word is empty")
+    numbers = [int(item) if str(item).isdecimal() else item for item in classes]
+    return [f" {word}" for word in words], numbers
 
 
 def list_items(cell: Any) -> list[Any]:
@@ -174,26 +146,37 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
 
     Raises ConfigError for a malformed row and for a class that is not one of `data.classes`.
     """
-    tables, reader = load_rows(data), load(data.row_reader)()
-    training = (" ".join(reader.texts(cell)) for cell in tables["train"][data.text])
-    encode = data.tokenizer.encoder(training)
-    samples: dict[str, list[Sample]] = {}
-    for split in [name for name in ("train", "val", "test") if name in tables]:
-        rows, labels = tables[split], read_classes(data, tables, split, reader.classes)
-        least, most = labels.min(initial=0), labels.max(initial=0)
-        if most >= data.classes or least < 0:
-            raise ConfigError(
-                f"data.classes: {data.classes}, but {split} has the labels {least} to {most}"
-            )
-        ends = np.cumsum([len(reader.classes(cell)) for cell in rows[data.label]])
-        parts = zip(rows[data.text], np.split(labels, ends[:-1]), strict=True)
-        samples[split] = []
-        for row, (cell, classes) in enumerate(parts):
+    rows: dict[str, dict[str, list[Any]]] = {}
+    for split, table in load_rows(data).items():
+        rows[split] = {data.text: [], data.label: []}
+        for row, cells in enumerate(zip(table[data.text], table[data.label], strict=True)):
             try:
-                samples[split].append(reader.sample(encode, reader.texts(cell), classes))
+                texts, classes = split_row(data, *cells)
             except ValueError as error:
-                source = data.files.get(split, data.hub)
-                raise ConfigError(f"data.{split}: {source}: row {row}: {error}") from error
+                source = f"data.{split}: {data.files.get(split, data.hub)}"
+                raise ConfigError(f"{source}: row {row}: {error}") from error
+            rows[split][data.text].append(texts)
+            rows[split][data.label].append(classes)
+    encode = data.tokenizer.encoder(map(" ".join, rows["train"][data.text]))
+    samples: dict[str, list[Sample]] = {}
+    for split in [name for name in ("train", "val", "test") if name in rows]:
+        labels, samples[split] = read_classes(data, rows, split), []
+        if labels.max() >= data.classes or labels.min() < 0:
+            raise ConfigError(
+                f"data.classes: {data.classes}, but {split} has the labels {labels.min()} to "
+                f"{labels.max()}"
+            )
+        numbers = iter(labels.tolist())
+        for texts in rows[split][data.text]:
+            parts = [np.asarray(ids[:-1], np.uint16) for ids in encode.encode(texts)]
+            # Id 0 is padding.
+            ids = np.concatenate(parts) + np.uint16(1)
+            if not data.has_tags:
+                samples[split].append(Sample((ids,), next(numbers)))
+                continue
+            tags = np.zeros_like(ids)
+            tags[np.cumsum([0, *map(len, parts[:-1])])] = [next(numbers) + 1 for _ in parts]
+            samples[split].append(Sample((ids, tags), 0))
     evaluated = samples.get("val") or samples.get("test") or []
     return {"val": evaluated, "test": evaluated} | samples
 
@@ -207,23 +190,26 @@ def _open(image: Any, folder: Path) -> Any:
 
 
 def read_classes(
-    data: TableImages | LabelledTable,
-    tables: dict[str, Any],
-    split: str,
-    items: Callable[[Any], list[Any]] = lambda cell: [cell],
+    data: TableImages | LabelledTable, tables: dict[str, Any], split: str
 ) -> NDArray[np.int64]:
     """Return the classes (N,) of `split`: numbers, or the places of names among those of train.
 
-    `items` returns the classes in a cell.
+    A cell has one class or a list of them.
     """
-    trained = [value for cell in tables["train"][data.label] for value in items(cell)]
-    places = [(row, v) for row, cell in enumerate(tables[split][data.label]) for v in items(cell)]
-    values = [value for _, value in places]
-    if all(isinstance(value, int) for value in trained + values):
+    trained, cells = (
+        [
+            (row, value)
+            for row, cell in enumerate(tables[name][data.label])
+            for value in (cell if isinstance(cell, list) else [cell])
+        ]
+        for name in ("train", split)
+    )
+    values = [value for _, value in cells]
+    if all(isinstance(value, int) for _, value in trained + cells):
         return np.asarray(values, np.int64)
-    names = sorted({str(value) for value in trained})
+    names = sorted({str(value) for _, value in trained})
     numbers = {name: number for number, name in enumerate(names)}
-    for row, value in places:
+    for row, value in cells:
         if str(value) not in numbers:
             raise ConfigError(
                 f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"

@@ -22,11 +22,7 @@ from torch.nn import functional as F
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
-from lit_attn.config.models.language import (
-    GPTConfig,
-    SequenceClassifierConfig,
-    TokenClassifierConfig,
-)
+from lit_attn.config.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.layers import AdaptiveSoftmax, Device
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.trunk import Trunk, initialise
@@ -86,7 +82,7 @@ class GPT(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """Bidirectional trunk, mean pooling, then Linear, ReLU, Linear.
+    """Bidirectional trunk, mean pooling unless tokens are classified, then Linear, ReLU, Linear.
 
     tokens: (B, n), or (B, 2, n) for pairs of documents; `present` has the same shape and is False
     where a token is padding. For pairs of documents the classifier sees [x0, x1, x0 x1, x0 - x1] of
@@ -100,12 +96,13 @@ class SequenceClassifier(nn.Module):
         context: int,
         classes: int,
         pairs: bool = False,
+        are_tagged: bool = False,
         device: Device = None,
     ) -> None:
         """Build a network for at most `context` tokens; initialise it except on "meta"."""
         super().__init__()
         self.pool = model.pool
-        self.pairs = pairs
+        self.pairs, self.are_tagged = pairs, are_tagged
         self.trunk = Trunk(model, vocabulary, context, is_causal=False, device=device)
         features = 4 * model.dim if pairs else model.dim
         self.classifier = nn.Sequential(
@@ -119,6 +116,8 @@ class SequenceClassifier(nn.Module):
         if self.pairs:
             first, second = (self.document(tokens[:, i], present[:, i]) for i in (0, 1))
             features = torch.cat([first, second, first * second, first - second], dim=-1)
+        elif self.are_tagged:
+            features = self.trunk(tokens, present)
         else:
             features = self.document(tokens, present)
         logits: Tensor = self.classifier(features)
@@ -130,28 +129,6 @@ class SequenceClassifier(nn.Module):
         weights = present.to(hidden.dtype)[..., None]
         total = (hidden * weights).sum(1)
         return total / (tokens.shape[1] if self.pool == "zero-padded" else weights.sum(1))
-
-
-class TokenClassifier(nn.Module):
-    """Bidirectional trunk, then a Linear; tokens and `present` (B, n) -> logits (B, n, classes)."""
-
-    def __init__(
-        self,
-        model: TokenClassifierConfig,
-        vocabulary: int,
-        context: int,
-        classes: int,
-        device: Device = None,
-    ) -> None:
-        """Build a network for at most `context` tokens; initialise it except on "meta"."""
-        super().__init__()
-        self.trunk = Trunk(model, vocabulary, context, is_causal=False, device=device)
-        self.head = nn.Linear(model.dim, classes, device=device)
-        draw_parameters(self, lambda: initialise(self, model, tied=False))
-
-    def forward(self, tokens: Tensor, present: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.trunk(tokens, present))
-        return logits
 
 
 class Sampling(NamedTuple):

@@ -89,7 +89,7 @@ def fit(
 
 
 class Attempt:
-    """What trains and records a cell, from its newest checkpoint on."""
+    """Training and records of a cell, from its newest checkpoint on."""
 
     def __init__(
         self, cell: Cell, folder: Path, group: ProcessGroup, limits: Limits | None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.data_ranks import on_rank
 from helpers.training_cells import folder_of
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,7 +57,7 @@ def write(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
 
 
 def experiment(path: Path, model: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
-    small = {"kind": "token-classifier", "dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
+    small = {"kind": "sequence-classifier", "dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
     chosen = {"kind": "table-tags", "train": str(path), "test": str(path), "name": "t"}
     chosen |= {"context": 12, "classes": 3, "batch_size": 4, "eval_batch_size": 3}
     return {
@@ -135,6 +136,12 @@ def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     assert classes[0, :2].tolist() == [1, 0]
 
 
+def test_pooling_is_refused_where_every_token_is_classified(tmp_path: Path) -> None:
+    model = {"kind": "sequence-classifier", "dim": 16, "depth": 1, "heads": 2, "ffn": None}
+    with pytest.raises(ValidationError, match="pool: nothing is pooled if every token"):
+        make_cell(tmp_path / "a.jsonl", model | {"pool": "zero-padded"})
+
+
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
@@ -167,7 +174,7 @@ def test_bad_rows_are_one_line(
 
 def test_a_word_without_tokens_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"tokens": ["a", " "], "tags": [0, 1]}])
-    with pytest.raises(ConfigError, match=r"data\.train: .*a\.jsonl: row 0: word 1 is empty"):
+    with pytest.raises(ConfigError, match=r"data\.train: .*a\.jsonl: row 0: a word is empty"):
         make_data(path, tokenizer={"kind": "words", "size": 2}, batch_size=1)
 
 
@@ -242,7 +249,7 @@ BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 @pytest.mark.parametrize(
     "model",
     [None, {"kind": "transformers", "architecture": "bert", "arguments": BERT}],
-    ids=["token-classifier", "transformers"],
+    ids=["sequence-classifier", "transformers"],
 )
 def test_a_cell_learns_to_tag(model: dict[str, Any] | None, tmp_path: Path) -> None:
     if model is not None:
@@ -258,7 +265,7 @@ def test_a_cell_learns_to_tag(model: dict[str, Any] | None, tmp_path: Path) -> N
     assert metrics["test/loss"] < 0.6
 
 
-def test_padding_does_not_change_the_logits_of_a_token_classifier(tmp_path: Path) -> None:
+def test_padding_does_not_change_the_logits_of_a_token(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     task = make_task(path)
     tokens, present, _ = next(iter(task.data.val_dataloader()[0]))

@@ -96,8 +96,8 @@ class LabelledTable(Table, OwnLabels):
     tokenizer: Tokenizer = Field(Bytes(), description="conversion of text to token ids")
     text: str = Field("text", description="column of the texts")
     label: str = Field("label", description="column of the classes")
-    row_reader: ClassVar[str]
-    """Class `lit_attn.data.tables.TextRow`, or a subclass, as "module:name"."""
+    has_tags: ClassVar[bool] = False
+    """True if a row has a list of words, with a class for each, instead of a text."""
 
     read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
 
@@ -116,7 +116,6 @@ class TableLabels(LabelledTable, Labelled):
 
     kind: Literal["table-labels"] = "table-labels"
     pairs: Literal[False] = Field(False, description="a sample is one text")
-    row_reader = "lit_attn.data.tables:TextRow"
 
 
 class TableTags(LabelledTable):
@@ -128,10 +127,10 @@ class TableTags(LabelledTable):
     """
 
     kind: Literal["table-tags"] = "table-tags"
+    has_tags = True
     text: str = Field("tokens", description="column of the words")
     label: str = Field("tags", description="column of the classes of the words")
     build: ClassVar = method("lit_attn.data.text.labelled:TaggedData")
-    row_reader = "lit_attn.data.tables:TaggedRow"
 
     def signature(self) -> TaggedTokens:
         return TaggedTokens(self.vocabulary, self.context, self.num_classes)

@@ -1,6 +1,6 @@
 """Configurations of language models and sequence classifiers."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -157,12 +157,16 @@ class GPTConfig(TokenTransformer):
 class SequenceClassifierConfig(TokenTransformer):
     """Bidirectional encoder, mean pooling, and a classifier of Linear, ReLU and Linear.
 
+    If the words of a sequence have classes, the classifier is applied to every token.
     The model of MGK's experiments on the Long Range Arena, whose code has `pool: zero-padded`.
     """
 
-    takes = (LabelledTokens,)
+    takes = (LabelledTokens, TaggedTokens)
 
-    builder = ("language:SequenceClassifier", "vocabulary", "context", "classes", "pairs")
+    builder = (
+        *("language:SequenceClassifier", "vocabulary", "context", "classes"),
+        *("pairs", "are_tagged"),
+    )
 
     kind: Literal["sequence-classifier"] = "sequence-classifier"
     pool: Literal["tokens", "zero-padded"] = Field(
@@ -172,12 +176,7 @@ class SequenceClassifierConfig(TokenTransformer):
     )
     classifier_width: PositiveInt = Field(128, description="hidden units of the classifier")
 
-
-class TokenClassifierConfig(TokenTransformer):
-    """Bidirectional encoder with a Linear for the classes of every token."""
-
-    takes = (TaggedTokens,)
-
-    builder = ("language:TokenClassifier", "vocabulary", "context", "classes")
-
-    kind: Literal["token-classifier"] = "token-classifier"
+    def check(self, signature: Any) -> None:
+        super().check(signature)
+        if signature.are_tagged and self.pool != "tokens":
+            raise ValueError("pool: nothing is pooled if every token is classified; remove it")
