@@ -95,9 +95,12 @@ class SceneryData(DataModule):
 
     def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
+        import cv2
         from mmengine.dataset import pseudo_collate
 
-        return read_batches(dataset, batches, pseudo_collate, self.data.workers, _single_threaded)
+        # Many workers with several threads of OpenCV each would be slow.
+        prepare = partial(cv2.setNumThreads, 0)
+        return read_batches(dataset, batches, pseudo_collate, self.data.workers, prepare)
 
     def draw_order(self, epoch: int) -> list[int]:
         order = numpy_generator(self.seed, "order", epoch).permutation(len(self.train))
@@ -217,10 +220,3 @@ def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery
             f"data.root: {path} has {labels.width} x {labels.height} pixels, its image "
             f"{sample['img_path']} has {width} x {height}"
         )
-
-
-def _single_threaded() -> None:
-    """Give OpenCV one thread, since many workers with several threads each would be slow."""
-    import cv2
-
-    cv2.setNumThreads(0)

@@ -57,7 +57,14 @@ class Hub(Adapter):
         past = arguments.get("past_key_values", arguments.get("layer_past"))
         cache = None
         if past is not None and not self.training and not x.is_meta:
-            cache = self.open_cache(getattr(past, "self_attention_cache", past))
+            spec = self.layer.spec
+            if not spec.similarity.has_logits:
+                raise ValueError(
+                    f"'{spec.similarity.kind}' attention has no keys and values to cache; call "
+                    "the model with use_cache=False"
+                )
+            past = getattr(past, "self_attention_cache", past)
+            cache = HubCache(past, self.index, spec.window)
             mask = None if mask is None else mask[..., -(cache.length + x.shape[1]) :]
         if mask is not None and not self.is_causal and mask.dtype == torch.bool:
             # Padding is the same for all queries.
@@ -67,16 +74,6 @@ class Hub(Adapter):
             cos, sin = (part[..., : part.shape[-1] // 2].unsqueeze(1) for part in positions)
             rotary = Rotary(cos, sin)
         return self.layer(x, mask, self.is_causal and mask is None, rotary, cache), None
-
-    def open_cache(self, past: Any) -> "HubCache":
-        """Return the cache of this layer in `past`; raise ValueError if it cannot be used."""
-        spec = self.layer.spec
-        if not spec.similarity.has_logits:
-            raise ValueError(
-                f"'{spec.similarity.kind}' attention has no keys and values to cache; call the "
-                "model with use_cache=False"
-            )
-        return HubCache(past, self.index, spec.window)
 
 
 class HubCache(KeyValues):

@@ -80,11 +80,6 @@ def _test_error(record: Record, scale: Scale) -> str:
     return " / ".join(texts) or NOTHING
 
 
-def _steps(record: Record, _: Scale) -> str:
-    steps = format_number(record["steps_run"], ",.0f")
-    return steps if steps == NOTHING else f"{steps} ({record['stopped']})"
-
-
 def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
     if pd.isna(low):
@@ -157,7 +152,8 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], s.digits),
     "target_steps": lambda r, _: format_number(r["target_steps"], ",d"),
     "target_seconds": lambda r, _: format_number(r["target_seconds"], ",.0f"),
-    "steps_run": _steps,
+    "steps_run": lambda r, _: format_number(r["steps_run"], ",.0f"),
+    "stopped": lambda r, _: format_number(r["stopped"], "d"),
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,

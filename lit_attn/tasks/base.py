@@ -3,7 +3,6 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -112,16 +111,6 @@ class TaskModule(L.LightningModule, ABC):
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
         self._extend_metrics()
 
-    @contextlib.contextmanager
-    def with_average(self) -> Iterator[None]:
-        """Use the averaged weights as `network` inside the context."""
-        assert self.average is not None
-        trained, self.network = self.network, self.average.module
-        try:
-            yield
-        finally:
-            self.network = trained
-
     def compile_network(self) -> None:
         """Compile the network with torch.compile."""
         self.network.compile()
@@ -155,8 +144,11 @@ class TaskModule(L.LightningModule, ABC):
         with contextlib.nullcontext() if self.evaluates_as_training else full:
             units = {"": self._update(dataloader_idx, batch)}
             if self.average is not None:
-                with self.with_average():
+                trained, self.network = self.network, self.average.module
+                try:
                     units["ema-"] = self._update(len(self.splits) + dataloader_idx, batch)
+                finally:
+                    self.network = trained
         return units
 
     def on_validation_epoch_end(self) -> None:

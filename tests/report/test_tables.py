@@ -45,8 +45,8 @@ def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
         early.write(runs / cell.path / "result.json")
     folder = report(tmp_path)
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "steps (stopped early)" in text
-    assert "whose training stopped early" in text
+    assert "| stopped early |" in text
+    assert "Stopped early is the number of seeds" in text
     table = pd.read_csv(folder / "table.csv").set_index("variant")
     last = result(first, 0.5).steps
     assert table.loc["belief2", "steps_run"] == pytest.approx((100 + 300 + last) / 3)
