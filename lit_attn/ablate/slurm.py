@@ -5,14 +5,13 @@ before the array is submitted, and the array is named after the token. A later c
 terminal asks `squeue` for jobs of that name and so finds the job of every cell. The jobs do not
 depend on the command that follows them.
 
-A job is a runner of one cell, or one rank of a cell that spans several nodes. SLURM ends it in two
-ways. It sends SIGTERM if it requeues the job itself (preemption) or if the job was cancelled: the
-cell writes a checkpoint, and the job ends. It sends SIGUSR2 shortly before the time limit: the cell
-writes a checkpoint, and submitit requeues the job as often as the study's `slurm.timeouts` allows.
+A job is a runner of one cell on one node. SLURM ends it in two ways. It sends SIGTERM if it
+requeues the job itself (preemption) or if the job was cancelled: the cell writes a checkpoint, and
+the job ends. It sends SIGUSR2 shortly before the time limit: the cell writes a checkpoint, and
+submitit requeues the job as often as the study's `slurm.timeouts` allows.
 """
 
 import contextlib
-import faulthandler
 import getpass
 import os
 import secrets
@@ -20,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -38,13 +36,9 @@ from lit_attn.ablate.runner import TICK, Outcome, Runner, Summary, handle_signal
 from lit_attn.ablate.slots import make_slots
 from lit_attn.ablate.snapshot import activation_lines, take_snapshot
 from lit_attn.cells import failure, folder
-from lit_attn.cells.failure import Preempted
-from lit_attn.cells.lock import HEARTBEAT, hold_lock
-from lit_attn.cells.ranks import ACROSS_NODES, redirect_output
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.cell import Cell
 from lit_attn.files import write_atomic
-from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,9 +90,6 @@ class SlurmCell:
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
         limit = TimeLimit()
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        if int(os.environ.get("SLURM_NNODES", "1")) > 1:
-            run_rank(job, self.target, self.smoke, limit)
-            return
         # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 from the
         # beginning.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -128,42 +119,6 @@ class SlurmCell:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-
-def run_rank(job: Job, target: str, smoke: bool, limit: TimeLimit) -> None:
-    """Train as this task's rank of a cell that spans several nodes.
-
-    Every task of the job is a rank in a process of its own. Rank 0 holds the cell's lock and writes
-    its records. There is no runner: SLURM's time limit is the only limit, and SLURM ends all ranks
-    if one fails. Raises what training raises; rank 0 records it first.
-    """
-    os.environ[ACROSS_NODES] = "1"
-    signal.signal(signal.SIGUSR2, limit.stop)
-    train = load(target)
-    if os.environ["SLURM_PROCID"] != "0":
-        try:
-            train(job.folder, smoke=smoke)
-        except Preempted:
-            # Raised again, it would make SLURM end rank 0 before rank 0 has written the record.
-            print(traceback.format_exc())
-        return
-    # A previous job that died on another node holds the lock for some minutes.
-    while job.state() == "running":
-        time.sleep(HEARTBEAT)
-    with hold_lock(job.folder):
-        attempt = folder.create_attempt(job.folder)
-        redirect_output(attempt / folder.log_name(0))
-        faulthandler.enable()
-        try:
-            train(job.folder, smoke=smoke)
-        except BaseException as error:
-            text = traceback.format_exc()
-            print(text, flush=True)
-            failure.describe_end(1, text).write(attempt / "exit.json")
-            if not (isinstance(error, Preempted) and limit.is_reached):
-                raise
-    if limit.is_reached and job.state() != "done":
-        limit.requeue(signal.SIGUSR2, None)
 
 
 class Task(NamedTuple):
@@ -239,20 +194,11 @@ def _run(*command: str) -> str:
 
 def require_resources(matrix: Matrix) -> None:
     """Raise ConfigError if the `slurm:` section of a study does not suffice for its cells."""
-    slurm = matrix.source.study.slurm
-    devices = {variant.experiment.training.devices for variant in matrix.written}
-    largest = max(devices)
-    if slurm.gpus is not None and slurm.gpus * slurm.nodes < largest:
-        raise ConfigError(
-            f"{matrix.source.name}: training.devices: {largest} exceeds the "
-            f"{slurm.gpus * slurm.nodes} GPUs of slurm.gpus x slurm.nodes"
-        )
-    if slurm.nodes > 1 and (len(devices) > 1 or largest % slurm.nodes):
-        numbers = ", ".join(map(str, sorted(devices)))
-        raise ConfigError(
-            f"{matrix.source.name}: slurm.nodes: training.devices ({numbers}) must be one multiple "
-            f"of {slurm.nodes} nodes"
-        )
+    gpus = matrix.source.study.slurm.gpus
+    largest = max(variant.experiment.training.devices for variant in matrix.written)
+    if gpus is not None and gpus < largest:
+        text = f"training.devices: {largest} exceeds the {gpus} GPUs of slurm.gpus"
+        raise ConfigError(f"{matrix.source.name}: {text}")
 
 
 def submit_missing(
@@ -298,8 +244,7 @@ def _submit(
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
-    devices = jobs[0].cell.experiment.training.devices
-    names = {"partition", "account", "qos", "constraint", "nodes", "mem"}
+    names = {"partition", "account", "qos", "constraint", "mem"}
     parameters = slurm.model_dump(include=names)
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
     parameters["setup"] = [*slurm.setup, *setup]
@@ -310,8 +255,7 @@ def _submit(
             array_parallelism=min(at_once or len(jobs), len(jobs)),
             signal_delay_s=WARNING,
             # Since SLURM 22.05, srun does not inherit sbatch's number of cores.
-            srun_args=[f"--cpus-per-task={slurm.cpus}", "--kill-on-bad-exit=1"],
-            ntasks_per_node=devices // slurm.nodes if slurm.nodes > 1 else 1,
+            srun_args=[f"--cpus-per-task={slurm.cpus}"],
             # Without a value, the cluster's default applies.
             **{name: value for name, value in parameters.items() if value is not None},
         )

@@ -29,8 +29,6 @@ from lit_attn.schema.base import load
 
 RENDEZVOUS = "LIT_ATTN_RENDEZVOUS"
 """Environment variable of a rank, beside LOCAL_RANK and WORLD_SIZE: the file where ranks meet."""
-ACROSS_NODES = "LIT_ATTN_ACROSS_NODES"
-"""Environment variable that is set if SLURM has started the ranks, one for each of its tasks."""
 SETTLE = 3.0  # Seconds that the other ranks have to end after one has failed.
 END_SIGNAL = signal.SIGRTMIN + 7
 """Signal that makes the parent of the ranks kill every process that they have started, and end."""

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.utils.tensorboard.summary import hparams
 
 from lit_attn.cells.records import Result
@@ -135,10 +135,8 @@ class Attempt:
         """Return Lightning's trainer with all callbacks and loggers."""
         training, data, group = self.cell.experiment.training, self.parts.data, self.group
         limits, steps, device = self.limits, self.steps, group.device
-        # Without an environment, Lightning takes any SLURM allocation around the cell for its
-        # ranks.
-        is_slurm = group.ranks.nodes > 1
-        environment = SLURMEnvironment(auto_requeue=False) if is_slurm else LightningEnvironment()
+        # Otherwise Lightning takes any SLURM allocation around the cell for its ranks.
+        environment = LightningEnvironment()
         # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
         # time excludes the diagnostics after it.
         # With early stopping, any evaluation can be the last one.
@@ -147,8 +145,7 @@ class Attempt:
         callbacks = (self.checkpoints, self.progress, units, self.diagnostics, self.stopping)
         return L.Trainer(
             accelerator=device.type,
-            devices=group.ranks.ranks_per_node,
-            num_nodes=group.ranks.nodes,
+            devices=group.world_size,
             strategy="auto" if group.world_size == 1 else "ddp",
             plugins=[make_precision(training.precision, device), environment],
             max_epochs=max(training.epochs, self.epochs),

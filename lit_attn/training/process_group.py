@@ -7,38 +7,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch import distributed
 
-from lit_attn.cells.ranks import ACROSS_NODES, RENDEZVOUS
+from lit_attn.cells.ranks import RENDEZVOUS
 from lit_attn.schema.errors import ConfigError
 
 
 class RankInfo(NamedTuple):
-    """Rank and world size of this process within its cell, which may span several `nodes`.
-
-    Every node runs the same number of ranks, which meet at `init_method`.
-    """
+    """Rank and world size of this process within its cell, whose ranks meet at `init_method`."""
 
     rank: int = 0
     world_size: int = 1
     init_method: str = ""
-    nodes: int = 1
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Number of ranks on this machine."""
-        return self.world_size // self.nodes
 
 
 def read_rank_info() -> RankInfo:
-    """Read this process's rank and world size from SLURM's or lit_attn.cells.ranks' variables."""
-    if ACROSS_NODES in os.environ:
-        # SLURMEnvironment derives the port from the job id, so two cells never share one.
-        slurm = SLURMEnvironment(auto_requeue=False)
-        init_method = f"tcp://{slurm.main_address}:{slurm.main_port}"
-        nodes = int(os.environ["SLURM_NNODES"])
-        return RankInfo(slurm.global_rank(), slurm.world_size(), init_method, nodes)
+    """Read this process's rank and world size from the variables of lit_attn.cells.ranks."""
     if RENDEZVOUS not in os.environ:
         return RankInfo()
     rank, world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
@@ -53,13 +37,10 @@ def choose_device(accelerator: str, ranks: RankInfo) -> torch.device:
         raise ConfigError("training.accelerator: torch finds no CUDA device")
     if ranks.world_size == 1 or accelerator == "cpu":
         return torch.device(accelerator)
-    if (visible := torch.cuda.device_count()) < ranks.ranks_per_node:
-        raise ConfigError(
-            f"training.devices: {ranks.ranks_per_node} exceeds the {visible} visible CUDA devices"
-        )
-    local_rank = ranks.rank % ranks.ranks_per_node
-    torch.cuda.set_device(local_rank)
-    return torch.device(accelerator, local_rank)
+    if (visible := torch.cuda.device_count()) < (count := ranks.world_size):
+        raise ConfigError(f"training.devices: {count} exceeds the {visible} visible CUDA devices")
+    torch.cuda.set_device(ranks.rank)
+    return torch.device(accelerator, ranks.rank)
 
 
 class ProcessGroup:

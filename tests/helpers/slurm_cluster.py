@@ -55,18 +55,18 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 1) -> Iterator[dict[str, str]]:
+def cluster() -> Iterator[dict[str, str]]:
     """Run the daemons and yield the environment variables that SLURM's commands need.
 
-    All `nodes` are on this machine; each has its own daemon.
+    Its node is this machine.
     """
     # The folder of a test would be too long: paths of SLURM's sockets have at most 108 characters.
     with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
-        yield from _running(Path(folder), nodes)
+        yield from _running(Path(folder))
 
 
-def _running(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
-    names = [f"node{number}" for number in range(nodes)]
+def _running(folder: Path) -> Iterator[dict[str, str]]:
+    names = ["node0"]
     for name in ("state", *(f"spool.{name}" for name in names)):
         (folder / name).mkdir(parents=True)
     key = folder / "munge.key"
@@ -102,7 +102,7 @@ def _running(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
         for name in names:
             start("slurmd", "-D", "-N", name)
         idle = ("sinfo", "--noheader", "--Node", "--format=%T")
-        _until(lambda: speak(*idle).split() == ["idle"] * nodes, folder)
+        _until(lambda: speak(*idle).split() == ["idle"], folder)
         yield environment
         speak("scancel", "--user=root")
         _until(lambda: not speak("squeue", "--noheader").strip(), folder)

@@ -10,7 +10,7 @@ from helpers.runs import make_body
 from lit_attn.ablate import slurm
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.ablate.slurm import BATCH, NAME, find_tasks
+from lit_attn.ablate.slurm import BATCH, NAME, find_tasks, require_resources
 from lit_attn.cells.folder import create_attempt, read_exit
 from lit_attn.cells.records import Exit
 from lit_attn.config.slurm import Slurm, parse_minutes
@@ -62,6 +62,14 @@ def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, mess
     with pytest.raises(ConfigError) as caught:
         expand_study(tmp_path, f"\nslurm: {resources}")
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
+
+
+def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_path: Path) -> None:
+    matrix = expand_study(tmp_path, "\nset: {training.devices: 4}\nslurm: {gpus: 2}")
+    message = "tiny: training.devices: 4 exceeds the 2 GPUs of slurm.gpus"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        require_resources(matrix)
+    require_resources(expand_study(tmp_path, "\nset: {training.devices: 2}\nslurm: {gpus: 2}"))
 
 
 def test_resources_do_not_change_identities(tmp_path: Path) -> None:

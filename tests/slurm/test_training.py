@@ -1,4 +1,4 @@
-"""Training as interrupted jobs of a real SLURM, on one node and on two nodes."""
+"""Training as interrupted jobs of a real SLURM, on one device and on two devices."""
 
 import os
 import subprocess
@@ -29,21 +29,17 @@ COMMAND = (
 
 
 @pytest.mark.parametrize(
-    ("nodes", "options", "stop"),
-    [
-        (1, [], ["scontrol", "requeue"]),
-        (2, ["--set", "training.devices=2"], ["scancel", "--signal=USR2"]),
-    ],
-    ids=["one node, preempted", "two nodes, out of time"],
+    ("devices", "stop"),
+    [(1, ["scontrol", "requeue"]), (2, ["scancel", "--signal=USR2"])],
+    ids=["one device, preempted", "two devices, out of time"],
 )
 def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
-    tmp_path: Path, nodes: int, options: list[str], stop: list[str]
+    tmp_path: Path, devices: int, stop: list[str]
 ) -> None:
-    path = studies.write(
-        tmp_path, f"baseline: a\nslurm: {{nodes: {nodes}}}\ncells: {{a: {{}}}}", EXPERIMENT
-    )
+    options = [] if devices == 1 else ["--set", f"training.devices={devices}"]
+    path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", EXPERIMENT)
     cell = expand(read_studies(path)["tiny"], tmp_path / "runs").jobs[0]
-    with slurm_cluster.cluster(nodes) as environment:
+    with slurm_cluster.cluster() as environment:
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, "ablations.yaml", "--launcher", "slurm",
              "--seeds", "0,", *options],
@@ -65,7 +61,7 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
         logs = "".join(log.read_text() for log in tmp_path.glob("runs/*/.slurm/*/*_log.*"))
         assert process.returncode == 0, output + logs
     result = Result.model_validate_json((cell.folder / "result.json").read_bytes())
-    assert (result.devices, result.attempts) == (nodes, 2), logs
+    assert (result.devices, result.attempts) == (devices, 2), logs
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     cell.cell.write(undisturbed / "config.yaml")
@@ -73,7 +69,7 @@ def test_an_interrupted_job_gives_the_metrics_of_an_undisturbed_run(
     folders = (cell.folder, undisturbed)
     rows, expected = (read_metrics(folder / "metrics.csv") for folder in folders)
     assert [row[:3] for row in rows] == [row[:3] for row in expected]
-    if nodes == 1:
+    if devices == 1:
         # All rows except the measured time.
         timed = "evaluation/seconds"
         assert [row for row in rows if row.name != timed] == [
