@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
-    add("--study", nargs="+", metavar="NAME", help="report only these studies")
+    add("--study", nargs="+", action="extend", metavar="NAME", help="report only these studies")
     add("--across", nargs="+", metavar="NAME", help="one table of these studies, with mean ranks")
     add("--reports", type=Path, default=Path("reports"), metavar="DIR")
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")

@@ -352,6 +352,18 @@ def test_the_command_line_reports_every_study(
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 
 
+def test_studies_can_be_named_by_one_option_or_by_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        write_study(tmp_path / "runs", name=name)
+    arguments = [str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
+    for words in (["--study", "a", "c"], ["--study", "a", "--study", "c"]):
+        assert main([*arguments, *words]) == 0
+        printed = capsys.readouterr().out
+        assert [name for name in ("a", "b", "c") if f"{name}/table.html" in printed] == ["a", "c"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
