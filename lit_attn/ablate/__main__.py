@@ -232,11 +232,9 @@ def _measure_step_times(matrices: list[Matrix], options: argparse.Namespace) -> 
     needed = [m for m in matrices if options.quiet_timing or not (m.is_measured or is_idle)]
     for matrix in needed:
         if options.launcher == "slurm":
-            raise ConfigError(
-                f"{matrix.name}: match: time: measure on a node first: srun python -m "
-                f"lit_attn.ablate {options.file} --study {matrix.source.name} --dry-run "
-                "--quiet-timing"
-            )
+            command = f"{options.file} --study {matrix.source.name} --dry-run --quiet-timing"
+            text = f"match: time: measure on a node first: srun python -m lit_attn.ablate {command}"
+            raise ConfigError(f"{matrix.name}: {text}")
         allowed = options.allow_noisy_timing or options.smoke
         measure_step_times(matrix, make_slots(options.jobs), is_noise_allowed=allowed)
     return bool(needed)

@@ -40,17 +40,15 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
         if with_costs:
             _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
-        ends = [read_cell(job.folder, job.identity) for job in matrix.jobs]
-        paths = [job.folder for job in matrix.jobs]
-        changes = find_stale(zip(paths, (end.result for end in ends), strict=True))
-        for job, end in zip(matrix.jobs, ends, strict=True):
+        ends = [(job, read_cell(job.folder, job.identity)) for job in matrix.jobs]
+        changes = find_stale((job.folder, end.result) for job, end in ends)
+        for job, end in ends:
             state = end.state + (f", stale: {changes[job.folder]}" if job.folder in changes else "")
             cell = job.cell
             print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {state}")
         product = f"{len(matrix.variants)} variants x {len(matrix.seeds)} seeds"
-        print(
-            f"  {product} = {len(matrix.jobs)} cells: {count_states(end.state for end in ends)}\n"
-        )
+        states = count_states(end.state for _, end in ends)
+        print(f"  {product} = {len(matrix.jobs)} cells: {states}\n")
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:

@@ -81,11 +81,8 @@ def read_plans(where: Path) -> list[tuple[Plan, Path]]:
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
     """Return the status of every cell of a plan, in the order of the plan."""
-    cells = []
-    for planned in (*plan.trials, *plan.cells):
-        path = place / planned.path
-        cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
-    return cells
+    cells = [(planned, place / planned.path) for planned in (*plan.trials, *plan.cells)]
+    return [StudyCell(p, path, folder.read_cell(path, p.identity)) for p, path in cells]
 
 
 def describe(plan: Plan, cells: list[StudyCell]) -> str:
@@ -131,9 +128,9 @@ def _describe_running(cell: StudyCell) -> str:
     progress = cell.status.progress
     if progress is None:
         return f"  running  {cell.name}  starting"
-    text = f"  running  {cell.name}  {progress.step}/{progress.total} steps"
     seconds = progress.remaining_seconds
-    return text if seconds is None else f"{text}, about {format_seconds(seconds)} left"
+    rest = "" if seconds is None else f", about {format_seconds(seconds)} left"
+    return f"  running  {cell.name}  {progress.step}/{progress.total} steps{rest}"
 
 
 def _describe_failure(cell: StudyCell) -> Iterator[str]:

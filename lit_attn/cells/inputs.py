@@ -34,12 +34,12 @@ def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]
             return f"{name} is missing" if path.parent.exists() else ""
         return "" if _stamp(path) == before else f"{name} has changed"
 
-    reasons = {
-        cell: next(filter(None, (describe_change(*entry) for entry in result.inputs.items())), "")
-        for cell, result in results
-        if result is not None
-    }
-    return {cell: reason for cell, reason in reasons.items() if reason}
+    reasons = {}
+    for cell, result in results:
+        entries = result.inputs.items() if result is not None else ()
+        if reason := next(filter(None, (describe_change(*entry) for entry in entries)), ""):
+            reasons[cell] = reason
+    return reasons
 
 
 def _stamp(path: Path) -> str:

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from lit_attn.schema.errors import ConfigError
 
-GROUP = "lit_attn.parts"
-"""Entry-point group of installed packages with plug-ins."""
+GROUP = "lit_attn.parts"  # Entry-point group of installed packages with plug-ins.
 
 SNAPSHOT = "LIT_ATTN_SNAPSHOT"
 """Environment variable of a SLURM job: folder with the code as it was at the submission."""

@@ -20,8 +20,7 @@ from lit_attn.files import write_atomic
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, join_provenances
 
-KEEP = 2
-"""Number of checkpoints kept: a disk may lose the newest one in a power cut."""
+KEEP = 2  # Number of checkpoints kept: a disk may lose the newest one in a power cut.
 
 # Urgency of the next checkpoint. All ranks follow the most urgent rank.
 LATER, DUE, STOP = range(3)

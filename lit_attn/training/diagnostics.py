@@ -24,8 +24,7 @@ from lit_attn.config.training import OF_SAMPLES, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.training.recording import MetricsFile
 
-MAP_TOKENS = 256
-"""Tokens of the attention maps that are kept: as many as a figure can show."""
+MAP_TOKENS = 256  # Tokens of the attention maps that are kept: as many as a figure can show.
 MAX_WEIGHTS = 2**25
 """Attention weights computed at once, over samples, heads and keys (0.25 GiB in float64)."""
 

@@ -23,10 +23,8 @@ CUDA_CONTEXT = 2**30
 """Bytes that CUDA needs for a process beside its allocator, rounded up; 0.5 GiB is usual."""
 WARM_UP_STEPS = 5
 """First steps, which allocate, compile and tune, and are left out of the step time."""
-RECENT_STEPS = 100
-"""Number of last steps whose median time is reported as the current step time."""
-BAR_WIDTH = 24
-"""Characters of the progress bar on a terminal."""
+RECENT_STEPS = 100  # Number of last steps whose median time is reported as the current step time.
+BAR_WIDTH = 24  # Characters of the progress bar on a terminal.
 
 
 class MetricsFile(Logger):
