@@ -67,9 +67,7 @@ class Files(NamedTuple):
 class ImageFileData(DataModule):
     """Splits of one data set.
 
-    Unreadable images are named in the log and skipped: in training the next one replaces them, in
-    evaluation they are left out. Raises ConfigError if training or a split has more than
-    `data.unreadable` of them, and if the folders do not match `data`.
+    Raises ConfigError for an unreadable image, and if the folders do not match `data`.
     """
 
     def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
@@ -210,51 +208,29 @@ class Reader(Dataset[Any]):
 
     def __init__(self, data: ImageFiles, files: Files, *, augmented: bool) -> None:
         self.files = files
-        self.limit = data.unreadable
-        self.tries = 1 + (data.unreadable if augmented else 0)
-        # Worker processes share this tensor, so they log and count an image once.
-        self.skipped = torch.zeros(len(files.labels), dtype=torch.bool).share_memory_()
         sizes = {*data.sizes, data.size} if augmented else {data.size}
         self.transforms = {size: _transform(data, size, augmented) for size in sizes}
 
     def __len__(self) -> int:
         return len(self.files.labels)
 
-    def __getitem__(self, sample: tuple[int, int, int]) -> tuple[Tensor, int] | None:
-        """Return image (3, S, S) and label, or None if the image is unreadable."""
-        first, seed, size = sample
-        for place in range(first, first + self.tries):
-            place = place % len(self)
-            path, offset, length = self.files.find(place)
-            try:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    image = Image.open(io.BytesIO(file.read(length))).convert("RGB")
-            except UNREADABLE as error:
-                self.skip(place, error)
-                continue
-            with use_seed(seed):
-                return self.transforms[size](image), int(self.files.labels[place])
-        return None
+    def __getitem__(self, sample: tuple[int, int, int]) -> tuple[Tensor, int]:
+        """Return image (3, S, S) and label; raise ConfigError if the image is unreadable."""
+        place, seed, size = sample
+        path, offset, length = self.files.find(place)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                image = Image.open(io.BytesIO(file.read(length))).convert("RGB")
+        except UNREADABLE as error:
+            name = self.files.folder / self.files.names[place].decode()
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"data.path: {name} is not a readable image: {reason}") from error
+        with use_seed(seed):
+            return self.transforms[size](image), int(self.files.labels[place])
 
-    def skip(self, place: int, error: Exception) -> None:
-        """Log an unreadable image once; raise ConfigError above the limit."""
-        if self.skipped[place]:
-            return
-        self.skipped[place] = True
-        count = int(self.skipped.sum())
-        path = self.files.folder / self.files.names[place].decode()
-        reason = f"{path}: {' '.join(str(error).split())}"
-        if count > self.limit:
-            raise ConfigError(
-                f"data.unreadable: {count} images cannot be read, more than the limit of "
-                f"{self.limit}; the last: {reason}"
-            )
-        print(f"skipped an image that cannot be read: {reason}", flush=True)
-
-    def collate(self, samples: list[tuple[Tensor, int] | None]) -> tuple[Tensor, Tensor]:
-        images = [sample[0] for sample in samples if sample is not None]
-        labels = [sample[1] for sample in samples if sample is not None]
+    def collate(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        images, labels = [image for image, _ in samples], [label for _, label in samples]
         size = max(self.transforms)
         stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
         return stacked, torch.tensor(labels, dtype=torch.long)

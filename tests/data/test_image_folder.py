@@ -1,4 +1,4 @@
-"""Tests of class folders: order of the images, shares of the ranks, unreadable images, errors."""
+"""Tests of class folders: order of the images, shares of the ranks, errors."""
 
 import random
 import shutil
@@ -183,54 +183,22 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_unreadable_images_are_skipped_counted_and_named(
-    broken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = at(config(broken, batch_size=24, unreadable=3))
-    for _ in range(2):
-        ((images, labels),) = batches(data)
-        # The next that can be read takes the place of both.
-        assert len(images) == 24
-        assert sorted(labels.tolist()) == sorted([0] * 6 + [1] * 6 + [2] * 6 + [3] * 6)
-    (loader,) = data.val_dataloader()
-    labels = torch.cat([labels for _, labels in loader])
-    assert labels.bincount().tolist() == [3, 3, 2, 3]
-    log = capsys.readouterr().out.splitlines()
-    assert len(log) == 3
-    for name in ("train/n0/1.png", "train/n0/2.JPEG", "val/n2/0.JPEG"):
-        assert sum(str(broken / name) in line for line in log) == 1
-
-
-def test_too_many_unreadable_images_are_an_error(broken: Path) -> None:
-    data = at(config(broken, batch_size=24, unreadable=1))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_one_line(broken: Path, workers: int) -> None:
+    data = at(config(broken, batch_size=24, workers=workers))
     with pytest.raises(
-        ConfigError, match=r"unreadable: 2 images .* more than the limit of 1.*n0/[12]\."
-    ):
+        ConfigError, match=r"^data\.path: .*n0/[12]\..* is not a readable image: "
+    ) as e:
         batches(data)
-    strict = at(config(broken, unreadable=0))
-    with pytest.raises(ConfigError, match="unreadable: 1 images"):
-        list(strict.val_dataloader()[0])
+    assert "\n" not in str(e.value)
+    with pytest.raises(ConfigError, match=r"^data\.path: .*val/n2/0\.JPEG is not a readable image"):
+        list(data.val_dataloader()[0])
 
 
-def test_worker_processes_count_unreadable_images_together(
-    broken: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = at(config(broken, batch_size=8, unreadable=3, workers=2))
-    for _ in range(2):
-        assert len(batches(data)) == 3
-    assert capfd.readouterr().out.count("skipped an image") == 2
-    data = at(config(broken, batch_size=8, unreadable=1, workers=2))
-    with pytest.raises(ConfigError, match=r"^data\.unreadable: 2 images"):
-        batches(data)
-
-
-def test_a_batch_of_unreadable_images_is_empty(broken: Path) -> None:
-    data = at(config(broken, unreadable=3))
-    images = data.evaluated["test"]
-    read, labels = images.collate([images[6, 0, 16]])
+def test_a_batch_without_images_is_empty(folders: Path) -> None:
+    read, labels = at(config(folders)).evaluated["test"].collate([])
     assert read.shape == (0, 3, 16, 16)
     assert labels.shape == (0,)
-    assert images.skipped.nonzero().flatten().tolist() == [6]
 
 
 def test_the_fingerprint_depends_on_names_and_evaluated_sizes(broken: Path) -> None:

@@ -113,14 +113,11 @@ def test_the_fingerprint_sees_another_image(root: Path) -> None:
     assert ImageFileData(make_config(root), 0, CPU).fingerprint() != before
 
 
-def test_an_unreadable_image_is_skipped_and_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_image_is_named(root: Path) -> None:
     write_shard(root / "val/a.tar", make_samples(100, 2) | {"dir/0100.png": b"text"})
     data = ImageFileData(make_config(root), 0, CPU)
-    ((images, _),) = data.val_dataloader()[0]
-    assert numbers(images) == [101]
-    assert "skipped an image that cannot be read" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"data\.path: .*a\.tar \d+ 4 is not a readable image"):
+        list(data.val_dataloader()[0])
 
 
 @pytest.mark.parametrize(

@@ -275,9 +275,6 @@ class ImageFiles(Data):
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"
     )
-    unreadable: Count = outside_identity(
-        10, "images of a split that cannot be read and are skipped before the cell fails"
-    )
     workers: Count = outside_identity(8, "processes that read images; 0: the training process")
 
     def signature(self) -> ImageLabels:
