@@ -175,7 +175,7 @@ class TokenClassificationConfig(ClassificationConfig):
 class LanguageModellingConfig(Task):
     """Prediction of the next token.
 
-    `bits_per_byte` and `word_perplexity` are measured if the data count bytes and words.
+    `bits_per_byte` is measured if the data count bytes.
     """
 
     kind: Literal["language-modelling"] = "language-modelling"
@@ -188,7 +188,6 @@ class LanguageModellingConfig(Task):
             MetricInfo("loss", "loss (nats per token)"),
             MetricInfo("perplexity", "perplexity"),
             MetricInfo("bits_per_byte", "bits per byte"),
-            MetricInfo("word_perplexity", "word perplexity"),
         )
 
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -84,9 +84,9 @@ class DataModule(L.LightningDataModule, ABC):
         self.steps_per_epoch = count_steps(samples, self.batch_size, drop_last)
         self.last_batch = 0 if drop_last else samples % self.batch_size
 
-    def text_measure(self, split: str) -> "TextMeasure":
-        """Return the amount of text per evaluated token of `split`, as far as it is known."""
-        return TextMeasure()
+    def bytes_per_token(self, split: str) -> float | None:
+        """Return the bytes of text per evaluated token of `split`, or None if they are unknown."""
+        return None
 
     @abstractmethod
     def evaluation_loader(self, split: str) -> "EvaluationLoader":
@@ -142,16 +142,6 @@ class DataModule(L.LightningDataModule, ABC):
         starts = [(number * self.world + self.rank) * size for number in range(rounds)]
         ranges = [range(start, start + size) for start in starts]
         return EvaluationLoader(ranges, lambda ranges: map(load, ranges), ranges, count)
-
-
-class TextMeasure(NamedTuple):
-    """Bytes and words of text per predicted token.
-
-    None is an unknown number; words are None also if they are the tokens.
-    """
-
-    bytes_per_token: float | None = None
-    words_per_token: float | None = None
 
 
 class TrainLoader:

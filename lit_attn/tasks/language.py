@@ -13,22 +13,18 @@ from torchmetrics import Metric
 
 from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
-from lit_attn.data.module import TextMeasure
 from lit_attn.tasks.base import TaskModule
-
-UNKNOWN = TextMeasure()
 
 
 class LanguageModelling(TaskModule):
-    """Cross-entropy per token; loss, perplexities and bits per byte over all tokens of a split."""
+    """Cross-entropy per token; loss, perplexity and bits per byte over all tokens of a split."""
 
     def build_metrics(self, split: str) -> "TokenLoss":
-        return TokenLoss(self.data.text_measure(split))
+        return TokenLoss(self.data.bytes_per_token(split))
 
     def metric_names(self, split: str) -> list[str]:
-        text = self.data.text_measure(split)
-        units = {"bits_per_byte": text.bytes_per_token, "word_perplexity": text.words_per_token}
-        return ["loss", "perplexity", *(name for name, size in units.items() if size is not None)]
+        is_counted = self.data.bytes_per_token(split) is not None
+        return ["loss", "perplexity", *["bits_per_byte"] * is_counted]
 
     def compile_network(self) -> None:
         """Compile the trunk of a GPT or another network as a whole.
@@ -71,18 +67,14 @@ class LanguageModelling(TaskModule):
 
 
 class TokenLoss(Metric):
-    """Loss in nats per token and perplexity, also in units that do not depend on the tokenizer.
-
-    These are bits per byte and perplexity per word, if the amount of text is known. Words are those
-    of `count_words`, which counts the end of a line as a word.
-    """
+    """Loss in nats per token, perplexity, and bits per byte if the amount of text is known."""
 
     total: Tensor
     tokens: Tensor
 
-    def __init__(self, text: TextMeasure = UNKNOWN) -> None:
+    def __init__(self, bytes_per_token: float | None = None) -> None:
         super().__init__()
-        self.text = text
+        self.bytes_per_token = bytes_per_token
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("tokens", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -94,11 +86,6 @@ class TokenLoss(Metric):
     def compute(self) -> dict[str, Tensor]:
         loss = self.total / self.tokens
         values = {"loss": loss, "perplexity": loss.exp()}
-        if self.text.bytes_per_token is not None:
-            values["bits_per_byte"] = loss / math.log(2) / self.text.bytes_per_token
-        if self.text.words_per_token is not None:
-            word_perplexity = (loss / self.text.words_per_token).exp()
-            # Text without white space is one word, whose perplexity can exceed the largest float.
-            if word_perplexity.isfinite():
-                values["word_perplexity"] = word_perplexity
+        if self.bytes_per_token is not None:
+            values["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return values

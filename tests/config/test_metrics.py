@@ -46,8 +46,7 @@ def test_available_metrics_are_those_of_the_task_module(make: Any, tmp_path: Pat
     cell = make(tmp_path) if make is scenes_cell else make()
     computed, infos = set(names_of_task(cell)), available(cell.experiment)
     names = {info.name for info in infos if not info.name.startswith(("train/", "evaluation/"))}
-    # The words of this text are not counted.
-    assert computed == names - ({"val/word_perplexity", "test/word_perplexity"} - computed)
+    assert computed == names
     for name in computed:
         assert MetricChoice(name=name).resolve(cell.experiment).name == name
 

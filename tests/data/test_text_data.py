@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lit_attn.config.data.text import IGNORED, PythonText, Shards, TextFiles, Tokens, Words
 from lit_attn.data.text import streams
-from lit_attn.data.text.batches import TextData, TextMeasure
+from lit_attn.data.text.batches import TextData
 from lit_attn.data.text.streams import Source, Stream
 from lit_attn.schema.errors import ConfigError
 
@@ -280,29 +280,28 @@ def test_text_files_are_split_and_encoded(tmp_path: Path) -> None:
     # Cut after a whole line, and each part's end is a token too.
     assert (len(streams["train"]), len(streams["val"])) == (18 * 7 + 1, 2 * 7 + 1)
     assert streams["val"].text_bytes == 14
-    assert streams["val"].words == 6
     words = TextFiles(name="lines", train=path, val=path, tokenizer=Words(size=3))
     assert len(words.streams()["val"]) == 60
     encoder = words.encoder()
     assert encoder.decode(encoder.encode(["a line"])[0]) == "a line \n"
 
 
-def test_bytes_and_words_per_token(tmp_path: Path) -> None:
+def test_bytes_per_token(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("a line\n" * 20)
 
-    def measure(**changes: object) -> TextMeasure:
+    def measure(**changes: object) -> float | None:
         fields = {"name": "lines", "train": path, "val": path, "context": 8, **changes}
-        return TextData(TextFiles.model_validate(fields), 0, CPU).text_measure("val")
+        return TextData(TextFiles.model_validate(fields), 0, CPU).bytes_per_token("val")
 
     # 140 bytes and the end of the document, of which all but the first are predicted.
-    assert measure() == (140 / 140, 60 / 140)
-    # Cut short, bytes are still bytes; how many words they make is not known.
-    assert measure(eval_tokens=20) == (21 / 20, None)
+    assert measure() == 140 / 140
+    # Cut short, bytes are still bytes.
+    assert measure(eval_tokens=20) == 21 / 20
     # 17 windows of 8 bytes and one of 4 with the end of the document.
     assert measure(eval_windows=18) == measure()
-    assert measure(eval_windows=3) == (1, None)
-    assert measure(tokenizer={"kind": "words", "size": 3}) == (140 / 59, None)
+    assert measure(eval_windows=3) == 1
+    assert measure(tokenizer={"kind": "words", "size": 3}) == 140 / 59
 
 
 def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
@@ -311,7 +310,7 @@ def test_cut_bytes_leave_out_the_ends_of_documents() -> None:
     ids = data.evaluated("test").read(0, 8_001)
     ends = int((ids == 0).sum())
     assert ends > 0
-    assert data.text_measure("test").bytes_per_token == (8_001 - ends) / 8_000
+    assert data.bytes_per_token("test") == (8_001 - ends) / 8_000
 
 
 def test_files_that_are_not_text_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
-from lit_attn.data.text.batches import TextMeasure
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.language import TokenLoss
@@ -83,9 +82,6 @@ def test_the_loss_counts_every_token_of_the_split_once(uninterrupted: Path) -> N
     assert actual["test/perplexity"] == pytest.approx(math.exp(actual["test/loss"]))
     bits = actual["test/loss"] * (tokens + 1) / len(text) / math.log(2)
     assert actual["test/bits_per_byte"] == pytest.approx(bits)
-    words = len(text.split()) + text.count(b"\n")
-    of_words = actual["test/loss"] * (tokens + 1) / words
-    assert math.log(actual["test/word_perplexity"]) == pytest.approx(of_words)
 
 
 @pytest.mark.parametrize("stride", [1, 5])
@@ -126,17 +122,13 @@ def test_a_study_may_compare_speed(tmp_path: Path) -> None:
 
 
 def test_the_loss_does_not_depend_on_the_batches() -> None:
-    metric = TokenLoss(TextMeasure(bytes_per_token=2.0, words_per_token=0.5))
+    metric = TokenLoss(bytes_per_token=2.0)
     metric.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5, 5, 5]]))
     metric.update(torch.tensor([[6.0, 0.0, 0.0]]), torch.tensor([[5, -100, -100]]))
     actual = metric.compute()
     assert actual["loss"] == 3.0
     assert actual["perplexity"] == pytest.approx(math.exp(3))
     assert actual["bits_per_byte"] == pytest.approx(1.5 / math.log(2))
-    assert actual["word_perplexity"] == pytest.approx(math.exp(6))
-    metric = TokenLoss(TextMeasure(words_per_token=1e-3))
-    metric.update(torch.ones(1, 1), torch.ones(1, 1))
-    assert metric.compute().keys() == {"loss", "perplexity"}
     metric = TokenLoss()
     metric.update(torch.ones(1, 1), torch.ones(1, 1))
     assert metric.compute().keys() == {"loss", "perplexity"}

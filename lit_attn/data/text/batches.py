@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_attn.config.data.text import IGNORED, Tokens
-from lit_attn.data.module import EvaluationLoader, TextMeasure, TokenDataModule, numpy_generator
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.text.streams import Stream
 from lit_attn.schema.errors import ConfigError
 
@@ -96,24 +96,19 @@ class TextData(TokenDataModule):
         limit = self.data.eval_tokens
         return self.streams[split] if limit is None else self.streams[split].head(limit + 1)
 
-    def text_measure(self, split: str) -> TextMeasure:
+    def bytes_per_token(self, split: str) -> float | None:
         stream = self.evaluated(split)
-        tokens, text_bytes, words = len(stream) - 1, stream.text_bytes, stream.words
+        tokens, text_bytes = len(stream) - 1, stream.text_bytes
         chosen, ids = self._windows(split), None
         if len(chosen) < self._window_count(split):
             predicted = np.concatenate([self._window(stream, number)[1] for number in chosen])
             ids = predicted[predicted != IGNORED]
-            tokens, text_bytes, words = len(ids), None, None
+            tokens, text_bytes = len(ids), None
         if text_bytes is None and self.data.tokenizer.is_byte_level:
             # Of a part of a split every token but an end of a document is a byte.
             ids = stream.read(0, len(stream)) if ids is None else ids
             text_bytes = int(np.count_nonzero(ids))
-        if self.data.tokenizer.is_word_level:
-            words = None
-        return TextMeasure(
-            None if text_bytes is None else text_bytes / tokens,
-            None if words is None else words / tokens,
-        )
+        return None if text_bytes is None else text_bytes / tokens
 
     def batch(self, step: int) -> Batch:
         stream, count = self.streams["train"], self.data.context + 1

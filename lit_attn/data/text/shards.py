@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_attn.config.data.text import VOCABULARY
 from lit_attn.data.text.streams import Ids, Source, Stream
-from lit_attn.data.text.tokenizers import Encoder, count_words
+from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError
 
@@ -49,9 +49,7 @@ def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
         if paths:
             text = meta.get("splits", {}).get(split, {})
             sources = [Source(str(path), open_shard(path, dtype)) for path in paths]
-            splits[split] = Stream(
-                sources, vocabulary, text.get("bytes") or None, text.get("words") or None
-            )
+            splits[split] = Stream(sources, vocabulary, text.get("bytes") or None)
     return splits
 
 
@@ -156,13 +154,10 @@ class ShardWriter:
                 file.write(ids.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-            counts = self.progress["splits"].setdefault(
-                split, {"tokens": 0, "bytes": 0, "words": 0}
-            )
+            counts = self.progress["splits"].setdefault(split, {"tokens": 0, "bytes": 0})
             counts["tokens"] += len(ids)
             if isinstance(texts[0], str):
                 counts["bytes"] += sum(len(text.encode()) for text in texts)
-                counts["words"] += sum(count_words(text) for text in texts)
         self.progress["documents"] += len(part)
         write_json(self.folder / PROGRESS, self.progress)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lit_attn import files
 from lit_attn.config.data.text import PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
-from lit_attn.data.text.tokenizers import Encoder, count_words
+from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.unsignedinteger]
@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Stream:
-    """Concatenated sources. `text_bytes` and `words` are those of the original text, if known.
+    """Concatenated sources. `text_bytes` are those of the original text, if known.
 
     Raises ConfigError for an empty source and, when ids are read, for an id beyond the vocabulary.
     """
@@ -50,7 +50,6 @@ class Stream:
         sources: list[Source],
         vocabulary: int,
         text_bytes: int | None = None,
-        words: int | None = None,
     ) -> None:
         for source in sources:
             if not len(source.ids):
@@ -58,7 +57,6 @@ class Stream:
         self.sources = sources
         self.vocabulary = vocabulary
         self.text_bytes = text_bytes
-        self.words = words
         self.starts = np.cumsum([0, *(len(source.ids) for source in sources)])
 
     def __len__(self) -> int:
@@ -83,7 +81,7 @@ class Stream:
         return np.concatenate(parts)
 
     def head(self, count: int) -> "Stream":
-        """Return the first `count` ids as a stream that does not know its bytes and words."""
+        """Return the first `count` ids as a stream that does not know its bytes."""
         if count >= len(self):
             return self
         number = int(np.searchsorted(self.starts, count, side="left"))
@@ -159,5 +157,4 @@ def _stream(documents: list[tuple[str, str]], encode: Encoder) -> Stream:
     encoded = encode.encode([text for _, text in documents])
     sources = [Source(name, ids) for (name, _), ids in zip(documents, encoded, strict=True)]
     text_bytes = sum(len(text.encode()) for _, text in documents)
-    words = sum(count_words(text) for _, text in documents)
-    return Stream(sources, encode.vocabulary, text_bytes, words)
+    return Stream(sources, encode.vocabulary, text_bytes)

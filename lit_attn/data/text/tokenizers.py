@@ -134,11 +134,6 @@ class WordEncoder(Encoder):
         return number
 
 
-def count_words(text: str) -> int:
-    """Count words and ends of lines, the unit of word-level perplexity."""
-    return sum(1 for _ in _words(text))
-
-
 def _words(text: str) -> Iterator[str]:
     """Yield the words and the <eos> of every line. Only line feeds end lines, as in WikiText."""
     for line in text.removesuffix("\n").split("\n"):
