@@ -24,6 +24,7 @@ from lit_attn.config.data.composition import (
     CLASSES,
     ENTITIES,
     FACTS,
+    HELD_OUT,
     PATTERNS,
     TASK_NAMES,
     TRANSFORMATIONS,
@@ -113,7 +114,7 @@ class CompositionData(TokenDataModule):
         self.lexicon = Lexicon()
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
-        self.trained = np.setdiff1d(np.arange(TASKS), np.array(data.held_out_tasks, dtype=np.int64))
+        self.trained = np.setdiff1d(np.arange(TASKS), HELD_OUT)
         # Tasks take turns, so that a few batches contain all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
         self.questions = {

@@ -16,6 +16,9 @@ TRANSFORMATIONS = ("copy", "class", "capability", "opposite", "previous")
 # Names of the tasks; task t has pattern t // 5 and transformation t % 5.
 TASK_NAMES = tuple(f"{pattern}:{change}" for pattern in PATTERNS for change in TRANSFORMATIONS)
 
+# Tasks that are evaluated and not trained: the diagonal of the grid.
+HELD_OUT = tuple(range(0, len(TASK_NAMES), len(TRANSFORMATIONS) + 1))
+
 # A question has three facts (key and value), then the query: item, pattern, transformation.
 FACTS = 3
 CONTEXT = 2 * FACTS + 3
@@ -32,8 +35,8 @@ class HeadCompositionConfig(TokenData):
 
     DCMHA asks trained language models 74 such tasks in words ("John has an apple. Mary has a dog.
     So John has a kind of ..."). Here entities are symbols, tokens name pattern and transformation,
-    and the model is trained on the questions. With `held_out: diagonal` the five tasks on the
-    diagonal of the grid are not trained, so the model meets their two halves only in other tasks.
+    and the model is trained on the questions. The five tasks on the diagonal of the grid are not
+    trained, so the model meets their two halves only in other tasks.
 
     An epoch is `epoch_steps` steps of new questions. Evaluated questions are equal for all seeds.
     """
@@ -41,10 +44,6 @@ class HeadCompositionConfig(TokenData):
     kind: Literal["head-composition"] = "head-composition"
     context: ClassVar = CONTEXT
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
-    held_out: Literal["none", "diagonal"] = Field(
-        "diagonal",
-        description="tasks without training questions: none, or the diagonal of the grid",
-    )
     epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
     eval_batch_size: PositiveInt = Field(512, description="questions of an evaluation batch")
     eval_questions: PositiveInt = Field(
@@ -52,12 +51,6 @@ class HeadCompositionConfig(TokenData):
     )
 
     def signature(self) -> Questions:
-        return Questions(VOCABULARY, CONTEXT, TASK_NAMES, self.held_out_tasks)
+        return Questions(VOCABULARY, CONTEXT, TASK_NAMES, HELD_OUT)
 
     build: ClassVar = method("lit_attn.data.composition:CompositionData")
-
-    @property
-    def held_out_tasks(self) -> tuple[int, ...]:
-        """Numbers of the tasks that are evaluated and not trained."""
-        step = len(TRANSFORMATIONS) + 1
-        return tuple(range(0, len(TASK_NAMES), step)) if self.held_out == "diagonal" else ()
