@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -138,6 +139,22 @@ def build_wheel(folder: Path) -> Path:
     subprocess.run([*command, "-q", "--wheel-dir", str(folder)], check=True, cwd=folder)
     (wheel,) = folder.glob("lit_attn-*.whl")
     return wheel
+
+
+@pytest.mark.slow
+def test_the_sdist_is_accepted_and_has_no_tests(tmp_path: Path) -> None:
+    for package in ("hatchling", "twine"):
+        pytest.importorskip(package)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
+    (sdist,) = tmp_path.glob("lit_attn-*.tar.gz")
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(sdist)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert {"ablations.yaml", "lit_attn/hub.py", "experiments/digits_vit.yaml"} <= set(names)
+    assert not any(name.startswith(("tests/", "reports/")) for name in names)
 
 
 @pytest.mark.slow
