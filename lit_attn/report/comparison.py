@@ -120,7 +120,6 @@ def _failure_tests(
 def _describe(
     differences: list[float], baseline: dict[int, float], comparisons: int, resolution: float
 ) -> dict[str, Any]:
-    """Return mean difference, intervals, ties and the range of seeds needed."""
     record: dict[str, Any] = {"pairs": len(differences), "p": stats.sign_flip_p(differences)}
     if not differences:
         return record

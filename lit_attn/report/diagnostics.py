@@ -1,4 +1,4 @@
-"""Figures and tables of the recorded attention diagnostics (docs/diagnostics.md), over all seeds.
+"""Figures and CSV tables of recorded attention diagnostics (docs/diagnostics.md), over all seeds.
 
 Shapes: S samples, H heads, n tokens.
 """
@@ -11,9 +11,7 @@ import pandas as pd
 
 from lit_attn.cells.records import DiagnosticRow, read_diagnostics
 from lit_attn.report import drawing
-from lit_attn.report.columns import NOTHING, format_spread
 from lit_attn.report.drawing import COLOURS, GREY
-from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import Arrays, StudyRecord, read_arrays, read_or_skip
 
 if TYPE_CHECKING:
@@ -134,12 +132,10 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
 def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
     """Draw the attention matrices of some heads of some layers, one row for each variant."""
     recorded = {
-        variant: {int(name[4:]): array for name, array in seeds[0].items() if "map." in name}
-        for variant, seeds in diagnostics.arrays.items()
-        if seeds
+        variant: {int(name[4:]): array for name, array in first.items() if "map." in name}
+        for variant, (first, *_) in diagnostics.arrays.items()
     }
-    shown = {variant: maps for variant, maps in recorded.items() if maps}
-    shown = dict(list(shown.items())[: drawing.MOST_PANELS])
+    shown = dict([pair for pair in recorded.items() if pair[1]][: drawing.MOST_PANELS])
     if not shown:
         return None
     layers = drawing.pick_evenly(sorted({i for maps in shown.values() for i in maps}), MAP_LAYERS)
@@ -176,7 +172,10 @@ def _draw_heads(diagnostics: Diagnostics, baseline: str) -> "Figure | None":
     """Draw a panel for each variant: captured variance by layer, with the baseline's in grey."""
     circuits = {"captured-qk": (COLOURS[0], "-"), "captured-ov": (COLOURS[1], "--")}
     values = diagnostics.values[diagnostics.values["name"].isin(circuits)]
-    groups = _final_values(values).groupby(["variant", "name"], sort=False)
+    steps = values.groupby(["variant", "layer", "head", "name"], dropna=False)["step"]
+    groups = values[values["step"] == steps.transform("max")].groupby(
+        ["variant", "name"], sort=False
+    )
     curves = {key: rows.set_index("layer")["value"] for key, rows in groups}
     names = list(values["variant"].unique())
     panels = {
@@ -194,12 +193,6 @@ def _draw_heads(diagnostics: Diagnostics, baseline: str) -> "Figure | None":
     return drawing.draw_panels(panels, "layer", "captured variance", key)
 
 
-def _final_values(values: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last recorded step of each quantity."""
-    groups = values.groupby(["variant", "layer", "head", "name"], dropna=False)
-    return values[values["step"] == groups["step"].transform("max")]
-
-
 DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
     "norms": lambda recorded, _: _draw_over_training(recorded, "norm", "‖MH‖, ‖Δ‖"),
     "angles": lambda recorded, _: _draw_over_training(recorded, "cos", "cosine of the angle to X"),
@@ -211,23 +204,3 @@ DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
 
 A function returns None if nothing was recorded for its figure.
 """
-
-
-def make_mixture_table(diagnostics: Diagnostics) -> Table:
-    """Return the learned weights pi of every head and layer, without rows if there are none."""
-    values = diagnostics.values
-    values = _final_values(values[values["name"].str.match(r"pi-\d+$")])
-    layers = sorted(values["layer"].unique())
-    rows = []
-    for (variant, head), weights in values.groupby(["variant", "head"], sort=False, dropna=False):
-        texts = [_format_weights(weights[weights["layer"] == layer]) for layer in layers]
-        rows.append(
-            [Cell(text) for text in (str(variant), "all" if head is pd.NA else str(head), *texts)]
-        )
-    return named_table("mixture", rows, [f"layer {layer}" for layer in layers])
-
-
-def _format_weights(weights: pd.DataFrame) -> str:
-    groups = weights.groupby(weights["name"].str.removeprefix("pi-").astype(int))["value"]
-    summary = groups.agg(["mean", "std"]).itertuples(index=False)
-    return " / ".join(format_spread(mean, sd, 3) for mean, sd in summary) or NOTHING

@@ -118,11 +118,7 @@ def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -
 
 
 def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> Table:
-    """Return how each variant's lead over the baseline differs from its lead in another study.
-
-    With the same seeds in both studies the change is paired by seed, otherwise its interval is
-    Welch's.
-    """
+    """Return how each variant's lead over the baseline differs from its lead in another study."""
     rows = []
     for variant in study.plan.variants:
         lead, other_lead = (_lead(record, variant.name) for record in (study, other))
@@ -169,7 +165,6 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
 
 
 def _lead(study: StudyRecord, variant: str) -> "pd.Series[float]":
-    """Return the differences of a variant to the baseline by seed."""
     names = (variant, study.plan.baseline)
     values, baseline = (pd.Series(study.values(name), dtype=float) for name in names)
     return (values - baseline).dropna()

@@ -99,7 +99,6 @@ def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
 
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
-    """Return the baseline, then the variants from the best to the worst difference."""
     sign = -1 if study.plan.metric.goal == "max" else 1
     baseline = study.plan.baseline
     keys = {

@@ -163,7 +163,6 @@ def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Re
 
 
 def _to_csv(grid: list[list[Entry]]) -> str:
-    """Return one line for each seed of each cell; a cell without results has one line."""
     rows = [
         (entry.row, entry.column, entry.published, seed, value)
         for line in grid

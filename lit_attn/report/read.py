@@ -260,7 +260,6 @@ def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
 
 
 def _measure(result: Result) -> dict[str, Any]:
-    """Return the measurements of a result by their column of per_seed.csv."""
     values = {name: getattr(result, name) for name in MEASUREMENTS}
     devices = f"{result.devices} x " if result.devices > 1 else ""
     texts = {

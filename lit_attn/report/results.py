@@ -94,7 +94,6 @@ def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
 def _template_values(
     study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons
 ) -> dict[str, object]:
-    """Return the values of the placeholders in the columns' notes."""
     plan, metric = study.plan, study.plan.metric
     epoch = "at the last epoch"
     if metric.selection == "best-validation":

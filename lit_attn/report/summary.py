@@ -67,11 +67,7 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:
-    """Return the steps and seconds after which each mean curve reaches the baseline's final value.
-
-    Seconds are steps times the step time, without evaluations. Variants that never reach it are
-    left out.
-    """
+    """Return the steps and seconds after which mean curves reach the baseline's final value."""
     final = list(study.values(study.plan.baseline).values())
     records: dict[str, Record] = {}
     if not final:
@@ -114,7 +110,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
     mean = statistics.fmean(values) if values else None
     published, published_sd = variant.published or (None, None)
     medians = {
-        name: statistics.median(measured)
+        name: statistics.median(measured) if name in TIMES else int(statistics.median(measured))
         for name in ("parameters", "ffn_width", "flops", "peak_memory", *TIMES)
         if (measured := study.measurements(name, variant.name))
     }
@@ -127,7 +123,6 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
     steps = study.measurements("steps", variant.name)
     has_stopped = bool(study.measurements("stopped_early"))
     time = study.step_time(variant.name)
-    counts = {name: int(value) for name, value in medians.items() if name not in TIMES}
     return {
         "variant": variant.name,
         "n": len(values),
@@ -143,7 +138,6 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         "published_sd": published_sd,
         "published_difference": None if mean is None or published is None else mean - published,
         **medians,
-        **counts,
         **ratios,
         **({"step_time": time, "step_time_ratio": None} if time and study.step_times else {}),
         "mixed": study.is_mixed(variant.name, study.plan.baseline),
@@ -170,7 +164,6 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
 
 
 def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
-    """Return the first recorded experiment of a variant by key, or nothing."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     path = study.config_path(variant)
     if path is None:

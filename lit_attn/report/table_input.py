@@ -63,7 +63,6 @@ def read_table(
 
 
 def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
-    """Return the metric of `name`, `name:min` or `name:max`."""
     name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
     require(f"{path}: has no numeric column", name, columns)
     is_lower = any(word in name.lower() for word in LOWER_IS_BETTER)

@@ -102,11 +102,10 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         segmentation.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
     ]
-    mixture = diagnostics.make_mixture_table(recorded)
     sections = [
         Section(tables=[table]),
         Section(figures=plain, tables=further),
-        Section("Attention layers", attention, [mixture]),
+        Section("Attention layers", attention),
     ]
     title = table.title.rstrip(".")
     values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
