@@ -1,5 +1,6 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
+import itertools
 import math
 import re
 import statistics
@@ -75,9 +76,11 @@ def measure(
     if reference is None or reference.study not in records:
         return {}
     study = records[reference.study]
-    cells = study.finished_cells(reference.variant)
-    measured = {cell.seed: _read_value(cell, study.plan.metric, value, epoch) for cell in cells}
-    return {seed: number for seed, number in measured.items() if number is not None}
+    return {
+        cell.seed: number
+        for cell in study.finished_cells(reference.variant)
+        if (number := _read_value(cell, study.plan.metric, value, epoch)) is not None
+    }
 
 
 def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None) -> float | None:
@@ -202,7 +205,7 @@ def judge_claims(source: PaperSource, items: dict[str, Layout], records: Records
         columns, _ = item.grid()
         located = source.locate(item)
         grid = make_entries(source, item, records) if item.claims else []
-        cells = {(entry.row, entry.column): entry for line in grid for entry in line}
+        cells = {(entry.row, entry.column): entry for entry in itertools.chain(*grid)}
         for claim in item.claims:
             heading = claim.column or next(iter(columns))
             column, names = columns[heading], (claim.row, claim.against)

@@ -165,13 +165,11 @@ def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Re
 def _to_csv(grid: list[list[Entry]]) -> str:
     rows = [
         (entry.row, entry.column, entry.published, seed, value)
-        for line in grid
-        for entry in line
+        for entry in itertools.chain(*grid)
         for seed, value in entry.values.items() or [("", None)]
     ]
-    return formats.to_csv(
-        pd.DataFrame(rows, columns=["row", "column", "published", "seed", "ours"])
-    )
+    names = ["row", "column", "published", "seed", "ours"]
+    return formats.to_csv(pd.DataFrame(rows, columns=names))
 
 
 def _draw_figure(
@@ -214,12 +212,11 @@ def _draw_panels(
     figure = drawing.new_figure(2.4 * rows + 0.5)
     all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     frames = []
-    for axes, panel in itertools.zip_longest(all_axes, item.panels):
-        if panel is None:
-            axes.set_visible(False)
-            continue
-        labels = [label for label in panel.lines or item.lines if label in located]
-        lines = {label: located[label] for label in labels}
+    for axes in all_axes[len(item.panels) :]:
+        axes.set_visible(False)
+    for axes, panel in zip(all_axes, item.panels, strict=False):
+        shown = panel.lines or item.lines
+        lines = {label: located[label] for label in shown if label in located}
         frames.append(frame := _read_panel(panel, lines, records))
         for label, part in frame.groupby("label", sort=False)["value"]:
             if panel.x == "variant":

@@ -80,13 +80,10 @@ def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
     others = seeds.filter(regex=f"^{re.escape(prefix)}(?!ema-|IoU:)")
     others = others.drop(columns=f"metric {metric.name}", errors="ignore")
     groups = others[seeds["status"] == "done"].groupby(seeds["variant"], sort=False)
-    rows = [
-        [
-            Cell(str(variant)),
-            *(Cell(format_spread(x.mean(), x.std(), 4)) for _, x in values.items()),
-        ]
-        for variant, values in groups
-    ]
+    rows = []
+    for variant, values in groups:
+        texts = (format_spread(x.mean(), x.std(), 4) for _, x in values.items())
+        rows.append([Cell(str(variant)), *map(Cell, texts)])
     headings = [str(name).removeprefix("metric ") for name in others]
     return named_table("metrics", rows if headings else [], headings)
 
@@ -108,8 +105,7 @@ def _template_values(
     if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
         seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
     pairs = max(comparisons.pairs, default=0)
-    number = _plural(pairs, "pair")
-    floor = SENTENCES["floor"].format(floor=stats.sign_flip_floor(pairs), pairs=number)
+    floor, number = stats.sign_flip_floor(pairs), _plural(pairs, "pair")
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
     star = SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level))
     return {
@@ -122,7 +118,8 @@ def _template_values(
         "resolution": step if is_coarse else "",
         "alpha": f"{comparisons.level:.3g}",
         "test": SENTENCES["joint_test" if comparisons.is_joint else "holm_test"].format(
-            comparisons=_plural(len(comparisons.pairs), "comparison"), floor=floor
+            comparisons=_plural(len(comparisons.pairs), "comparison"),
+            floor=SENTENCES["floor"].format(floor=floor, pairs=number),
         ),
         "star": star + (SENTENCES["star_failures"] if comparisons.has_failures else ""),
         "units": f"{summary['units'].max():,}",

@@ -67,11 +67,9 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     """Return the standard error over test samples, and a 95 % interval over seeds and samples.
 
     `sums` (n, U) has the sum of the metric over the targets of each of U samples, `weights` (U,)
-    the number of targets. A seed's value is the ratio of both totals. The standard error is that of
-    the mean value of n fixed seeds. For the interval, which needs two seeds and two samples, both
-    are drawn at random: the variance is the unbiased one of crossed random effects, seeds +
-    samples - interaction; a bootstrap of both would count the interaction three times (Owen, "The
-    pigeonhole bootstrap", 2007). The degrees of freedom are Satterthwaite's.
+    the number of targets; a seed's value is the ratio of both totals. The standard error holds the
+    seeds fixed. The interval, which needs two seeds and two samples, has the variance of crossed
+    random effects, seeds + samples - interaction, and Satterthwaite's degrees of freedom.
     """
     from scipy import special
 
