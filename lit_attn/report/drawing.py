@@ -136,12 +136,6 @@ def panel_title(name: str) -> str:
     return "\n".join(lines).replace(", ", ",")
 
 
-def legend_columns(names: list[str]) -> int:
-    """Return how many legend entries as wide as the longest name fit side by side."""
-    longest = max(map(len, names), default=0)
-    return max(1, min(len(names), int(WIDTH / (0.5 + LETTER_WIDTH * longest))))
-
-
 def add_legend(figure: "Figure", key: Key) -> None:
     """Put a legend of lines above the panels."""
     from matplotlib.lines import Line2D
@@ -151,7 +145,9 @@ def add_legend(figure: "Figure", key: Key) -> None:
         Line2D([], [], color=colour, ls=dash, label=name)
         for name, (colour, dash) in zip(names, key.values(), strict=True)
     ]
-    columns = min(6, legend_columns(names))
+    # As many entries as fit side by side if all are as wide as the longest one.
+    fitting = int(WIDTH / (0.5 + LETTER_WIDTH * max(map(len, names), default=0)))
+    columns = max(1, min(6, len(names), fitting))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
 
 

@@ -187,7 +187,8 @@ def _draw_figure(
             chosen = recorded.values[recorded.values["variant"] == variant]
             chosen = chosen[chosen["step"] <= (item.last_step or math.inf)]
             values.append(chosen.assign(variant=label))
-            arrays[label] = recorded.arrays.get(variant, [])
+            if variant in recorded.arrays:
+                arrays[label] = recorded.arrays[variant]
     with drawing.appearance():
         drawn: dict[str, Any] = {}
         if values:
