@@ -92,7 +92,6 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
 
 
 def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
-    """Draw a histogram strip of the attention matrices' ranks for each variant and layer."""
     table = make_ranks_table(diagnostics)
     if table["rank"].nunique() < 2:
         # Ranks that are all equal need no figure; ranks.csv has them.

@@ -24,10 +24,9 @@ from lit_attn.report.read import StudyRecord
 
 
 class Effect(NamedTuple):
-    """Effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
+    """A main effect of a level, or the interaction of two: mean, 95 % interval and corrected p.
 
-    `kind` is "main effect" or "interaction", `combinations` the number of combinations of the other
-    axes behind it, and `by_seed` its value with each seed.
+    `combinations` counts the combinations of the other axes behind it.
     """
 
     effect: str
@@ -44,10 +43,8 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     """Return the main effects of a factorial study and the interactions of pairs of its axes.
 
     Its variants have names like `residual=full,zz=with`; the baseline has the reference levels.
-    The main effect of a level is the mean difference from the reference level over all combinations
-    of the other axes; an interaction is the difference of two such differences. Combinations and
-    seeds that lack results are left out. p is corrected for all effects (joint sign-flip test).
-    The list is empty unless two axes vary.
+    Combinations and seeds that lack results are left out. p is corrected for all effects (joint
+    sign-flip test). The list is empty unless two axes vary.
     """
     reference = _levels(study.plan.baseline)
     values = {

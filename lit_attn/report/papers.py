@@ -166,10 +166,9 @@ def _is_busy(records: Records, entry: Entry, value: str) -> bool:
 
 
 def _format(column: Column, published: list[str], values: Values, first: Values) -> str:
-    """Return our text of a cell: mean ± standard deviation, with the decimals of the paper.
+    """Return mean ± standard deviation with the decimals of the column's published cells.
 
-    `published` are the cells of the column. `first` has the values of the first row, and is empty
-    in the first row.
+    `first` has the values of the first row, and is empty in the first row.
     """
     if not values:
         return ""

@@ -97,10 +97,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
 def make_tables(
     source: PaperSource, item: PaperTable, records: Records, caption: str
 ) -> list[Table]:
-    """Return the table as printed with rows of our values, and the other readings that have run.
-
-    Small models stand in a table of their own.
-    """
+    """Return the table as printed with our values, and a table for each reading that has run."""
     grid = make_entries(source, item, records)
     titles = _describe_studies(source, item, records)
     notes = list(filter(None, [item.small_note if source.size else item.note]))

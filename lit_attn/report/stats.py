@@ -260,10 +260,7 @@ def seeds_needed(differences: Sequence[float], alpha: float = 0.05) -> tuple[int
 
 
 def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
-    """Return the pairs that a two-sided paired t test needs to detect `effect` (mean / sd).
-
-    The power is the noncentral t distribution's. The number 1001 stands for more than 1000.
-    """
+    """Return the pairs with which a paired t test detects `effect` (mean / sd); 1001: over 1000."""
     from scipy import special
 
     n = np.arange(2, 1001)
@@ -276,10 +273,7 @@ def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
 
 @lru_cache(maxsize=8)
 def _signs(n: int) -> Floats:
-    """Return sign patterns (P, n): half of all of them, or DRAWS random ones for many pairs.
-
-    The other half has the mirror images, whose |sum| is the same.
-    """
+    """Return sign patterns (P, n), without mirror images, or DRAWS random ones for many pairs."""
     if n > EXACT_UP_TO:
         return np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, n))
     return np.where(np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1, -1.0, 1.0)

@@ -85,7 +85,6 @@ def _measure_targets(study: StudyRecord) -> dict[str, Record]:
 
 
 def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
-    """Return mean and deviation over seeds of the best evaluated epoch, for the column alone."""
     metric = study.plan.metric
     best = max if metric.goal == "max" else min
     records: dict[str, Record] = {}

@@ -48,13 +48,9 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
     rows = []
     for _, trial in trials.iterrows():
         mean = format_spread(trial["mean"], trial["sd"], digits)
-        texts = [
-            trial["variant"],
-            trial["values"],
-            "diverged" if pd.isna(trial["mean"]) else mean,
-            format_difference(trial["lead"], trial["low"], trial["high"], digits),
-            trial["choice"],
-        ]
+        mean = "diverged" if pd.isna(trial["mean"]) else mean
+        lead = format_difference(trial["lead"], trial["low"], trial["high"], digits)
+        texts = [trial["variant"], trial["values"], mean, lead, trial["choice"]]
         rows.append([Cell(text, is_bold=trial["choice"] != "") for text in texts])
     return named_table(
         "tuning",
