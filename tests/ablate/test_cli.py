@@ -163,8 +163,9 @@ def test_set_changes_every_variant(
         ),
         (["--jobs", "0"], "--jobs: the number must be positive"),
         (["--stall", "0"], "--stall: the number must be positive"),
-        (["--time", "nan"], "--time: the number must be positive"),
+        (["--stall", "nan"], "--stall: the number must be positive"),
         (["--params"], "--params: needs --dry-run"),
+        (["--cancel-removed"], "--cancel-removed: needs --launcher slurm"),
         (["--estimate"], "--estimate: needs --dry-run"),
         (["--dryrun"], "--dryrun: unknown option; did you mean '--dry-run'?"),
         *(

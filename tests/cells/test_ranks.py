@@ -123,9 +123,8 @@ def children(pid: int) -> list[int]:
 
 def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, "rankhang")
-    limits = runner.Limits(stall=4.0)
     summary = runner.Runner(
-        Launcher(fake_cells.TARGET), make_slots(None), Display(io.StringIO()), limits
+        Launcher(fake_cells.TARGET), make_slots(None), Display(io.StringIO()), 4.0
     ).run([job])
     assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
     first, *_ = folder.list_attempts(job.folder)
