@@ -2,14 +2,14 @@
 
 A run that does not compute what the study's file describes is a trial: a run with `--set`, or a
 smoke run. Its results and tables have their own folders next to the study's, named after the
-changes (`digits@training.max_steps=20`), so the plan and report of the study do not change.
+changes (`digits@training.max_steps=20`; names of studies contain no @), so the plan and report of
+the study do not change.
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import get_args
 
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.tune import Point, Search, read_search
-from lit_attn.ablate.variants import Variant, resolve
+from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
 from lit_attn.cells.folder import State, read_cell, read_result, read_state
 from lit_attn.cells.inputs import MAX_FILES, collect_inputs
@@ -34,8 +34,6 @@ from lit_attn.schema.errors import ConfigError, suggest
 
 SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
-# Label of a trial's folder. Study names contain no @, so no study can have the name of a trial.
-LABEL = re.compile(r"[A-Za-z0-9._=,+-]{1,80}")
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.
 
 
@@ -210,10 +208,7 @@ def expand(
     notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
         settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
-    label = ",".join(settings)
-    if not LABEL.fullmatch(label):
-        label = hashlib.sha256(label.encode()).hexdigest()[:10]
-    name = f"{source.name}@{label}" if settings else source.name
+    name = f"{source.name}@{make_label(','.join(settings), 80)}" if settings else source.name
     title = source.study.title + "".join(f" ({note})" for note in notes)
     folder = out / name
     search = read_search(source, seeds, written, changes)

@@ -6,7 +6,6 @@ a fixed seed and gets the results in the order of its trials, so a stopped searc
 had not been stopped, and the speed of the cells changes nothing.
 """
 
-import hashlib
 import itertools
 import math
 import random
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from lit_attn.ablate.variants import NAME, Variant, resolve
+from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric, TunedVariant, Tuning, TuningTrial
 from lit_attn.config.metrics import MetricChoice
@@ -83,8 +82,7 @@ class Search:
         """Return the end of the folder name of a trial, such as `lr=0.001`, or a hash."""
         pairs = self.values(point).items()
         text = ",".join(f"{key.split('.')[-1]}={format_value(value)}" for key, value in pairs)
-        is_short = len(text) <= 60 and NAME.fullmatch(text)
-        return text if is_short else hashlib.sha256(text.encode()).hexdigest()[:10]
+        return make_label(text, 60)
 
     def points(self) -> list[Point]:
         """Return all combinations, or the same random choice of them for every variant."""

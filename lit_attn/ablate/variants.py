@@ -1,6 +1,7 @@
 """Variants of a study: expanded from `axes` and `cells`, then validated."""
 
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -29,6 +30,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")
 MAX_VARIANTS = 100_000  # Largest number of combinations of a study's axes.
 
 
+def make_label(text: str, limit: int) -> str:
+    """Return `text` if it can name a folder and has at most `limit` characters, or its hash."""
+    is_name = len(text) <= limit and NAME.fullmatch(text)
+    return text if is_name else hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
 @dataclass(frozen=True, eq=False)
 class Override:
     """An override as written, and the key path that error messages name."""
@@ -44,11 +51,6 @@ class VariantSource:
     name: str
     overrides: tuple[Override, ...]
     where: Where
-
-    @property
-    def terms(self) -> set[str]:
-        """Terms of the name: `residual=full,zz=with` has two."""
-        return set(self.name.split(","))
 
 
 def expand_axes(source: StudySource) -> list[VariantSource]:
@@ -75,17 +77,11 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
             text = f"two variants have the name '{variant.name}', the other one on line"
             raise ConfigError(f"{context}: {text} {lines[variant.name].line}")
         lines[variant.name] = variant.where
-    for name, mapping in source.study.overrides.items():
-        override = Override(mapping, f"{source.name}.overrides.{name}")
-        terms = set(name.split(","))
-        for number, variant in enumerate(variants):
-            if terms <= variant.terms:
-                variants[number] = replace(variant, overrides=(*variant.overrides, override))
     return variants
 
 
 def require_names(source: StudySource, variants: list[VariantSource]) -> None:
-    """Raise ConfigError if `baseline`, `published` or `overrides` names no variant."""
+    """Raise ConfigError if `baseline` or `published` names no variant, or `latex` no column."""
     names = [variant.name for variant in variants]
     published = [(("published", name), name) for name in source.study.published]
     for path, name in [(("baseline",), source.study.baseline), *published]:
@@ -96,12 +92,6 @@ def require_names(source: StudySource, variants: list[VariantSource]) -> None:
         if key not in columns:
             hint = suggest(key, columns)
             raise source.error(("latex", "columns", place), f"no column '{key}'{hint}")
-    for name in source.study.overrides:
-        terms = set(name.split(","))
-        if not any(terms <= variant.terms for variant in variants):
-            choices = dict.fromkeys(term for v in variants for term in (v.name, *v.terms))
-            hint = suggest(name, list(choices)[:30])
-            raise source.error(("overrides", name), f"no variant has '{name}' in its name{hint}")
 
 
 def _product(source: StudySource) -> Iterator[VariantSource]:

@@ -1,6 +1,6 @@
 """Studies: the keys of an `ablations.yaml` (docs/studies.md shows an example of each).
 
-`cells`, `set`, `axes` and `overrides` contain overrides (lit_attn.config.overrides).
+`cells`, `set` and `axes` contain overrides (lit_attn.config.overrides).
 """
 
 import contextlib
@@ -124,9 +124,6 @@ class StudyConfig(Config):
         EMPTY, description="axes of a product: a key and its values, or a name and named overrides"
     )
     exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
-    overrides: Named = Field(
-        EMPTY, description="overrides for variants whose names have these terms"
-    )
     baseline: Annotated[str, BeforeValidator(format_value)] = Field(
         description="name of the variant that the others are compared with"
     )

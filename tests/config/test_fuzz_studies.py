@@ -20,7 +20,6 @@ axes:
   zz: [with, without]
   recipe: {short: {training.epochs: 1}, long: {}}
 exclude: [{recipe: short, residual: full}]
-overrides: {"residual=full": {optimizer.lr: 1e-4}}
 cells: {mgk: {attention: {preset: mgk}}, none: {ffn: none, match: none}}
 baseline: mgk
 match: parameters

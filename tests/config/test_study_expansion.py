@@ -107,7 +107,7 @@ axes:
     assert rates == {"0.001": 1e-3, "0.0003": 3e-4, "5": 5.0}
 
 
-def test_exclude_cells_overrides_and_set_combine(tmp_path: Path) -> None:
+def test_exclude_cells_and_set_combine(tmp_path: Path) -> None:
     variants = studies.variants(
         tmp_path,
         """
@@ -121,8 +121,7 @@ axes:
 exclude:
   - {residual: full, recipe: short}
   - {size: large, recipe: [long]}
-cells: {"residual=value,short": {residual: value, training.epochs: 1}}
-overrides: {residual=value: {ffn: none, match: none}}
+cells: {"residual=value,short": {residual: value, training.epochs: 1, ffn: none, match: none}}
 baseline: small,residual=full,long
 """,
     )
@@ -139,7 +138,7 @@ baseline: small,residual=full,long
 
 
 def test_later_changes_take_precedence(tmp_path: Path) -> None:
-    """The order is: experiment, `set`, cell, `overrides`, command line."""
+    """The order is: experiment, `set`, cell, command line."""
     source = studies.study(
         tmp_path,
         """
@@ -147,7 +146,6 @@ baseline: a
 set: {training.epochs: 20, data.batch_size: 20, optimizer.lr: 20, optimizer.weight_decay: 20}
 cells:
   a: {data.batch_size: 30, optimizer.lr: 30, optimizer.weight_decay: 30}
-overrides: {a: {optimizer.lr: 40, optimizer.weight_decay: 40}}
 """,
     )
     changes = Mapping(Where("--set"))
@@ -155,7 +153,7 @@ overrides: {a: {optimizer.lr: 40, optimizer.weight_decay: 40}}
     experiment = resolve(source, changes)[0].experiment
     assert experiment.training.epochs == 20
     assert experiment.data.batch_size == 30
-    assert (experiment.optimizer.lr, experiment.optimizer.weight_decay) == (40, 50)
+    assert (experiment.optimizer.lr, experiment.optimizer.weight_decay) == (30, 50)
 
 
 def test_variants_match_the_baseline_unless_the_model_is_the_same(tmp_path: Path) -> None:
@@ -335,7 +333,7 @@ def test_the_number_of_variants_and_cells_is_limited(
 
 
 def test_a_typing_error_in_an_axis_is_reported_before_a_missing_name(tmp_path: Path) -> None:
-    body = "baseline: a\naxes: {residul: [full, value]}\noverrides: {residual=full: {zz: with}}"
+    body = "baseline: a\naxes: {residul: [full, value]}"
     with pytest.raises(ConfigError, match=r":8: tiny.axes.residul: unknown key 'residul'"):
         resolve(studies.study(tmp_path, body))
     body = body.replace("residul: [full", "residual: [ful")
