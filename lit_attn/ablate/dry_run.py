@@ -25,10 +25,8 @@ TIMING_TARGET = "lit_attn.train:time_cell"
 def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
     """Write every cell with its identity and state, `with_costs` also what its model costs."""
     for matrix in matrices:
-        source = matrix.source
         print(f"{matrix.name}: {matrix.title}")
-        experiment, baseline = source.experiment_path, source.study.baseline
-        print(f"  experiment {experiment}, baseline {baseline}")
+        print(f"  experiment {matrix.source.experiment_path}, baseline {matrix.baseline.name}")
         if not matrix.is_measured:
             print("  match: time: the step times are not measured yet")
         if matrix.tuning is not None:
@@ -36,7 +34,9 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> None:
             tuned = len(matrix.written) - len(matrix.untuned)
             total = f"{tuned} of {len(matrix.written)} variants are tuned"
             print(f"  tuning: {total}; cells of trials: {text}")
-        _print_warnings(matrix)
+        for variant in matrix.variants:
+            if warning := variant.experiment.schedule.warn(variant.experiment.training.epochs):
+                print(f"  warning: {variant.name}: {warning}")
         if with_costs:
             _print_costs(matrix)
         width = max((len(job.cell.variant) for job in matrix.jobs), default=0)
@@ -89,18 +89,6 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> 
         f"{device_hours:.2f} {slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} "
         "at once"
     )
-
-
-def _print_warnings(matrix: Matrix) -> None:
-    """Print each warning about a learning-rate schedule once, with the variants that it affects."""
-    names: dict[str, list[str]] = {}
-    for variant in matrix.variants:
-        experiment = variant.experiment
-        if warning := experiment.schedule.warn(experiment.training.epochs):
-            names.setdefault(warning, []).append(variant.name)
-    for warning, variants in names.items():
-        is_common = len(variants) == len(matrix.variants)
-        print(f"  warning: {'all variants' if is_common else ', '.join(variants)}: {warning}")
 
 
 def _print_costs(matrix: Matrix) -> None:

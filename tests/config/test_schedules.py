@@ -132,9 +132,10 @@ def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
 def test_a_dry_run_warns_of_a_training_that_never_leaves_its_warm_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = "baseline: a\ncells: {a: {}, b: {training.epochs: 1}, c: {schedule: constant}}"
+    short = "b: {training.epochs: 1}, d: {training.epochs: 1, zz: with}"
+    body = f"baseline: a\ncells: {{a: {{}}, {short}, c: {{schedule: constant}}}}"
     dry_run.print_cells([expand(studies.study(tmp_path, body), tmp_path)], with_costs=False)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     text = "schedule.warmup takes all 1 epochs, so the rate only rises; shorten it or raise "
     text += "training.epochs"
-    assert warnings == [f"  warning: b: {text}"]
+    assert warnings == [f"  warning: b: {text}", f"  warning: d: {text}"]
