@@ -3,17 +3,22 @@
 It is the same study that the command line runs: both read and write the same files.
 """
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from lit_attn.ablate.display import open_notebook_display
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.cells.folder import read_result
+from lit_attn.ablate.status import describe, read_cells
+from lit_attn.cells.folder import count_states, read_result
+from lit_attn.cells.records import Plan
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import choose, read_studies
 from lit_attn.files import write_atomic
@@ -74,6 +79,12 @@ class Study:
         study._open(Path(path), name, out, reports)
         return study
 
+    def __repr__(self) -> str:
+        matrix = self._expand()
+        states = count_states(job.state() for job in (*matrix.trials, *matrix.jobs))
+        product = f"{len(matrix.written)} variants x {len(matrix.seeds)} seeds"
+        return f"Study({self.name!r}: {product}; cells: {states})"
+
     def expand(self) -> list[Cell]:
         """Return the cells of the study: all variants of a seed, then those of the next seed."""
         return [job.cell for job in self._expand().jobs]
@@ -82,29 +93,30 @@ class Study:
         """Train the cells without a result, write the tables, and return True if none is missing.
 
         At most `jobs` cells run at once (by default one for each GPU or core), and at most `limit`
-        in total. The runner is a process of its own, so this works in notebooks too; its output
-        appears line by line. KeyboardInterrupt stops it as Ctrl-C does, and another call continues
-        it.
+        in total. The runner is a process of its own, whose output appears every second. A notebook
+        shows the status of the cells above it. KeyboardInterrupt stops the runner as Ctrl-C does,
+        and another call continues it.
         """
         self._expand()
         options = {"--study": self.name, "--out": self.out, "--reports": self.reports}
         options |= {"--jobs": jobs, "--limit": limit}
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
-        with subprocess.Popen(
-            [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words],
+        command = [sys.executable, "-m", "lit_attn.ablate", str(self.path), *words]
+        show = open_notebook_display()
+        with tempfile.NamedTemporaryFile() as log, Path(log.name).open(errors="replace") as output:
             # On a terminal the runner draws its live table itself.
-            stdout=None if sys.stdout.isatty() else subprocess.PIPE,
-            stderr=None if sys.stdout.isatty() else subprocess.STDOUT,
-            text=True,
-        ) as runner:
-            try:
-                for line in runner.stdout or ():
-                    print(line, end="", flush=True)
-                runner.wait()
-            except KeyboardInterrupt:
-                runner.send_signal(signal.SIGINT)
-                runner.wait()
-                raise
+            stream = None if sys.stdout.isatty() else log
+            with subprocess.Popen(command, stdout=stream, stderr=stream) as runner:
+                try:
+                    while runner.returncode is None:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            runner.wait(1.0)
+                        print(output.read(), end="", flush=True)
+                        show(self._describe)
+                except KeyboardInterrupt:
+                    runner.send_signal(signal.SIGINT)
+                    runner.wait()
+                    raise
         if runner.returncode not in (0, 1):
             raise ConfigError(f"study {self.name} stopped with exit code {runner.returncode}")
         return runner.returncode == 0
@@ -156,6 +168,12 @@ class Study:
     def _expand(self) -> Matrix:
         """Return the cells, read again because a run can choose settings (`tune`)."""
         return expand(read_studies(self.path)[self.name], self.out)
+
+    def _describe(self) -> str:
+        """Return the status of the cells, as the command `status` prints it."""
+        folder = self.out / self.name
+        plan = Plan.read_valid(folder / "plan.json")
+        return "starting" if plan is None else describe(plan, read_cells(plan, folder))
 
     def _write_report(self) -> Path:
         from lit_attn.report import write_reports

@@ -39,6 +39,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return built
 
 
+def test_the_representation_counts_variants_seeds_and_states(study: Study, tmp_path: Path) -> None:
+    assert repr(study) == "Study('tiny': 2 variants x 2 seeds; cells: 4 done)"
+    (path,) = study.out.glob("tiny/fast/1-*/result.json")
+    moved = path.rename(tmp_path / "result.json")
+    assert repr(study).endswith("cells: 3 done, 1 interrupted)")
+    moved.rename(path)
+
+
 def test_results_are_one_row_for_each_cell(study: Study) -> None:
     """Configuration, metrics and costs are those of the cells' own records."""
     results = study.results()

@@ -70,4 +70,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "disagrees" not in finished.stdout
+    # The last state of the display that replaces its text during the run.
+    display = r"'display_data', 'metadata': {}, 'data': {'text/plain': '[^']*6 cells: 6 done"
+    assert re.search(display, finished.stdout)
     assert len(list(tmp_path.glob("runs/*/*/*/result.json"))) == 6

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
@@ -171,6 +172,19 @@ class LiveDisplay(Display):
 def make_display() -> Display:
     """Return a live table if the output is a terminal, else plain lines."""
     return LiveDisplay() if sys.stdout.isatty() else Display(sys.stdout)
+
+
+def open_notebook_display() -> Callable[[Callable[[], str]], None]:
+    """Return the function that shows a text in place in a notebook; elsewhere it does nothing."""
+    from rich.console import Console
+
+    if not Console().is_jupyter:
+        return lambda describe: None
+    # Every notebook has IPython. Rich needs ipywidgets to replace a text.
+    from IPython.display import display
+
+    handle = display({"text/plain": "starting"}, raw=True, display_id=True)
+    return lambda describe: handle.update({"text/plain": describe()}, raw=True)
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:

@@ -1,5 +1,6 @@
 """Output of a run: estimated time left, plain lines, and the live table at every width."""
 
+import builtins
 import io
 import sys
 
@@ -13,6 +14,7 @@ from lit_attn.ablate.display import (
     StartedCell,
     format_seconds,
     make_display,
+    open_notebook_display,
     render_table,
 )
 from lit_attn.cells.folder import Progress
@@ -132,6 +134,37 @@ def test_the_table_shows_names_times_and_steps_at_every_width(width: int) -> Non
     assert "".join(line.split()[0] for line in (first, *rest)) == name
     assert bool(rest) == (width < 100)
     assert last.split() == ["tiny/b/0", "0:05", "starting"]
+
+
+def test_a_notebook_shows_the_present_text_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            assert raw
+            shown[-1] = data["text/plain"]
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(data["text/plain"])
+        return Handle()
+
+    class ZMQInteractiveShell:
+        """Class of a notebook's shell, which Rich recognizes by its name."""
+
+    ipython = pytest.importorskip("IPython.display")
+    monkeypatch.setattr(ipython, "display", display)
+    texts = iter(["1 done", "2 done"])
+    open_notebook_display()(lambda: next(texts))
+    assert shown == []
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    show = open_notebook_display()
+    assert shown == ["starting"]
+    show(lambda: next(texts))
+    assert shown == ["1 done"]
+    show(lambda: next(texts))
+    assert shown == ["2 done"]
 
 
 def test_more_cells_than_lines_leave_the_counts() -> None:
