@@ -1,9 +1,12 @@
 """The Python interface: a study built in Python or read from YAML, run for real, as data frames."""
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import ROOT
@@ -85,6 +88,27 @@ def test_a_second_run_trains_nothing(study: Study, capsys: pytest.CaptureFixture
     assert study.run()
     assert "4 cells: 4 done, 0 to run" in capsys.readouterr().out
     assert list(study.status()["state"]) == ["done"] * 4
+
+
+def test_an_interrupt_stops_the_runner(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    runners: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def interrupt(describe: Callable[[], str]) -> None:
+        assert "4 cells: 4 done" in describe()
+        raise KeyboardInterrupt
+
+    def record(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        runners.append(start(*arguments, **options))
+        return runners[-1]
+
+    monkeypatch.setattr("lit_attn.study.open_notebook_display", lambda: interrupt)
+    monkeypatch.setattr(subprocess, "Popen", record)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    (runner,) = runners
+    # The interrupt may arrive during the imports of the runner, before it handles signals.
+    assert runner.returncode in (128 + signal.SIGINT, -signal.SIGINT)
 
 
 def test_a_study_of_a_file_is_the_same_study(study: Study) -> None:
