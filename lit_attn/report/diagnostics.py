@@ -109,14 +109,8 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
                 ranks, counts = rows["rank"], rows["matrices"]
                 heights = np.histogram(ranks, edges, weights=counts)[0]
                 bottom = variants.index(variant) + 0.4
-                axes.stairs(
-                    bottom - 0.8 * heights / heights.max(),
-                    edges,
-                    baseline=bottom,
-                    fill=True,
-                    color=COLOURS[0],
-                    alpha=0.5,
-                )
+                tops = bottom - 0.8 * heights / heights.max()
+                axes.stairs(tops, edges, baseline=bottom, fill=True, color=COLOURS[0], alpha=0.5)
                 mean = np.average(ranks, weights=counts)
                 axes.vlines(mean, bottom - 0.8, bottom, color="black", linewidth=0.7)
         axes.set_title(f"layer {layer}")
@@ -172,9 +166,8 @@ def _draw_heads(diagnostics: Diagnostics, baseline: str) -> "Figure | None":
     circuits = {"captured-qk": (COLOURS[0], "-"), "captured-ov": (COLOURS[1], "--")}
     values = diagnostics.values[diagnostics.values["name"].isin(circuits)]
     steps = values.groupby(["variant", "layer", "head", "name"], dropna=False)["step"]
-    groups = values[values["step"] == steps.transform("max")].groupby(
-        ["variant", "name"], sort=False
-    )
+    last = values[values["step"] == steps.transform("max")]
+    groups = last.groupby(["variant", "name"], sort=False)
     curves = {key: rows.set_index("layer")["value"] for key, rows in groups}
     names = list(values["variant"].unique())
     panels = {

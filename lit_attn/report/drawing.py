@@ -79,7 +79,9 @@ def draw_panels(
     for axes, title, (variant, bands) in zip(panels, titles, shown.items(), strict=False):
         for band in bands:
             draw_band(axes, *band, label=variant)
-        axes.set_title(panel_title(title))
+        # A title has at most two lines, broken at commas if possible.
+        parts = textwrap.wrap(title.replace(",", ", "), 26, break_on_hyphens=False)[:2]
+        axes.set_title("\n".join(parts).replace(", ", ","))
     for place, axes in enumerate(panels[len(shown) :], start=len(shown)):
         axes.set_visible(False)
         panels[place - columns].tick_params(labelbottom=True)
@@ -127,13 +129,6 @@ def short_names(names: Iterable[str], letters: int) -> list[str]:
         shared = set()
     shown = [[term for term in parts if term not in shared] or parts for parts in terms]
     return [shorten(",".join(parts), letters) for parts in shown]
-
-
-def panel_title(name: str) -> str:
-    """Return `name` in at most two lines that fit above a panel, broken at commas if possible."""
-    text = shorten(name, 48).replace(",", ", ")
-    lines = textwrap.wrap(text, 26, break_on_hyphens=False)[:2]
-    return "\n".join(lines).replace(", ", ",")
 
 
 def add_legend(figure: "Figure", key: Key) -> None:

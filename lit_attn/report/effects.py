@@ -176,6 +176,4 @@ def _levels(name: str) -> dict[str, str]:
 def describe_pairs(differences: Iterable[float]) -> tuple[float, float | None, float | None]:
     """Return the mean of the differences of all seeds and its interval."""
     values = list(differences)
-    interval = stats.paired_interval(values)
-    low, high = (interval.low, interval.high) if interval else (None, None)
-    return statistics.fmean(values), low, high
+    return stats.paired_interval(values) or (statistics.fmean(values), None, None)

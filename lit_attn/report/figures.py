@@ -47,8 +47,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
         values = study.values(name)
         _draw_dots(left, row, list(values.values()), name)
         if values:
-            mean = statistics.fmean(values.values())
-            left.plot(mean, row, "|", color="black", markersize=13)
+            left.plot(statistics.fmean(values.values()), row, "|", color="black", markersize=13)
         record = comparisons.records[name]
         pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
         if pairs and name != study.plan.baseline:
@@ -99,14 +98,10 @@ def _draw_differences(axes: "Axes", rows: list[Difference]) -> None:
 
 
 def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
-    sign = -1 if study.plan.metric.goal == "max" else 1
-    baseline = study.plan.baseline
-    keys = {
-        name: sign * record["difference"] if "difference" in record else math.inf
-        for name, record in comparisons.records.items()
-    }
-    others = [name for name in keys if name != baseline]
-    return [baseline, *sorted(others, key=keys.__getitem__)]
+    """Return the baseline, then the other variants from the best to the worst difference."""
+    records, sign = comparisons.records, -1 if study.plan.metric.goal == "max" else 1
+    keys = {name: sign * r.get("difference", sign * math.inf) for name, r in records.items()}
+    return sorted(records, key=lambda name: (name != study.plan.baseline, keys[name]))
 
 
 def _usual_range(values: list[float]) -> tuple[float, float]:

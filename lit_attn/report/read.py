@@ -251,16 +251,14 @@ def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     if result is not None and metric.name in result.metrics:
         value = result.metrics[metric.name] * metric.scale
         return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
-    status: str = f"without {metric.name}"
+    status = f"without {metric.name}"
     if result is None:
-        status = (
-            read_or_skip(lambda folder: read_state(folder, identity), Path(path)) or "unreadable"
-        )
+        state = read_or_skip(lambda folder: read_state(folder, identity), Path(path))
+        status = state or "unreadable"
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
 def _measure(result: Result) -> dict[str, Any]:
-    values = {name: getattr(result, name) for name in MEASUREMENTS}
     devices = f"{result.devices} x " if result.devices > 1 else ""
     texts = {
         "device": f"{devices}{result.device}",
@@ -269,7 +267,7 @@ def _measure(result: Result) -> dict[str, Any]:
         "versions": "; ".join(f"{k} {v}" for k, v in sorted(result.versions.items())),
     }
     return {
-        **values,
+        **{name: getattr(result, name) for name in MEASUREMENTS},
         "step_time": result.step_time.median,
         "step_time_iqr": result.step_time.iqr,
         "evaluation_time": result.evaluation_time and result.evaluation_time.median,

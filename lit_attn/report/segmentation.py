@@ -21,9 +21,8 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
         if name.startswith(prefix)
     ]
     frame = pd.DataFrame(rows, columns=["class", "variant", "iou"]).astype({"iou": float})
-    groups = frame.groupby(["variant", "class"], sort=False)["iou"]
-    summary = groups.agg(mean="mean", sd="std", n="count").reset_index()
-    return summary[["class", "variant", "mean", "sd", "n"]]
+    groups = frame.groupby(["class", "variant"], sort=False)["iou"]
+    return groups.agg(mean="mean", sd="std", n="count").reset_index()
 
 
 def make_class_table(classes: pd.DataFrame) -> Table:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
 """Caption, section and CSV file of every figure, in the order of the page."""
 
-OPTIONAL_TABLES = {"settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv"}
-"""Tables that only some studies have."""
-
 
 @dataclass(frozen=True)
 class Section:
@@ -74,10 +71,10 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)
     classes = segmentation.make_class_frame(study)
-    fields = [name for name in effects.Effect._fields if name != "by_seed"]
+    effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
     optional = {
         "settings.csv": settings,
-        "effects.csv": pd.DataFrame([effect._asdict() for effect in estimates], columns=fields),
+        "effects.csv": effect_frame.drop(columns="by_seed"),
         "classes.csv": classes,
         "diagnostics.csv": diagnostics.make_values_table(recorded),
         "ranks.csv": diagnostics.make_ranks_table(recorded),
@@ -114,7 +111,7 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
     # Remove what an earlier report of other records left here.
     figure_names = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
-    for name in (figure_names | OPTIONAL_TABLES) - files.keys():
+    for name in (figure_names | optional.keys()) - files.keys():
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
         write_atomic(folder / name, content)
@@ -157,8 +154,7 @@ def make_index_page(reports: Path) -> str:
     for page in sorted(reports.glob("*/table.html")):
         fields = ["variant", "n", "planned", "best", "significant", "p_adjusted"]
         try:
-            path = page.with_name("table.csv")
-            tables[page] = read_csv(path)[fields]
+            tables[page] = read_csv(page.with_name("table.csv"))[fields]
         except (OSError, ValueError, KeyError) as error:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
     p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]

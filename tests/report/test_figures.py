@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.drawing import appearance, panel_title, short_names, shorten
+from lit_attn.report.drawing import appearance, draw_panels, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 from lit_attn.report.summary import make_variant_frame
@@ -118,10 +118,17 @@ def test_names_are_shortened_in_the_middle() -> None:
     assert short_names(terms[:1], 36)[0].startswith("residual=split,si…")
     assert shorten("belief2", 10) == "belief2"
     assert shorten("abcdefghijkl", 7) == "abc…jkl"
-    assert panel_title(LONG).count("\n") == 1
-    assert panel_title("residual=full,zz=without,recipe=long") == (
-        "residual=full,zz=without,\nrecipe=long"
-    )
+
+
+def test_panel_titles_have_at_most_two_lines() -> None:
+    short = "residual=full,zz=without,recipe=long"
+    titles = []
+    for name in (LONG, short):
+        figure = draw_panels({name: []}, "step", "norm", {})
+        assert figure is not None
+        titles.append(figure.axes[0].get_title())
+    assert titles[0].count("\n") == 1
+    assert titles[1] == "residual=full,zz=without,\nrecipe=long"
 
 
 def test_costs_that_do_not_differ_have_no_panel() -> None:
