@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lit_attn.report.comparison import POWERS
 from lit_attn.report.formats import Cell, read_asset
 from lit_attn.report.read import BUSY
 
@@ -15,7 +16,6 @@ STAR, DAGGER = "*", "†"
 
 Record = dict[str, Any]
 """One variant's numbers by CSV field."""
-
 
 UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}
 """Factor by SI prefix."""
@@ -157,6 +157,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "p": lambda r, _: format_p(r["p_adjusted"]),
     "failure_p": lambda r, _: format_p(r["failure_p"]),
     "seeds_needed": _needed,
+    "power": lambda r, _: ", ".join(f"{r[n]:.2f}" for n in POWERS if not pd.isna(r[n])) or NOTHING,
     "verdict": lambda r, _: NOTHING if pd.isna(r["verdict"]) else str(r["verdict"]),
     "margin": _margin,
     "best_test_epoch": lambda r, s: format_spread(

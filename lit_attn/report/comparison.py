@@ -12,6 +12,8 @@ from lit_attn.report import stats
 from lit_attn.report.read import StudyRecord
 
 ALPHA = 0.05
+POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
+"""Number of pairs, in multiples of the measured ones, by CSV field of the star's power."""
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
 
 
@@ -27,7 +29,6 @@ class Comparisons:
     records: dict[str, dict[str, Any]]
     pairs: list[int]
     is_joint: bool
-    has_failures: bool
     resolution: float
     level: float
 
@@ -67,10 +68,15 @@ def compare_variants(study: StudyRecord) -> Comparisons:
             record["p_ranked"], favour = ranked.get(name, (1.0, 0.0))
             is_significant &= record["p_ranked"] <= level and gain * favour > 0
         record["significant"] = is_significant
+        if effect := record.get("effect"):
+            # Holm's smallest p is multiplied by the number of comparisons.
+            test = (len(compared), level) if is_joint else (1, level / len(compared))
+            for field, factor in POWERS.items():
+                record[field] = stats.star_power(effect, factor * len(pairs), *test)
         record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
         records[name] = record
     counts = [len(pairs) for pairs in compared.values()]
-    return Comparisons(records, counts, is_joint, has_failures, resolution, level)
+    return Comparisons(records, counts, is_joint, resolution, level)
 
 
 def _adjust(pairs: dict[str, dict[int, float]]) -> tuple[bool, dict[str, float]]:
@@ -133,10 +139,10 @@ def _describe(
         record |= {"low": interval.low, "high": interval.high}
         record |= {"joint_low": simultaneous.low, "joint_high": simultaneous.high}
         record["margin"] = max(abs(simultaneous.low), abs(simultaneous.high))
-        if interval.low > 0 or interval.high < 0:
-            record |= zip(
-                ("seeds_low", "seeds_high"), stats.seeds_needed(differences) or (), strict=False
-            )
+        needed = stats.seeds_needed(differences)
+        if needed and not interval.low <= 0 <= interval.high:
+            record |= zip(("seeds_low", "seeds_high"), needed, strict=True)
+            record["effect"] = interval.mean / statistics.stdev(differences)
     return record
 
 

@@ -105,7 +105,7 @@ def _template_values(
     if len(plan.seeds) > 2 and plan.seeds == [*range(plan.seeds[0], plan.seeds[-1] + 1)]:
         seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}"
     pairs = max(comparisons.pairs, default=0)
-    floor, number = stats.sign_flip_floor(pairs), _plural(pairs, "pair")
+    floor, number = min(1.0, 2.0 ** (1 - pairs)), _plural(pairs, "pair")
     count = 1 if comparisons.is_joint else max(1, len(comparisons.pairs))
     star = SENTENCES["star"].format(seeds=stats.pairs_for_a_star(count, comparisons.level))
     return {
@@ -121,7 +121,7 @@ def _template_values(
             comparisons=_plural(len(comparisons.pairs), "comparison"),
             floor=SENTENCES["floor"].format(floor=floor, pairs=number),
         ),
-        "star": star + (SENTENCES["star_failures"] if comparisons.has_failures else ""),
+        "star": star + (SENTENCES["star_failures"] if summary["failed"].any() else ""),
         "units": f"{summary['units'].max():,}",
         "margin": metric.margin,
         "source": " ".join(plan.source.split()).rstrip(".") or "the study file",

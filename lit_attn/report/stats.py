@@ -4,8 +4,9 @@ A difference is a variant's value minus the baseline's with the same seed; `diff
 of one variant, (n,). docs/statistics.md has the simulated coverage and power of every method.
 """
 
+import itertools
 import math
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -74,31 +75,21 @@ def crossed_interval(sums: Floats, weights: Floats) -> tuple[float, float | None
     from scipy import special
 
     n, count = sums.shape
-    of_seeds, of_samples, interaction = _crossed_variances(sums, weights)
+    mean = float(sums.sum() / n / weights.sum())
+    # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
+    values = count * (sums - mean * weights) / weights.sum()
+    seeds, samples = values.mean(axis=1), values.mean(axis=0)
+    of_seeds = float((seeds**2).sum()) / max(1, n - 1) / n
+    of_samples = float((samples**2).sum()) / max(1, count - 1) / count
     if min(n, count) < 2:
         return math.sqrt(of_samples), None, None
+    residuals = values - seeds[:, None] - samples
+    interaction = float((residuals**2).sum()) / ((n - 1) * (count - 1) * n * count)
     variance = max(of_seeds + of_samples - interaction, of_seeds, of_samples)
     parts = of_seeds**2 / (n - 1) + of_samples**2 / (count - 1)
     freedom = variance**2 / parts if parts else 1.0
     half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance)
-    mean = float(sums.sum() / n / weights.sum())
     return math.sqrt(of_samples), mean - half, mean + half
-
-
-def _crossed_variances(sums: Floats, weights: Floats) -> tuple[float, float, float]:
-    """Return the variances of the mean value due to seeds, to samples, and to both together."""
-    n, count = sums.shape
-    mean = sums.sum() / n / weights.sum()
-    # Linearised ratio: each seed's mean of these values is its value minus the overall mean.
-    values = count * (sums - mean * weights) / weights.sum()
-    seeds, samples = values.mean(axis=1), values.mean(axis=0)
-    residuals = values - seeds[:, None] - samples
-    freedom = max(1, n - 1) * max(1, count - 1)
-    return (
-        float((seeds**2).sum()) / max(1, n - 1) / n,
-        float((samples**2).sum()) / max(1, count - 1) / count,
-        float((residuals**2).sum()) / freedom / (n * count),
-    )
 
 
 def find_resolution(values: Iterable[float]) -> float:
@@ -123,14 +114,9 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     """Return the two-sided p of the sign-flip test on the mean difference, or None without pairs.
 
     p is the share of the 2^n sign patterns whose |sum| is at least the observed one, so it is never
-    below `sign_flip_floor`. Sums that are equal up to rounding count against the variant.
+    below 2 / 2^n. Sums that are equal up to rounding count against the variant.
     """
     return joint_sign_flip(np.array([differences], dtype=float))[0] if len(differences) else None
-
-
-def sign_flip_floor(n: int) -> float:
-    """Return the smallest p that n pairs can reach: all signs equal, either way, 2 / 2^n."""
-    return min(1.0, 2.0 / 2.0**n)
 
 
 def joint_sign_flip(differences: Floats) -> list[float]:
@@ -145,8 +131,7 @@ def joint_sign_flip(differences: Floats) -> list[float]:
     count, n = differences.shape
     if not count or not n:
         return [1.0] * count
-    norms = np.sqrt((differences**2).sum(axis=1))
-    scaled = differences / np.where(norms > 0, norms, 1.0)[:, None]
+    scaled = _scale(differences)
     observed = np.abs(scaled.sum(axis=1))
     order = np.argsort(observed, kind="stable")
     thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
@@ -158,14 +143,12 @@ def joint_sign_flip(differences: Floats) -> list[float]:
         statistics = np.abs(signs[start : start + block] @ scaled[order].T)
         np.maximum.accumulate(statistics, axis=1, out=statistics)
         exceeding += (statistics >= thresholds).sum(axis=0)
-    patterns = len(signs)
-    if n > EXACT_UP_TO:
-        exceeding, patterns = exceeding + 1, patterns + 1
+    # Random patterns lack the observed one.
+    lacking = int(n > EXACT_UP_TO)
+    p_values = (exceeding + lacking) / (len(signs) + lacking)
     # From the most to the least significant variant, p never decreases.
-    stepped = np.maximum.accumulate(exceeding[::-1] / patterns)[::-1]
-    adjusted = np.empty(count)
-    adjusted[order] = stepped
-    return [min(1.0, float(p)) for p in adjusted]
+    stepped = np.maximum.accumulate(p_values[::-1])[::-1]
+    return np.minimum(stepped[np.argsort(order)], 1.0).tolist()
 
 
 def rank_with_failures(
@@ -209,17 +192,12 @@ def holm_over_studies(studies: Sequence[Sequence[float]]) -> list[list[float]]:
     A p value is multiplied by the number of studies that still have a comparison with a p at least
     as large, and never falls below a smaller one's. This controls any false positive in any study.
     """
-    adjusted = [[1.0] * len(study) for study in studies]
-    pending = Counter(i for i, study in enumerate(studies) for _ in study)
-    running = 0.0
-    places = [(p, i, j) for i, study in enumerate(studies) for j, p in enumerate(study)]
-    for p, i, j in sorted(places):
-        running = max(running, len(pending) * p)
-        adjusted[i][j] = min(1.0, running)
-        pending[i] -= 1
-        if not pending[i]:
-            del pending[i]
-    return adjusted
+    largest = sorted(max(study) for study in studies if study)
+    adjusted, running = {}, 0.0
+    for p in sorted(set(itertools.chain(*studies))):
+        running = max(running, p * (len(largest) - bisect_left(largest, p)))
+        adjusted[p] = min(1.0, running)
+    return [[adjusted[p] for p in study] for study in studies]
 
 
 def friedman_nemenyi(ranks: Floats, alpha: float) -> tuple[float, float]:
@@ -269,6 +247,47 @@ def pairs_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
     critical = special.stdtrit(n - 1, 1 - alpha / 2)
     reached = 1 - special.nctdtr(n - 1, shift, critical) >= power
     return int(n[reached.argmax()]) if reached.any() else 1001
+
+
+def star_power(effect: float, n: int, comparisons: int, level: float) -> float:
+    """Return the probability that the joint test of n pairs gives a variant p <= `level`.
+
+    `effect` is the mean / sd of the variant's true differences; the other `comparisons` - 1
+    variants have none. 1,000 studies with normal values of equal variance are simulated. One
+    comparison and level / m give the power of Holm's test of m comparisons. More than 100 pairs are
+    simulated as 100 pairs with an effect that is larger by sqrt(n / 100).
+    """
+    signs, noise, others = _simulate_noise(min(n, 100), comparisons, level)
+    # A difference of two values with variance 1 has the standard deviation sqrt(2).
+    scaled = _scale(noise + effect * math.sqrt(2 * max(1.0, n / 100)))
+    largest = np.maximum(others, np.abs(scaled @ signs.T))
+    thresholds = np.abs(scaled.sum(axis=1)) - TIE * np.abs(scaled).sum(axis=1)
+    return float(((largest >= thresholds[:, None]).mean(axis=1) <= level).mean())
+
+
+@lru_cache(maxsize=3)
+def _simulate_noise(n: int, comparisons: int, level: float) -> tuple[Floats, Floats, Floats]:
+    """Return sign patterns (P, n), and a variant's noise (S, n) and its rivals' maxima (S, P).
+
+    The maxima are the largest statistics of the other variants in S studies with P patterns.
+    """
+    generator = np.random.default_rng(0)
+    signs = _signs(n)
+    # The half pattern makes up for rounding p to a multiple of 1 / count.
+    if len(signs) > (count := min(4000, round(5.5 / level))):
+        signs = generator.choice(signs, count, replace=False)
+    baseline, variant = generator.normal(size=(2, 1000, n))
+    others = np.zeros((len(baseline), len(signs)))
+    for _ in range(comparisons - 1):
+        scaled = _scale(generator.normal(size=baseline.shape) - baseline)
+        np.maximum(others, np.abs(scaled @ signs.T), out=others)
+    return signs, variant - baseline, others
+
+
+def _scale(differences: Floats) -> Floats:
+    """Return the rows divided by their root sums of squares; a row of zeros is unchanged."""
+    norms = np.sqrt((differences**2).sum(axis=1, keepdims=True))
+    return differences / np.where(norms > 0, norms, 1.0)
 
 
 @lru_cache(maxsize=8)

@@ -1,5 +1,6 @@
 """Comparison of variants with the baseline, from made-up records."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from helpers.fake_study import result, write_study
 
 from lit_attn.cells.records import Metric, Plan
+from lit_attn.report import stats
 from lit_attn.report.comparison import Comparisons, compare_variants
 from lit_attn.report.read import StudyRecord, read_studies
 from lit_attn.report.summary import make_variant_frame
@@ -114,6 +116,51 @@ def test_equal_differences_have_an_interval_as_wide_as_the_metrics_step(tmp_path
 def test_ties_are_counted(tmp_path: Path) -> None:
     compared = compare(tmp_path, {"base": [1.0, 2.0, 3.0], "v": [1.0, 2.5, 3.0]})
     assert compared.records["v"]["ties"] == 2
+
+
+POWER_FIELDS = ("power_n", "power_2n", "power_4n")
+
+
+def test_the_power_of_the_star_is_that_of_the_measured_effect(tmp_path: Path) -> None:
+    baseline = [0.013 * i * i for i in range(6)]
+    noise = [0.9, -0.4, 0.3, -0.8, 0.5, -0.6]
+    values = {
+        "base": baseline,
+        "ahead": [b + 0.9 + e for b, e in zip(baseline, noise, strict=True)],
+        "behind": [b - 2.0 - e for b, e in zip(baseline, noise, strict=True)],
+        "equal": [b + e for b, e in zip(baseline, noise, strict=True)],
+    }
+    records = compare(tmp_path, values).records
+    mean, sd = statistics.fmean(noise), statistics.stdev(noise)
+    for name, effect in (("ahead", (0.9 + mean) / sd), ("behind", -(2.0 + mean) / sd)):
+        assert records[name]["effect"] == pytest.approx(effect)
+        expected = [stats.star_power(effect, n, 3, 0.05) for n in (6, 12, 24)]
+        assert [records[name][field] for field in POWER_FIELDS] == pytest.approx(expected, abs=0.01)
+        assert 0 < expected[0] < expected[1] <= expected[2]
+    # The interval of this difference contains 0, and the baseline has no difference.
+    for name in ("equal", "base"):
+        assert not {"effect", "seeds_low", *POWER_FIELDS} & records[name].keys()
+
+
+def test_the_power_is_zero_at_five_seeds_and_positive_at_ten(tmp_path: Path) -> None:
+    ahead = [1.0, 1.1, 0.9, 1.2, 0.8]
+    records = compare(tmp_path, {"base": [0.0] * 5, "ahead": ahead}).records
+    powers = [records["ahead"][field] for field in POWER_FIELDS]
+    assert powers[0] == 0
+    assert powers[1] > 0.99
+
+
+def test_the_power_with_incomplete_pairs_is_that_of_holms_test(tmp_path: Path) -> None:
+    """Six pairs can pass the joint test of two variants, and cannot pass Holm's test."""
+    ahead = [1.0, 1.1, 0.9, 1.2, 0.8, 1.3]
+    values: dict[str, list[float | None]] = {"base": [0.0] * 6, "ahead": [*ahead]}
+    complete = compare(tmp_path / "complete", values | {"other": [0.1, -0.1] * 3})
+    assert complete.is_joint
+    assert complete.records["ahead"]["power_n"] > 0.9
+    incomplete = compare(tmp_path / "holm", values | {"other": [None, -0.1, *[0.1, -0.1] * 2]})
+    assert not incomplete.is_joint
+    assert incomplete.records["ahead"]["power_n"] == 0
+    assert incomplete.records["ahead"]["power_2n"] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,23 @@ def test_the_caption_names_every_decision_that_changed_after_results(tmp_path: P
     ) in page
 
 
+def test_a_second_look_lowers_the_power_of_the_star() -> None:
+    """With two looks a star needs p <= 0.025, which six pairs cannot reach."""
+    metric = Metric(name="test/score", label="score", goal="max", scale=1)
+    variants = [{"name": "a"}, {"name": "b"}]
+    plan = Plan(
+        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[], cells=[]
+    )
+    values = {"a": [0.0] * 6, "b": [1.0, 1.1, 0.9, 1.2, 0.8, 1.3]}
+    cells = [CellRecord(v, seed, "done", x) for v in values for seed, x in enumerate(values[v])]
+    powers = []
+    for entries in ([seal(0, 6)], [seal(0, 4), seal(4, 6)]):
+        compared = compare_variants(StudyRecord(plan, cells, seals=Seals(entries=entries)))
+        powers.append(compared.records["b"]["power_n"])
+    assert powers[0] > 0.9
+    assert powers[1] == 0
+
+
 def test_looks_at_the_results_are_paid_for() -> None:
     """Seeds are added until a star appears: with the corrected level false stars stay rare."""
     generator = np.random.default_rng(5)

@@ -114,7 +114,7 @@ def test_sign_flip_p_equals_brute_force(n: int) -> None:
         threshold = abs(d.sum()) - stats.TIE * np.abs(d).sum()
         assert stats.sign_flip_p(d.tolist()) == np.mean(sums >= threshold)
         assert stats.sign_flip_p(d.tolist()) - np.mean(sums > abs(d.sum()) - 1e-12) < 0.002
-        assert stats.sign_flip_p(d.tolist()) >= stats.sign_flip_floor(n)
+        assert stats.sign_flip_p(d.tolist()) >= min(1.0, 2 / 2**n)
 
 
 def test_sign_flip_counts_ties_of_float32_values() -> None:
@@ -129,7 +129,7 @@ def test_sign_flip_counts_ties_of_float32_values() -> None:
 
 
 def test_sign_flip_reaches_its_floor() -> None:
-    assert stats.sign_flip_p([0.1] * 5) == stats.sign_flip_floor(5) == 0.0625
+    assert stats.sign_flip_p([0.1] * 5) == 2 / 2**5 == 0.0625
     assert stats.sign_flip_p([0.1, 0.2, 0.3]) == 0.25
     assert stats.sign_flip_p([0.0, 0.0]) == 1
     assert stats.sign_flip_p([1.0, -1.0]) == 1
@@ -294,8 +294,8 @@ def test_random_failures_keep_the_error(share: float) -> None:
 def test_pairs_for_a_star_are_the_fewest_for_holms_test(comparisons: int) -> None:
     pairs = stats.pairs_for_a_star(comparisons)
     other_p_values = [1.0] * (comparisons - 1)
-    assert stats.holm([stats.sign_flip_floor(pairs), *other_p_values])[0] <= 0.05
-    assert stats.holm([stats.sign_flip_floor(pairs - 1), *other_p_values])[0] > 0.05
+    assert stats.holm([2 / 2**pairs, *other_p_values])[0] <= 0.05
+    assert stats.holm([2 / 2 ** (pairs - 1), *other_p_values])[0] > 0.05
 
 
 def test_holm_equals_a_computation_by_hand() -> None:
@@ -382,6 +382,85 @@ def test_seeds_needed_are_none_without_a_spread() -> None:
     assert stats.seeds_needed([0.3, 0.1 + 0.2, 0.3]) is None
     low, high = stats.seeds_needed([100.0, 100.0, 100.2])
     assert (low, high) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "comparisons", "effect"),
+    [(6, 14, 2.5), (8, 5, 1.2), (10, 14, 1.2), (12, 5, 0.9), (20, 3, 0.7)],
+)
+def test_the_power_of_a_star_equals_a_simulation_of_the_complete_test(
+    n: int, comparisons: int, effect: float
+) -> None:
+    """The tolerance is 2.5 standard errors of two simulations, and 0.01 for fewer patterns."""
+    generator = np.random.default_rng(n)
+    values = generator.normal(size=(500, comparisons + 1, n))
+    values[:, 1] += np.sqrt(2) * effect
+    p = [stats.joint_sign_flip(v[1:] - v[0])[0] for v in values]
+    expected = np.mean(np.array(p) <= 0.05)
+    assert 0.2 < expected < 0.9
+    assert stats.star_power(effect, n, comparisons, 0.05) == pytest.approx(expected, abs=0.075)
+
+
+@pytest.mark.parametrize(
+    ("n", "comparisons", "effect"), [(9, 5, 1.5), (12, 5, 1.0), (14, 14, 1.0), (20, 14, 0.8)]
+)
+def test_the_power_of_a_star_equals_a_simulation_of_holms_test(
+    n: int, comparisons: int, effect: float
+) -> None:
+    differences = np.random.default_rng(n).normal(size=(500, comparisons, n))
+    differences[:, 0] += effect
+    p = [stats.holm([stats.sign_flip_p(d.tolist()) for d in study])[0] for study in differences]
+    expected = np.mean(np.array(p) <= 0.05)
+    assert 0.2 < expected < 0.9
+    power = stats.star_power(effect, n, 1, 0.05 / comparisons)
+    assert power == pytest.approx(expected, abs=0.075)
+
+
+def test_the_power_of_one_comparison_is_near_that_of_the_t_test() -> None:
+    """The t test has power 0.80 in each case; 199 pairs are simulated as 100."""
+    assert stats.star_power(1.0, 10, 1, 0.05) == pytest.approx(0.80, abs=0.05)
+    for effect, n in ((0.5, 34), (0.2, 199), (0.3, 90)):
+        assert stats.star_power(effect, n, 1, 0.05) == pytest.approx(0.80, abs=0.05)
+        assert stats.star_power(-effect, n, 1, 0.05) == pytest.approx(0.80, abs=0.05)
+
+
+def test_six_equal_signs_are_the_only_star_of_six_pairs() -> None:
+    """Without other comparisons the power has a closed form."""
+    share = scipy_stats.norm.cdf(1.5)
+    expected = share**6 + (1 - share) ** 6
+    assert stats.star_power(1.5, 6, 1, 0.05) == pytest.approx(expected, abs=0.04)
+
+
+def test_the_power_is_zero_where_no_star_is_possible() -> None:
+    """2 / 2^n is above the level: five pairs, or eight with Holm's correction of ten tests."""
+    assert [stats.star_power(50.0, n, 3, 0.05) for n in range(1, 6)] == [0.0] * 5
+    assert [stats.star_power(50.0, n, 1, 0.05 / 10) for n in range(1, 9)] == [0.0] * 8
+    assert stats.star_power(50.0, 6, 3, 0.05) > 0.9
+    assert stats.star_power(50.0, 9, 1, 0.05 / 10) > 0.9
+    # The level of a second look halves the largest p of a star.
+    assert stats.star_power(50.0, 6, 3, 0.025) == 0
+
+
+def test_the_power_falls_with_comparisons_and_rises_with_pairs_and_effect() -> None:
+    by_comparisons = [stats.star_power(1.0, 12, count, 0.05) for count in (1, 3, 15, 60)]
+    assert sorted(by_comparisons, reverse=True) == by_comparisons
+    assert by_comparisons[0] > by_comparisons[-1] + 0.2
+    by_pairs = [stats.star_power(0.6, n, 5, 0.05) for n in (6, 12, 24, 48)]
+    assert sorted(by_pairs) == by_pairs
+    assert by_pairs[-1] > by_pairs[0] + 0.5
+    by_effect = [stats.star_power(effect, 12, 5, 0.05) for effect in (0.0, 0.5, 1.0, 2.0)]
+    assert sorted(by_effect) == by_effect
+    assert by_effect[0] < 0.05 < 0.95 < by_effect[-1]
+
+
+def test_the_power_at_the_measured_effect_is_optimistic() -> None:
+    """The example of docs/statistics.md: nine comparisons, six seeds, a true effect of one sd."""
+    differences = np.random.default_rng(0).normal(1.0, 1.0, (1000, 6))
+    shown = [d for d in differences if stats.seeds_needed(d.tolist())]
+    powers = [stats.star_power(d.mean() / d.std(ddof=1), 6, 9, 0.05) for d in shown]
+    assert stats.star_power(1.0, 6, 9, 0.05) == pytest.approx(0.09, abs=0.02)
+    low, middle, high = np.percentile(powers, [10, 50, 90])
+    assert (low, middle, high) == pytest.approx((0.13, 0.24, 0.60), abs=0.05)
 
 
 def crossed_sums(

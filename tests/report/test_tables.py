@@ -103,6 +103,24 @@ def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> 
     assert index_cells(tmp_path)[2:4] == ["belief2", ", ".join(table.index[table["significant"]])]
 
 
+def test_the_power_of_the_star_is_printed_beside_the_seeds_needed(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", variants={"base": 0.0, "same": 0.0, "ahead": 0.02}, seeds=6)
+    folder = report(tmp_path)
+    lines = (folder / "table.md").read_text().splitlines()
+    headings, *cells = ([cell.strip() for cell in line.split("|")] for line in lines if "|" in line)
+    column = headings.index("power at n, 2n, 4n")
+    assert headings[column - 1] == "seeds needed"
+    printed = {row[1].strip("*"): row[column] for row in cells[1:]}
+    assert printed["base"] == printed["same"] == "—"
+    assert re.fullmatch(r"[01]\.\d\d, [01]\.\d\d, [01]\.\d\d", printed["ahead"])
+    table = rows(folder)
+    powers = table.loc["ahead", ["power_n", "power_2n", "power_4n"]]
+    assert printed["ahead"] == ", ".join(f"{power:.2f}" for power in powers)
+    assert table.loc[["base", "same"], ["effect", "power_n"]].isna().all(axis=None)
+    caption = (folder / "table.md").read_text().replace("\\", "")
+    assert "Power at n, 2n, 4n is the simulated probability of a star" in caption
+
+
 def test_missing_and_failed_cells_are_shown_and_never_averaged(tmp_path: Path) -> None:
     write_study(
         tmp_path / "runs",
