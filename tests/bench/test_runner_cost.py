@@ -34,7 +34,7 @@ def test_the_table_has_a_row_for_every_command(capsys: pytest.CaptureFixture[str
     for line in lines[2:-2]:
         median, least, most = (float(cell.replace(",", "")) for cell in line.split("|")[2:5])
         assert least <= median <= most
-    assert re.fullmatch(r"Memory of the runner: \d+ MB, of the report: \d+ MB\.", lines[-1])
+    assert re.fullmatch(r"Memory of the runner: [\d,]+ MB, of the report: [\d,]+ MB\.", lines[-1])
 
 
 def test_a_command_that_fails_raises_an_error() -> None:

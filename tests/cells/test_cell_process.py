@@ -116,8 +116,8 @@ def test_the_out_of_memory_killer_ends_the_leaking_cell_alone(tmp_path: Path) ->
     """The limit is that of a real control group, in which the kernel chooses the victim."""
     studies.write(tmp_path, make_body("leak", "gated", "brief"))
     with (
-        limit_memory(2**30),
-        start_cli(tmp_path, "--seeds", "0,", "--jobs", "2") as process,
+        limit_memory(2**30) as group,
+        start_cli(tmp_path, "--seeds", "0,", "--jobs", "2", group=group) as process,
     ):
         wait_until(lambda: list((tmp_path / "runs").glob("*/leak/*/attempts/1/exit.json")))
         (tmp_path / "runs" / "tiny" / "go").touch()

@@ -19,7 +19,7 @@ from lit_attn.ablate.display import Display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
-from lit_attn.ablate.slots import CGROUPS, OWN_CGROUPS, make_slots
+from lit_attn.ablate.slots import CGROUPS, make_slots
 from lit_attn.cells.lock import read_holder
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
@@ -68,8 +68,17 @@ def start_cli(
     environment: dict[str, str] | None = None,
     stdout: IO[str] | int = subprocess.PIPE,
     command: tuple[str, ...] = (),
+    group: Path | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the command line with fake cells in a new session, as a terminal does."""
+    """Start the command line with fake cells in a new session, as a terminal does.
+
+    `group` is the control group of its processes.
+    """
+
+    def join_group() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *command, "ablations.yaml", *arguments],
         cwd=path,
@@ -77,6 +86,7 @@ def start_cli(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=join_group,
         env=(environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
@@ -90,16 +100,14 @@ def start_cli(
 
 
 @contextlib.contextmanager
-def limit_memory(size: int) -> Iterator[None]:
-    """Put processes that start meanwhile into a control group with at most `size` bytes.
+def limit_memory(size: int) -> Iterator[Path]:
+    """Yield the folder of a new control group whose processes have at most `size` bytes.
 
     Skips the test where no such group can be made.
     """
     root = CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
     limit = root / f"lit_attn-{os.getpid()}"
     name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
-    groups = dict(line.split(":")[1:] for line in OWN_CGROUPS.read_text().splitlines())
-    before = root / (groups.get("memory") or groups.get("", "/")).lstrip("/")
     try:
         limit.mkdir()
         (limit / name).write_text(str(size))
@@ -108,11 +116,7 @@ def limit_memory(size: int) -> Iterator[None]:
             limit.rmdir()
         pytest.skip(f"no control group can limit memory: {error}")
     try:
-        (limit / "cgroup.procs").write_text(str(os.getpid()))
-        try:
-            yield
-        finally:
-            (before / "cgroup.procs").write_text(str(os.getpid()))
+        yield limit
     finally:
         wait_until(lambda: not (limit / "cgroup.procs").read_text())
         limit.rmdir()

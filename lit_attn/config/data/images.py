@@ -160,6 +160,11 @@ class OwnTargets(OwnImages):
     def signature(self) -> ImageTargets:
         return ImageTargets(self.image_shape, self.num_outputs)
 
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Numbers to predict for each image."""
+
     @model_validator(mode="after")
     def _has_no_classes_to_mix(self) -> Self:
         if any(step.stage == "batch" for step in self.augment):
