@@ -18,6 +18,9 @@ from lit_attn.cells.records import Exit, Result, read_metrics
 from lit_attn.tasks.classification import Calibration
 from lit_attn.train import main
 
+# The first test waits for the cells of all tests.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
