@@ -51,9 +51,9 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
         _measure_targets(study),
         _measure_best_epochs(study) if study.plan.best_test_epoch else {},
     )
-    records = []
+    records, has_stopped = [], bool(study.measurements("stopped_early"))
     for variant in study.plan.variants:
-        record = _variant_record(study, variant)
+        record = _variant_record(study, variant, has_stopped)
         for source in sources:
             record |= source.get(variant.name, {})
         records.append(record)
@@ -102,7 +102,7 @@ def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
     return records
 
 
-def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
+def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bool) -> Record:
     cells = study.variant_cells(variant.name)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     values = study.values(variant.name).values()
@@ -120,7 +120,6 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant) -> Record:
         if min(times := study.measurements(name, variant.name), default=0) > 0
     }
     steps = study.measurements("steps", variant.name)
-    has_stopped = bool(study.measurements("stopped_early"))
     time = study.step_time(variant.name)
     return {
         "variant": variant.name,

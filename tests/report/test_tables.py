@@ -24,6 +24,7 @@ from lit_attn.cells.records import (
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.formats import Cell, Table, escape_latex, to_latex
+from lit_attn.report.read import StudyRecord
 from lit_attn.schema.errors import ConfigError
 
 NASTY = r"50% & <b>_x_</b> $y$ #1 {z} ~ ^ \ | café"
@@ -368,6 +369,28 @@ def test_the_command_line_reports_every_study(
     assert main([str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]) == 0
     assert "fake/table.html" in capsys.readouterr().out
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
+
+
+def test_a_row_reads_the_cells_of_its_variant_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the time of a report grows with the square of the number of variants."""
+    reads = []
+    original = StudyRecord.measurements
+
+    def measurements(study: StudyRecord, name: str, variant: str | None = None) -> list[object]:
+        reads.append(variant)
+        return original(study, name, variant)
+
+    monkeypatch.setattr(StudyRecord, "measurements", measurements)
+    counts = []
+    for number in (5, 25):
+        names = {"standard": 0.0} | {f"v{i}": 0.01 * i for i in range(number)}
+        write_study(tmp_path / str(number), variants=names, seeds=2)
+        reads.clear()
+        write_reports(tmp_path / str(number), tmp_path / "reports")
+        counts.append(reads.count(None))
+    assert counts[0] == counts[1]
 
 
 def test_studies_can_be_named_by_one_option_or_by_several(
