@@ -91,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "Run the cells on this machine or as SLURM jobs (default: local)."
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     flag("--cancel", "With --launcher slurm: cancel the jobs of the studies.")
-    flag("--cancel-removed", "As --cancel, but only jobs of cells that the file has no longer.")
+    flag("--cancel-removed", "As --cancel, but only jobs of cells that the file no longer has.")
     flag("--quiet-timing", "Measure step times first, with no other cell running.")
     flag("--allow-noisy-timing", "Accept step times that vary by more than a tenth.")
     return parser

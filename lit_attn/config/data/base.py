@@ -23,8 +23,8 @@ class Data(Kind):
     Batch sizes are totals over all devices.
     """
 
-    has_no_val_files: ClassVar[bool] = False
-    """True if the split val exists only with `validation`, from the training samples."""
+    has_val_files: ClassVar[bool] = True
+    """False if the split val exists only with `validation`, from the training samples."""
 
     batch_size: PositiveInt = Field(128, description="samples of a training step, over all devices")
     eval_batch_size: PositiveInt = Field(
@@ -64,7 +64,7 @@ class Data(Kind):
     @property
     def splits(self) -> tuple[str, ...]:
         """Evaluated splits, including those that may exist depending on the files."""
-        has_val = not self.has_no_val_files or getattr(self, "validation", False)
+        has_val = self.has_val_files or getattr(self, "validation", False)
         return ("test", "val") if has_val else ("test",)
 
     @property

@@ -110,7 +110,7 @@ class Digits(ClassImages):
 class Cifar(ClassImages):
     """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
 
-    has_no_val_files = True
+    has_val_files = False
     kind: Literal["cifar10", "cifar100"]
     root: Path = outside_identity(Path("data"), "folder of torchvision's files")
     training_images: ClassVar = 50_000
@@ -323,7 +323,7 @@ class ImageFolder(ClassFolders):
 class ImageNet(ClassFolders):
     """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
 
-    has_no_val_files = True
+    has_val_files = False
     kind: Literal["imagenet"] = "imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")

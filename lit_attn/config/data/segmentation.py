@@ -44,7 +44,7 @@ class Scenery(Data):
     pixels along each side.
     """
 
-    has_no_val_files = True
+    has_val_files = False
     first_label: ClassVar = 1
     """Number of the first class in a label file; the numbers below it mean no class."""
 
