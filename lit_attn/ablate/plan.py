@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import get_args
@@ -234,18 +234,19 @@ def _run_search(
     """Return the record of a search, the tuned variants, and the known cells of the trials."""
     jobs: dict[Path, Job] = {}
 
-    def evaluate(name: str, point: Point) -> records.TuningTrial | None:
+    def evaluate(name: str, point: Point, share: float) -> records.TuningTrial | None:
         tuned = {name: search.variant(name, point)}
         variants = apply_criteria(search.source, written, folder, tuned)
         if not variants:
             # The step time is not measured yet.
             return None
-        label = {"variant": f"{name}@{search.label(point)}"}
-        cells = [variants[0].cell(study, seed) for seed in search.options.seeds]
+        label = {"variant": f"{name}@{search.label(point, share)}"}
+        shortened = replace(variants[0], stretch=variants[0].stretch * share)
+        cells = [shortened.cell(study, seed) for seed in search.options.seeds]
         cells = [cell.model_copy(update=label) for cell in cells]
         started = [Job(cell, folder / cell.folder) for cell in cells]
         ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in started}
-        trial = search.summarize(point, ends)
+        trial = search.summarize(point, share, ends)
         # The other seeds of a trial with a diverged cell are not needed.
         states = {"done", "diverged"}
         needed = [j for j in started if trial is None or ends[j.cell.seed].state in states]

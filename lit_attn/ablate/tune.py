@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
@@ -29,8 +29,10 @@ MISSING = "tpe needs optuna, which is not installed: pip install 'lit_attn[tune]
 BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their results.
 
 Point = tuple[int, ...]  # Index of the value of every tuned key.
-Evaluate = Callable[[str, Point], TuningTrial | None]
-"""Function that returns a trial of a variant, or None if cells of it have not ended."""
+Evaluate = Callable[[str, Point, float], TuningTrial | None]
+"""Function that returns a trial of a variant, trained for a share of the steps, or None if cells of
+it have not ended."""
+Trial = tuple[Point, TuningTrial | None]
 
 
 class TuningOptions(Config):
@@ -43,6 +45,11 @@ class TuningOptions(Config):
     )
     trials: PositiveInt | None = Field(
         None, description="trials of each variant; null: all combinations"
+    )
+    halving: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="successive halving: 3 trains the best third of the trials for three times the "
+        "steps, until the last round trains in full; null: all trials are trained in full",
     )
 
 
@@ -62,6 +69,14 @@ class Search:
         """Trials of each variant."""
         return self.options.trials or math.prod(map(len, self.keys.values()))
 
+    @property
+    def shares(self) -> list[float]:
+        """Shares of the training steps in each round; the last round has at least two trials."""
+        if (factor := self.options.halving) is None:
+            return [1.0]
+        last = max(r for r in range(self.trials) if r == 0 or self.trials // factor**r >= 2)
+        return [float(f"{factor ** (r - last):.4g}") for r in range(last + 1)]
+
     def values(self, point: Point) -> dict[str, Any]:
         """Return the values of the tuned keys at `point`."""
         pairs = zip(self.keys.items(), point, strict=True)
@@ -78,9 +93,9 @@ class Search:
             self.resolved[point] = {variant.name: variant for variant in variants}
         return self.resolved[point][name]
 
-    def label(self, point: Point) -> str:
+    def label(self, point: Point, share: float) -> str:
         """Return the end of the folder name of a trial, such as `lr=0.001`, or a hash."""
-        pairs = self.values(point).items()
+        pairs = [*self.values(point).items(), *([("share", share)] if share < 1 else [])]
         text = ",".join(f"{key.split('.')[-1]}={format_value(value)}" for key, value in pairs)
         return make_label(text, 60)
 
@@ -96,15 +111,12 @@ class Search:
         best: dict[str, Point] = {}
         variants = []
         for name in names:
-            if self.options.sampler == "tpe":
-                ended = list(self._search_tpe(name, evaluate))
-            else:
-                trials = [(point, evaluate(name, point)) for point in self.points()]
-                ended = [(point, trial) for point, trial in trials if trial is not None]
-            valid = [(trial.mean, point) for point, trial in ended if trial.mean is not None]
-            if valid and len(ended) == self.trials:
-                choose = max if self.metric.goal == "max" else min
-                best[name] = choose(valid, key=lambda pair: pair[0])[1]
+            is_tpe = self.options.sampler == "tpe"
+            trials = list((self._search_tpe if is_tpe else self._search_rounds)(name, evaluate))
+            ended = [(point, trial) for point, trial in trials if trial is not None]
+            ranked = self._rank([pair for pair in ended if pair[1].share == 1])
+            if ranked and len(ended) == len(trials):
+                best[name] = ranked[0]
             chosen = best.get(name)
             variants.append(
                 TunedVariant(
@@ -117,6 +129,7 @@ class Search:
         record = Tuning(
             sampler=self.options.sampler,
             trials=self.trials,
+            halving=self.options.halving,
             seeds=list(self.options.seeds),
             select=self.metric,
             keys={key: list(values) for key, values in self.keys.items()},
@@ -124,8 +137,24 @@ class Search:
         )
         return record, best
 
-    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[tuple[Point, TuningTrial]]:
-        """Yield the trials that have ended, until the first batch with a trial that has not."""
+    def _rank(self, ended: list[Trial]) -> list[Point]:
+        """Return the points whose trials have a mean, the best first."""
+        means = {point: trial.mean for point, trial in ended if trial is not None}
+        valid = {point: mean for point, mean in means.items() if mean is not None}
+        return sorted(valid, key=lambda p: valid[p], reverse=self.metric.goal == "max")
+
+    def _search_rounds(self, name: str, evaluate: Evaluate) -> Iterator[Trial]:
+        """Yield the trials of each round, until the first round with a trial that has not ended."""
+        points, factor = self.points(), self.options.halving or 1
+        for number, share in enumerate(self.shares, start=1):
+            trials = [(point, evaluate(name, point, share)) for point in points]
+            yield from trials
+            if any(trial is None for _, trial in trials):
+                return
+            points = self._rank(trials)[: self.trials // factor**number]
+
+    def _search_tpe(self, name: str, evaluate: Evaluate) -> Iterator[Trial]:
+        """Yield the trials that have ended, until the first one that has not."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -139,15 +168,17 @@ class Search:
                 tuple(trial.suggest_int(key, 0, len(v) - 1) for key, v in self.keys.items())
                 for trial in batch
             ]
-            ended = [evaluate(name, point) for point in points]
+            ended = [evaluate(name, point, 1.0) for point in points]
             for trial, point, outcome in zip(batch, points, ended, strict=True):
+                yield point, outcome
                 if outcome is None:
                     return
                 state = optuna.trial.TrialState.FAIL if outcome.mean is None else None
                 study.tell(trial, outcome.mean, state)
-                yield point, outcome
 
-    def summarize(self, point: Point, ends: dict[int, CellStatus]) -> TuningTrial | None:
+    def summarize(
+        self, point: Point, share: float, ends: dict[int, CellStatus]
+    ) -> TuningTrial | None:
         """Return a trial from the cell of each seed.
 
         A trial with a diverged cell has no mean, whatever its other cells do. Returns None if a
@@ -163,7 +194,7 @@ class Search:
         if not has_diverged and len(values) < len(by_seed):
             return None
         mean = None if has_diverged else math.fsum(values) / len(values)
-        return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed)
+        return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed, share=share)
 
     def _edges(self, point: Point) -> list[str]:
         """Return the keys with numbers of which `point` has the smallest or the largest."""
@@ -201,6 +232,10 @@ def read_search(
         ]
     count, trials = math.prod(len(v) for v in keys.values() if isinstance(v, list)), options.trials
     sampler, common = options.sampler, set(options.seeds) & set(seeds)
+    next_round = (trials or count) // (options.halving or 1)
+    few = (
+        f"leaves {next_round} of {trials or count} trials for the second round; it needs at least 2"
+    )
     limit = {"grid": (None, count), "random": range(1, count + 1), "tpe": (trials,)}[sampler]
     checks += [
         ("trials", trials is None and sampler != "grid", f"sampler: {sampler} needs their number"),
@@ -208,6 +243,8 @@ def read_search(
         ("seeds", bool(common), f"{common} are seeds of the final cells, which need other ones"),
         ("select", not options.select.startswith("val/"), "needs a validation metric: val/loss"),
         ("sampler", sampler == "tpe" and find_spec("optuna") is None, MISSING),
+        ("halving", bool(options.halving) and sampler == "tpe", "needs sampler: grid or random"),
+        ("halving", next_round < 2, few),
     ]
     for key, is_wrong, message in checks:
         if is_wrong:

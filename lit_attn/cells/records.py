@@ -292,6 +292,7 @@ class TuningTrial(Record):
     values: dict[str, Any]
     mean: FiniteFloat | None
     by_seed: dict[str, FiniteFloat | None]
+    share: float = Field(1.0, description="share of the training steps")
 
 
 class TunedVariant(Record):
@@ -308,6 +309,7 @@ class Tuning(Record):
 
     sampler: str
     trials: int
+    halving: int | None = None
     seeds: list[int]
     select: Metric
     keys: dict[str, list[Any]]

@@ -15,21 +15,27 @@ if TYPE_CHECKING:
 
 
 def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
-    """Return one row for each variant and combination of values, which may have been tried twice.
+    """Return one row for each variant, combination of values and share of the training steps.
 
     The columns are variant, values and choice (texts), the place of each tuned key's value in its
-    list, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low and
-    high: the mean paired difference to the baseline with the same values and its 95 % interval.
+    list, share, mean and sd over the tuning seeds (missing if a seed has diverged), and lead, low
+    and high: the mean paired difference to the baseline with the same values and the same share,
+    with its 95 % interval. A combination may have been tried twice.
     """
-    recorded = {v.variant: {str(t.values): t for t in v.trials} for v in tuning.variants}
+    recorded = {v.variant: {f"{t.values} {t.share}": t for t in v.trials} for v in tuning.variants}
     rows = []
     for tuned in tuning.variants:
         for name, trial in recorded[tuned.variant].items():
             places = {key: tuning.keys[key].index(value) for key, value in trial.values.items()}
             row: dict[str, Any] = {"variant": tuned.variant, **places, "mean": trial.mean}
-            row["values"] = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+            row["share"] = trial.share
+            texts = [f"{key}={value}" for key, value in trial.values.items()]
+            if trial.share < 1:
+                texts.append(f"{trial.share:.3g} of the steps")
+            row["values"] = ", ".join(texts)
             edges = f", at the edge of {', '.join(tuned.at_edge)}" if tuned.at_edge else ""
-            row["choice"] = f"chosen{edges}" if trial.values == tuned.chosen else ""
+            is_chosen = trial.values == tuned.chosen and trial.share == 1
+            row["choice"] = f"chosen{edges}" if is_chosen else ""
             values = pd.Series(trial.by_seed, dtype=float)
             row["sd"] = values.std(skipna=False)
             other = recorded.get(baseline, {}).get(name)
@@ -37,8 +43,9 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
                 lead = values - pd.Series(other.by_seed, dtype=float)
                 row |= zip(("lead", "low", "high"), describe_pairs(lead), strict=True)
             rows.append(row)
-    columns = ["variant", "values", *tuning.keys, "choice", "mean", "sd", "lead", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[-5:], float))
+    numbers = ["share", "mean", "sd", "lead", "low", "high"]
+    columns = ["variant", "values", *tuning.keys, "choice", *numbers]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
 
 
 def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
@@ -60,16 +67,21 @@ def make_tuning_table(tuning: Tuning, baseline: str) -> Table:
         trials=tuning.trials,
         seeds=", ".join(map(str, tuning.seeds)),
         keys="; ".join(f"{key} from {values}" for key, values in tuning.keys.items()),
+        halving="" if tuning.halving is None else f", successive halving by {tuning.halving}",
         sampler=tuning.sampler,
     )
 
 
 def draw_tuning(tuning: Tuning, baseline: str) -> "Figure | None":
-    """Draw metric and lead of each variant's best trial with each value, a column for each key."""
+    """Draw metric and lead of each variant's best trial with each value, a column for each key.
+
+    With successive halving, the best of the trials of a value that were trained longest.
+    """
     trials = read_trials(tuning, baseline).dropna(subset="mean")
     if trials.empty:
         return None
-    trials = trials.sort_values("mean", ascending=tuning.select.goal == "min", kind="stable")
+    order = [False, tuning.select.goal == "min"]
+    trials = trials.sort_values(["share", "mean"], ascending=order, kind="stable")
     names = [variant.variant for variant in tuning.variants]
     key: drawing.Key = {n: (c, "-") for n, c in zip(names, drawing.COLOURS, strict=False)}
     figure = drawing.new_figure(4.2)
