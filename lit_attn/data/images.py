@@ -47,8 +47,12 @@ class ImageData(DataModule):
         return self._fingerprint
 
     def train_batches(self, start: int, stop: int) -> Iterator[Batch]:
-        for images, targets in self.batches(start, stop):
-            yield self.share(images), self.share(targets)
+        images, labels = self.tensors["train"]
+        for step in range(start, stop):
+            rows = self.rows(step, self.draw_order).to(images.device)
+            generator = torch_generator(self.seed, "batch", step)
+            augmented, targets = self.pipeline.apply(images[rows], labels[rows], generator)
+            yield self.share(augmented), self.share(targets)
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         count = len(self.tensors[split][0])
@@ -64,14 +68,6 @@ class ImageData(DataModule):
             units,
             count,
         )
-
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the whole augmented batches of the training steps from `start` up to `stop`."""
-        images, labels = self.tensors["train"]
-        for step in range(start, stop):
-            rows = self.rows(step, self.draw_order).to(images.device)
-            generator = torch_generator(self.seed, "batch", step)
-            yield self.pipeline.apply(images[rows], labels[rows], generator)
 
     def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""

@@ -32,7 +32,7 @@ def losses(name: str) -> list[float]:
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     data = ImageData(Digits(batch_size=32), 0, torch.device("cpu"))
     values = []
-    for step, (images, labels) in enumerate(data.batches(0, STEPS)):
+    for step, (images, labels) in enumerate(data.train_batches(0, STEPS)):
         loss = F.cross_entropy(network(images.double()), labels)
         optimizer.zero_grad()
         loss.backward()

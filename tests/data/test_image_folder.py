@@ -1,5 +1,6 @@
 """Tests of class folders: order of the images, shares of the ranks, errors."""
 
+import math
 import random
 import shutil
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
-from lit_attn.data.image_files import ImageFileData, Reader, list_folders, posterize
+from lit_attn.data.image_files import ImageFileData, Reader, draw_box, list_folders, posterize
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -311,6 +312,22 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
         assert op.aug_fn(image, 1).getcolors() == [(16, (128, 0, 128))]
         for _ in range(5):
             op(image)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4, 0.7])
+def test_boxes_of_cutmix_inside_the_image_have_even_sides_as_in_the_released_timm(
+    weight: float,
+) -> None:
+    inside = 0
+    for seed in range(40):
+        with loading.use_seed(seed):
+            top, bottom, left, right = draw_box((2, 3, 33, 31), weight)
+        assert 0 <= top < bottom <= 33
+        assert 0 <= left < right <= 31
+        if 0 < top < bottom < 33:
+            inside += 1
+            assert bottom - top == int(33 * math.sqrt(1 - weight)) // 2 * 2
+    assert inside or weight == 0
 
 
 def test_a_tmpdir_too_long_for_sockets_is_an_error(

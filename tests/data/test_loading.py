@@ -66,7 +66,12 @@ def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
     assert ImageData(noise, 0, CPU).steps_per_epoch == 2
     with_partial_batch = ImageData(noise.model_copy(update={"drop_last": False}), 0, CPU)
     assert with_partial_batch.steps_per_epoch == 3
-    assert [len(targets) for _, targets in with_partial_batch.batches(0, 4)] == [16, 16, 8, 16]
+    assert [len(targets) for _, targets in with_partial_batch.train_batches(0, 4)] == [
+        16,
+        16,
+        8,
+        16,
+    ]
     with pytest.raises(ConfigError, match="64 is more than the 40 samples"):
         ImageData(noise.model_copy(update={"batch_size": 64}), 0, CPU)
 
@@ -74,21 +79,23 @@ def test_the_last_partial_batch_is_kept_or_dropped(noise: Npz) -> None:
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
     """Earlier requests have no effect."""
     data = Digits(augment=AUGMENT)
-    several = list(ImageData(data, 0, CPU).batches(0, 21))
+    several = list(ImageData(data, 0, CPU).train_batches(0, 21))
     assert len(several) == 21
     alone = ImageData(data, 0, CPU)
     for step in (20, 5, 0, 17):
-        (batch,) = alone.batches(step, step + 1)
+        (batch,) = alone.train_batches(step, step + 1)
         assert equal(batch, several[step])
     assert not torch.equal(several[0][0], several[1][0])
-    (other,) = ImageData(data, 1, CPU).batches(0, 1)
+    (other,) = ImageData(data, 1, CPU).train_batches(0, 1)
     assert not torch.equal(several[0][0], other[0])
 
 
 @pytest.mark.gpu
 def test_batches_are_the_same_on_the_gpu() -> None:
     data = Digits(augment=("flip", *AUGMENT))
-    batches = (ImageData(data, 0, device).batches(0, 9) for device in (CPU, torch.device("cuda")))
+    batches = (
+        ImageData(data, 0, device).train_batches(0, 9) for device in (CPU, torch.device("cuda"))
+    )
     for cpu_part, gpu_parts in zip(*batches, strict=True):
         torch.testing.assert_close(cpu_part, tuple(part.cpu() for part in gpu_parts))
 
@@ -98,7 +105,7 @@ def test_the_loader_resumes_at_the_trainers_step() -> None:
     data = on_device(Digits(), 0, 1, step=per_epoch + 7)
     batches = list(data.train_dataloader())
     assert len(batches) == per_epoch - 7
-    assert equal(batches[0], next(data.batches(per_epoch + 7, per_epoch + 8)))
+    assert equal(batches[0], next(data.train_batches(per_epoch + 7, per_epoch + 8)))
 
 
 @pytest.mark.parametrize("devices", [2, 4])

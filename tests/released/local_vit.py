@@ -1,13 +1,15 @@
 """LocalViT of efficient-vit-training, and experiments/imagenet_local_vit.yaml.
 
 The script is main.py itself with the released options but the growing images, in float64 on a CPU,
-with stochastic depth, MixUp and CutMix, for a smaller model. Augmented images are random numbers.
+with stochastic depth, and with MixUp and CutMix of timm 0.3.2, for a smaller model. Augmented
+images are random numbers.
 Growing images are not covered: they change the released positions (docs/setups.md, section 5).
 `evaluation` is the top-1 and top-5 accuracy and the loss on image files in batches of which the
 last is shorter, by the released reader, transforms and loop, and by this project's data module and
 metrics.
 """
 
+import collections.abc
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,8 +23,9 @@ import torch
 from helpers import digit_folders
 from timm.data import Mixup
 
+from lit_attn.data.image_files import draw_box
 from released import vision
-from released.record import Clone
+from released.record import Clone, use_library
 from released.recording import (
     Arrays,
     Recorder,
@@ -36,6 +39,8 @@ from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
+LIBRARIES = ("timm==0.3.2",)
+"""Version that the requirements of the repository name."""
 TOLERANCES = {
     "loss": 1e-12,
     "gradient": 1e-10,
@@ -73,9 +78,20 @@ def seed_mixing(seed: int, step: int) -> None:
     np.random.seed(int(generator("mix", seed, step).integers(2**32)))
 
 
+def import_old_timm() -> None:
+    """Import timm 0.3.2 on a CPU; it reads a name that later versions of torch lack."""
+    sys.modules["torch._six"] = names = ModuleType("torch._six")
+    names.container_abcs = collections.abc  # type: ignore
+    use_library("timm", LIBRARIES[0])
+    mixing = sys.modules["timm.data.mixup"]
+    one_hot = mixing.one_hot
+    mixing.one_hot = lambda *a, **k: one_hot(*a, **k | {"device": "cpu"})  # type: ignore
+
+
 def record(clone: Clone, run: str) -> Arrays:
     """Train from the initial values of seed `run` and return the record."""
     seed = int(run)
+    import_old_timm()
     torch.set_default_dtype(torch.float64)
     for name in ("datasets", "samplers"):
         sys.modules[name] = ModuleType(name)
@@ -189,7 +205,8 @@ def replay(run: str, folder: Path) -> Replay:
 
     def step(number: int) -> tuple[torch.Tensor, ...]:
         seed_mixing(seed, number)
-        images, targets = mix(*batch(seed, number))
+        with patch("timm.data.mixup.rand_bbox", draw_box):
+            images, targets = mix(*batch(seed, number))
         return images, targets
 
     metrics = ("test/accuracy", "test/top5", "test/loss")

@@ -13,7 +13,7 @@ import numpy as np
 from helpers.paths import ROOT
 from scipy.stats import ks_2samp
 
-from released import record, recording, replaying
+from released import pictures, record, recording, replaying
 
 PAGE = ROOT / "docs" / "parity.md"
 NAMES = (
@@ -32,6 +32,10 @@ NAMES = (
 )
 SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for name in NAMES}
 """The recorded set-ups: a module each, named as its file of records."""
+PIPELINES: dict[str, ModuleType] = {
+    name: import_module(f"released.{name}") for name in ("local_vit_images", "segmenter_images")
+}
+"""The recorded input pipelines: a module each, named as its file of records."""
 
 HEAD = """\
 # Parity with released code
@@ -65,16 +69,29 @@ Talking heads have no released training code. `tests/attention/test_mechanisms.p
 project's layer beside the one that timm has for CaiT, without the biases that only timm's has.
 
 The comparison covers half precision in one run (`bf16` of nanoGPT), and the reading of image files
-in the evaluation of local_vit. It does not cover several devices, `torch.compile`, or the
-augmentation of real images. It says nothing about published accuracies: none has been reproduced
-here.
+in the evaluation of local_vit. A [second table](#input-pipelines) compares the images of training,
+after reading and augmentation. The comparison does not cover several devices or `torch.compile`. It
+says nothing about published accuracies: none has been reproduced here.
 
 """
 
 COLUMNS = ("released code", "commit", "experiment", "runs", "steps")
 QUANTITIES = ("loss", "gradient", "change", "weights", "output", "initial")
 
+PIPELINE_COLUMNS = ("released code", "commit", "libraries", "experiment")
+PIPELINE_COLUMNS += ("compared", "number", "identical", "difference")
+
 TAIL = """
+## Input pipelines
+
+In these rows the released code reads generated images from files and augments them, with the
+versions of its libraries that its requirements name. The data module of the shipped experiment
+reads the same files, with the installed versions. Both sides use the installed Pillow, OpenCV and
+torchvision, and both set the same seed before each image. `identical` counts the results whose
+values are all equal, and `difference` is the largest difference of {projections} weighted sums over
+all values of a result. The weights of a sum have the length one.
+
+{pipelines}
 ## What each replay covers
 
 {notes}
@@ -202,7 +219,31 @@ def page() -> str:
         summary = " ".join(module.__doc__.split())
         notes += f"**{setup}.** {summary} Recorded on {source['date']} with {source['versions']}. "
         notes += f"Runs: {', '.join(runs)}.\n\n"
-    return HEAD + rows + TAIL.format(notes=notes)
+    for setup, module in PIPELINES.items():
+        source, runs = origin(setup), records(setup)
+        notes += f"**{setup}.** {' '.join(module.__doc__.split())} Recorded on {source['date']} "
+        notes += f"with {source['versions']}. Runs: {', '.join(runs)}.\n\n"
+    projections, pipelines = pictures.PROJECTIONS, pipeline_table()
+    return HEAD + rows + TAIL.format(projections=projections, pipelines=pipelines, notes=notes)
+
+
+def pipeline_table() -> str:
+    """Return the rows of the input pipelines: how many results are identical, and differences."""
+    rows = f"| {' | '.join(PIPELINE_COLUMNS)} |\n|{'---|' * len(PIPELINE_COLUMNS)}\n"
+    for setup, module in PIPELINES.items():
+        source = origin(setup)
+        link = f"[{source['repository']}](https://github.com/{source['repository']})"
+        first = f"| {link} | {source['commit']} | {', '.join(module.LIBRARIES)} "
+        for run, theirs in records(setup).items():
+            with tempfile.TemporaryDirectory() as folder:
+                ours = module.replay(run, Path(folder))
+            for name in module.TOLERANCES:
+                key = f"{name} digests"
+                identical = int((ours[key] == theirs[key]).sum())
+                difference = np.abs(ours[name] - theirs[name]).max()
+                rows += f"{first}| {module.EXPERIMENT} | {name} | {len(theirs[key]):,} "
+                rows += f"| {identical:,} | {difference:.0e} |\n"
+    return rows
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ a checkout of that repository. Every run has a process for itself, since release
 state.
 """
 
+import atexit
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from datetime import date
 from importlib import import_module
@@ -66,6 +69,24 @@ class Clone:
             sys.path.insert(0, str(self.folder))
         names["__file__"] = str(self.folder / path)
         exec(compile(self.source(path, replacements), names["__file__"], "exec"), names)
+
+
+def use_library(name: str, requirement: str) -> None:
+    """Install `requirement` (PACKAGE==VERSION) for this process alone, and import module `name`.
+
+    Its dependencies are the installed ones. Helpers of the tests may have imported the installed
+    version of the module before; later imports get the new version.
+    """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    options = ["--quiet", "--no-deps", "--target", folder]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, requirement], check=True)
+    sys.path.insert(0, folder)
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]
+    version = requirement.rpartition("==")[2]
+    if (imported := import_module(name).__version__) != version:
+        raise SystemExit(f"{name}: version {imported} was imported, not {version}")
 
 
 def record_run(setup: str, folder: str, run: str) -> Arrays:

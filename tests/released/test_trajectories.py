@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.paths import ROOT
 
 from lit_attn.config.study import read_studies
-from released import parity, replaying
+from released import parity, pictures, replaying
 
+PIPELINE_RUNS = [(setup, run) for setup in parity.PIPELINES for run in parity.records(setup)]
 RUNS = [(setup, run) for setup in parity.SETUPS for run in parity.records(setup)]
 
 
@@ -30,6 +32,26 @@ def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path:
     assert bool(differing) == bool(stated)
 
 
+@pytest.mark.parametrize(("setup", "run"), PIPELINE_RUNS)
+def test_read_and_augmented_images_agree_with_released_code(
+    setup: str, run: str, tmp_path: Path
+) -> None:
+    module, theirs = parity.PIPELINES[setup], parity.records(setup)[run]
+    ours = module.replay(run, tmp_path)
+    assert set(ours) == set(theirs)
+    for key, tolerance in module.TOLERANCES.items():
+        np.testing.assert_allclose(ours[key], theirs[key], rtol=0, atol=tolerance, err_msg=key)
+
+
+def test_one_changed_value_changes_the_description_of_an_image() -> None:
+    image = torch.zeros(3, 24, 24)
+    changed = image.clone()
+    changed[1, 7, 20] = 1 / 255
+    described = pictures.describe("images", [image, changed])
+    assert np.abs(np.diff(described["images"], axis=0)).max() > 1e-5
+    assert len(set(described["images digests"].tolist())) == 2
+
+
 def test_initial_values_of_another_distribution_differ() -> None:
     theirs = next(iter(parity.records("nanogpt").values()))
     scaled = theirs | {"deviation": 2 * theirs["deviation"]}
@@ -44,13 +66,14 @@ def test_initial_values_of_another_distribution_differ() -> None:
 
 def test_the_page_lists_every_record() -> None:
     page = parity.PAGE.read_text()
-    for setup in parity.SETUPS:
+    setups = {**parity.SETUPS, **parity.PIPELINES}
+    for setup in setups:
         source = parity.origin(setup)
         assert f"| [{source['repository']}]" in page
         assert f"**{setup}.**" in page
         assert source["commit"] in page
     files = {path.stem for path in (Path(parity.__file__).parent / "records").glob("*.npz")}
-    assert files == set(parity.SETUPS)
+    assert files == set(setups)
 
 
 def test_captions_of_published_studies_state_the_recorded_agreement() -> None:
