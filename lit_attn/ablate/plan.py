@@ -122,6 +122,9 @@ class Matrix:
             baseline=study.baseline,
             metric=self.baseline.metric,
             criteria=list(study.match),
+            # A trial is not compared with the study itself.
+            family=self.source.family and self.source.family + self.name[len(self.source.name) :],
+            level=self.source.level,
             variants=[
                 records.PlannedVariant(
                     name=variant.name,

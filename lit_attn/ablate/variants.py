@@ -109,7 +109,8 @@ def _product(source: StudySource) -> Iterator[VariantSource]:
         excluding = [all(point[key] in texts for key, texts in rule.items()) for rule in rules]
         unused_rules.difference_update(itertools.compress(range(len(rules)), excluding))
         if not any(excluding):
-            name = ",".join(_term(source, key, point[key]) for key in axes)
+            named = [key for key in axes if key not in source.study.compare_within]
+            name = ",".join(_term(source, key, point[key]) for key in named)
             overrides = tuple(axes[key][point[key]] for key in axes)
             yield VariantSource(name, overrides, source.tree.where["axes"])
     for index in sorted(unused_rules):
@@ -142,7 +143,7 @@ def _axis_values(source: StudySource, key: str) -> dict[str, Override]:
 def _term(source: StudySource, key: str, text: str) -> str:
     """Return a value's part of a variant's name: `lr=0.001`, or `0.001` for the only axis."""
     axes = source.study.axes
-    if isinstance(axes.get(key), Mapping) or list(axes) == [key]:
+    if isinstance(axes.get(key), Mapping) or {*axes} - {*source.study.compare_within} == {key}:
         return text
     return f"{key.split('.')[-1]}={text}"
 

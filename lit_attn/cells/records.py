@@ -128,6 +128,8 @@ class Plan(Record):
     baseline: str
     metric: Metric
     criteria: list[str] = []
+    family: str = Field("", description="study with `compare_within` that this one is a level of")
+    level: str = Field("", description="value of the axes of `compare_within`")
     variants: list[PlannedVariant]
     seeds: list[int]
     cells: list[PlannedCell]

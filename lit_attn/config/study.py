@@ -4,8 +4,9 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -127,6 +128,11 @@ class StudyConfig(Config):
     baseline: Annotated[str, BeforeValidator(format_value)] = Field(
         description="name of the variant that the others are compared with"
     )
+    compare_within: tuple[str, ...] = Field(
+        (),
+        description="axes of named overrides, such as sizes; each of their values makes a study of "
+        "its own, in which variants are matched and compared",
+    )
     match: Criteria = Field(
         ("parameters",),
         description="equal for all variants: `parameters` (the FFN width is solved for), "
@@ -168,7 +174,8 @@ class StudyConfig(Config):
 class StudySource:
     """A study with the mappings of its file and of its experiment's file.
 
-    `tree` and `experiment` contain the line of every key, `parts` absolute paths.
+    `tree` and `experiment` contain the line of every key, `parts` absolute paths. `family` is the
+    study as written and `level` the value of its axis if `compare_within` has split it.
     """
 
     name: str
@@ -177,6 +184,8 @@ class StudySource:
     experiment: Mapping
     experiment_path: Path
     parts: tuple[Path, ...] = ()
+    family: str = ""
+    level: str = ""
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """Return an error that begins with the line of the deepest of `keys`."""
@@ -194,7 +203,8 @@ def read_studies(path: Path) -> dict[str, StudySource]:
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
-    sources = {name: _read(path, name, studies) for name in studies}
+    written = (_read(path, name, studies) for name in studies)
+    sources = {source.name: source for study in written for source in _split(study)}
     for source in sources.values():
         other = source.study.contrast
         if other is not None and other not in sources:
@@ -203,11 +213,15 @@ def read_studies(path: Path) -> dict[str, StudySource]:
 
 
 def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> list[StudySource]:
-    """Return the studies with `names`; without names the default studies, or the only study."""
+    """Return the studies with `names`; without names the default studies, or the only study.
+
+    The name of a study with `compare_within` chooses the studies of all its levels.
+    """
+    families = {source.family for source in studies.values()} - {""}
     for name in names:
-        if name not in studies:
-            raise ConfigError(f"{path}: no study '{name}'{suggest(name, studies)}")
-    chosen = [source for name, source in studies.items() if name in names]
+        if name not in studies and name not in families:
+            raise ConfigError(f"{path}: no study '{name}'{suggest(name, [*studies, *families])}")
+    chosen = [source for source in studies.values() if {source.name, source.family} & {*names}]
     if not names:
         alone = len(studies) == 1
         chosen = [source for source in studies.values() if source.study.default or alone]
@@ -235,6 +249,34 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         for number, part in enumerate(study.parts)
     )
     return StudySource(name, study, tree, load(experiment), experiment, parts)
+
+
+def _split(source: StudySource) -> Iterator[StudySource]:
+    """Yield the study, or a study for each combination of the values of `compare_within`."""
+    study, keys = source.study, source.study.compare_within
+    if not keys:
+        yield source
+        return
+    for key in keys:
+        if not isinstance(values := study.axes.get(key), Mapping) or not values:
+            text = f"'{key}' is no axis of named overrides{suggest(key, study.axes)}"
+            raise source.error(("compare_within",), text)
+        for index, rule in enumerate(study.exclude):
+            if key in rule:
+                text = "is an axis of compare_within, and every level has the same variants"
+                raise source.error(("exclude", index, key), text)
+    if study.cells:
+        text = "not possible with compare_within; write an axis of named overrides"
+        raise source.error(("cells",), text)
+    for names in itertools.product(*(study.axes[key] for key in keys)):
+        axes, level = study.axes.copy(), "-".join(names)
+        for key, name in zip(keys, names, strict=True):
+            axes[key] = Mapping(axes.where[key])
+            axes[key].put(name, study.axes[key][name], study.axes[key].where[name])
+        update = {"axes": axes, "title": f"{study.title}, {level}"}
+        changed = study.model_copy(update=update)
+        name = f"{source.name}-{level}"
+        yield replace(source, name=name, study=changed, family=source.name, level=level)
 
 
 def _find_file(tree: Mapping, study: str, path: Path, *keys: str | int) -> Path:

@@ -15,10 +15,10 @@ from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, formats
 from lit_attn.report.formats import Cell, Table
+from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
 from lit_attn.report.read import read_or_skip
 from lit_attn.report.results import describe_parity, describe_records
-from lit_attn.report.write import Section, render_page
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -40,7 +40,7 @@ BUSY = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 MEASUREMENTS = (
-    *("selected_epoch", "steps", "epochs", "parameters", "flops", "ffn_width"),
+    *("selected_epoch", "steps", "epochs", "batch_size", "parameters", "flops", "ffn_width"),
     *("peak_memory", "wall_time", "attempts", "finished"),
 )
 """Fields of a result that are columns of per_seed.csv."""

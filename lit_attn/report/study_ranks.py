@@ -9,10 +9,10 @@ from lit_attn.report import stats
 from lit_attn.report.columns import NOTHING, format_p, format_spread, make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
+from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import SENTENCES
 from lit_attn.report.summary import make_variant_frame
-from lit_attn.report.write import Section, render_page
 
 FEW = 6
 """Number of studies below which a test of mean ranks has little power."""

@@ -21,7 +21,7 @@ from lit_attn.report.samples import measure_test_errors
 
 TIMES = ("step_time", "evaluation_time")
 INTEGERS = (
-    *("selected_epoch", "steps", "epochs", "attempts"),
+    *("selected_epoch", "steps", "epochs", "batch_size", "attempts"),
     *("parameters", "flops", "ffn_width", "peak_memory"),
 )
 

@@ -3,43 +3,41 @@
 import html
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_attn.files import write_atomic
 from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
-from lit_attn.report.formats import ASSETS, Cell, Table, named_table, read_asset, read_csv, to_csv
+from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
+from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
 from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
+from lit_attn.report.scaling import write_scaling
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
-"""Caption, section and CSV file of every figure, in the order of the page."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """Part of a page: figures of FIGURES by name, then tables."""
-
-    heading: str = ""
-    figures: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-
 
 def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
-    """Write the report of each study, and reports/index.html. Returns the reports' folders."""
-    folders = [_write_study(study, reports) for study in studies]
+    """Write the report of each study, and reports/index.html. Returns the reports' folders.
+
+    Studies that are levels of one study with `compare_within` get a page of their scaling.
+    """
+    folders, families = [], defaultdict(list)
+    for study in studies:
+        folders.append(_write_study(study, reports))
+        if study.plan.family:
+            families[study.plan.family].append(study)
+    for levels in families.values():
+        write_scaling(levels, reports)
     write_atomic(reports / "index.html", make_index_page(reports))
     return folders
 
@@ -118,32 +116,6 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     return folder
 
 
-def render_page(title: str, sections: list[Section], **values: Any) -> str:
-    """Return an HTML page of the sections that have any content.
-
-    `values` are further variables of the template: `name`, `links`, `warnings`, `images` by name
-    and kind, and for figures other than FIGURES `captions` and `figures`.
-    """
-    limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS}
-    captions = {name: entry["caption"].format(**limits) for name, entry in FIGURES.items()}
-    shown = [
-        Section(part.heading, part.figures, tables)
-        for part in sections
-        if (tables := [table for table in part.tables if table.rows]) or part.figures
-    ]
-    environment = Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("page.html")
-    texts = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
-    entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **texts}
-    return page.render(entries | {"title": title, "sections": shown} | values)
-
-
 def make_index_page(reports: Path) -> str:
     """Return a page that lists all studies in `reports` by name, read from their own files.
 
@@ -175,5 +147,8 @@ def make_index_page(reports: Path) -> str:
         ]
         study = page.parent.name
         rows.append([Cell(study, link=f"{study}/table.html"), *map(Cell, texts)])
+    for page in sorted(reports.glob("*/scaling.html")):
+        link = f"{page.parent.name}/scaling.html"
+        rows.append([Cell(page.parent.name, link=link), Cell("Scaling"), *[Cell("")] * 4])
     table = named_table("index", rows, count=len(tables), alpha=ALPHA)
     return render_page("Studies", [Section(tables=[table])])

@@ -135,9 +135,11 @@ def test_the_models_are_those_of_table_6() -> None:
 
 
 def test_the_training_study_of_table_6_has_the_same_widths(tmp_path: Path) -> None:
-    matrix = expand(read_studies(ROOT / "ablations.yaml")["dcmha-overhead"], tmp_path)
+    studies = read_studies(ROOT / "ablations.yaml").values()
+    sizes = [study for study in studies if study.family == "dcmha-overhead"]
+    variants = [variant for size in sizes for variant in expand(size, tmp_path).variants]
     widths = {}
-    for variant in matrix.variants:
+    for variant in variants:
         model = variant.experiment.model
         assert isinstance(model, GPTConfig)
         assert model.ffn is not None

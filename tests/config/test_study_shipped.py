@@ -60,7 +60,9 @@ def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
         for name, source in read_studies(path).items():
             counts[name] = len(expand(source, tmp_path).jobs)
     # The final cells of a tuned study are known after its trials.
-    assert counts == {"split": 4 * 3, "product": (16 - 2 - 3 + 1) * 3, "tuned": 0}
+    sizes = {f"ladder-{size}": 2 * 5 for size in ("small", "medium", "large")}
+    product = (16 - 2 - 3 + 1) * 3
+    assert counts == {"split": 4 * 3, "product": product, "tuned": 0} | sizes
 
 
 @pytest.mark.parametrize("name", [name for name in matrices() if name.endswith("-short")])

@@ -1,0 +1,154 @@
+"""Power laws over the levels of a size axis."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import fake_study
+
+from lit_attn.cells.records import Metric, Plan
+from lit_attn.report import write_reports
+from lit_attn.report.read import StudyRecord, read_studies
+from lit_attn.report.scaling import Point, fit_lines, make_scaling_table, read_points
+
+METRIC = Metric(name="val/loss", label="loss", goal="min", scale=1.0)
+SIZES = {"small": 1e6, "medium": 4e6, "large": 16e6}
+STEPS, BATCH = 10, 4
+
+
+def write_ladder(
+    root: Path, leads: dict[str, float], seeds: int = 3, noise: float = 0.0, **plan: object
+) -> None:
+    """Write levels whose loss is 10 (lead C)^-0.1 for C training FLOPs."""
+    generator = np.random.default_rng(0)
+    # The reader must not rely on the alphabetical order of the folders.
+    for level, flops in SIZES.items():
+        settings = {"metric": METRIC, "family": "ladder", "level": level} | plan
+        folder = fake_study.write_study(
+            root, f"ladder-{level}", dict.fromkeys(leads, 0.0), seeds, **settings
+        )
+        cells = Plan.model_validate_json((folder / "plan.json").read_bytes()).cells
+        for cell in cells:
+            cost = 3 * flops * BATCH * STEPS
+            loss = 10 * (leads[cell.variant] * cost) ** -0.1 * math.exp(generator.normal(0, noise))
+            result = fake_study.result(
+                cell, 0.5, flops=int(flops), batch_size=BATCH, steps=STEPS
+            ).model_copy(update={"metrics": {"val/loss": loss, "val/accuracy": loss}})
+            result.write(folder / cell.path / "result.json")
+
+
+def read_ladder(root: Path) -> tuple[list[Point], StudyRecord]:
+    records = list(read_studies(root))
+    return read_points(records), records[0]
+
+
+def test_a_lead_is_worth_the_compute_that_the_baseline_would_need(tmp_path: Path) -> None:
+    write_ladder(tmp_path, {"standard": 1.0, "better": 2.0, "worse": 0.5})
+    points, study = read_ladder(tmp_path)
+    table = make_scaling_table(points, study.plan)
+    assert table.headings[3:] == ["compute at small", "compute at medium", "compute at large"]
+    texts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    exponent, same = "0.1000 [0.1000, 0.1000]", "—"
+    assert texts["standard"][0] == texts["better"][0] == exponent
+    assert texts["standard"][2:] == [same] * 3
+    assert texts["better"][2:] == ["2.00 [2.00, 2.00]"] * 3
+    assert texts["worse"][2:] == ["0.50 [0.50, 0.50]"] * 3
+    assert all(float(row[1]) < 1e-9 for row in texts.values())
+
+
+def test_a_wrong_form_of_the_law_shows_as_misfit() -> None:
+    costs = [1e9, 1e10, 1e11]
+    values = [10 * c**-0.1 + 1.0 for c in costs]
+    points = [Point("standard", str(c), 0, c, v) for c, v in zip(costs, values, strict=True)]
+    line = np.polyfit(np.log(costs), np.log(values), 1)
+    fitted = np.exp(np.polyval(line, np.log(costs)))
+    plan = Plan(
+        study="x",
+        title="x",
+        baseline="standard",
+        metric=METRIC,
+        seeds=[0],
+        cells=[],
+        variants=[{"name": "standard"}],
+    )
+    (row,) = make_scaling_table(points, plan).rows
+    assert float(row[2].text) == pytest.approx(100 * max(abs(fitted / values - 1)), rel=0.05)
+    # One seed has no interval.
+    assert row[1].text == f"{-line[0]:.4f}"
+
+
+def test_a_seed_without_a_level_has_no_line() -> None:
+    points = [Point("a", str(c), seed, c, 1 / c) for c in (1.0, 2.0) for seed in (0, 1)]
+    assert set(fit_lines(points)) == {0, 1}
+    assert set(fit_lines(points[:-1])) == {0}
+    assert fit_lines(points[:1]) == {}
+
+
+def test_a_baseline_that_does_not_improve_gives_no_multiplier() -> None:
+    plan = Plan(
+        study="x",
+        title="x",
+        baseline="standard",
+        metric=METRIC,
+        seeds=[0],
+        cells=[],
+        variants=[{"name": "standard"}, {"name": "other"}],
+    )
+    points = [
+        Point(name, str(c), 0, c, value)
+        for name, value in (("standard", 2.0), ("other", 1.0))
+        for c in (1e9, 1e10)
+    ]
+    texts = [[cell.text for cell in row[3:]] for row in make_scaling_table(points, plan).rows]
+    assert texts == [["—", "—"], ["—", "—"]]
+
+
+def test_the_interval_of_the_multiplier_covers_its_true_value() -> None:
+    """Cells of different levels are independent, so the fit itself varies between the seeds."""
+    generator = np.random.default_rng(1)
+    costs, trials, covered = [1e9, 4e9, 1.6e10, 6.4e10], 400, 0
+    plan = Plan(
+        study="x",
+        title="x",
+        baseline="a",
+        metric=METRIC,
+        seeds=list(range(5)),
+        cells=[],
+        variants=[{"name": "a"}, {"name": "b"}],
+    )
+    for _ in range(trials):
+        points = [
+            Point(name, f"{c:g}", seed, c, (lead * c) ** -0.1 * math.exp(generator.normal(0, 0.01)))
+            for name, lead in (("a", 1.0), ("b", 1.6))
+            for c in costs
+            for seed in range(5)
+        ]
+        text = make_scaling_table(points, plan).rows[1][4].text
+        low, high = (float(x) for x in text.partition("[")[2].rstrip("]").split(","))
+        covered += low - 0.005 <= 1.6 <= high + 0.005
+    assert 0.92 <= covered / trials <= 0.98
+
+
+def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:
+    write_ladder(tmp_path / "runs", {"standard": 1.0, "better": 2.0}, noise=0.01)
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    page = (tmp_path / "reports/ladder/scaling.html").read_text(encoding="utf-8")
+    assert "Scaling of ladder" in page
+    assert "3 for each variant and size" in page
+    for kind in ("csv", "md", "tex", "svg", "png"):
+        assert (tmp_path / f"reports/ladder/scaling.{kind}").stat().st_size > 100
+    rows = (tmp_path / "reports/ladder/scaling.csv").read_text().splitlines()
+    assert rows[0] == "variant,level,seed,flops,value"
+    assert len(rows) == 1 + 2 * 3 * 3
+    index = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
+    assert 'href="ladder/scaling.html"' in index
+
+
+def test_a_metric_to_maximise_and_a_single_level_have_no_page(tmp_path: Path) -> None:
+    metric = Metric(name="val/accuracy", label="accuracy", goal="max", scale=1.0)
+    write_ladder(tmp_path / "runs", {"standard": 1.0}, metric=metric)
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    write_ladder(tmp_path / "other", {"standard": 1.0})
+    write_reports(tmp_path / "other", tmp_path / "reports", ["ladder-small"])
+    assert not (tmp_path / "reports/ladder").exists()
