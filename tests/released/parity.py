@@ -68,10 +68,11 @@ a set-up has the runs to which such a difference applies.
 Talking heads have no released training code. `tests/attention/test_mechanisms.py` trains this
 project's layer beside the one that timm has for CaiT, without the biases that only timm's has.
 
-The comparison covers half precision in one run (`bf16` of nanoGPT), and the reading of image files
-in the evaluation of local_vit. A [second table](#input-pipelines) compares the images of training,
-after reading and augmentation. The comparison does not cover several devices or `torch.compile`. It
-says nothing about published accuracies: none has been reproduced here.
+The comparison covers half precision, two ranks and `torch.compile` in one run each (`bf16`, `ddp`
+and `compile` of nanoGPT), and the reading of image files in the evaluation of local_vit. A
+[second table](#input-pipelines) compares the images of training, after reading and augmentation.
+Everything runs on a CPU, so the comparison does not cover the kernels of a GPU. It says nothing
+about published accuracies: none has been reproduced here.
 
 """
 
@@ -162,7 +163,7 @@ def agreement(setup: str, runs: list[str]) -> Agreement:
         if run not in runs:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            ours = replaying.run(SETUPS[setup].replay(run, Path(folder)), Path(folder))
+            ours = replaying.replay_run(SETUPS[setup], run, Path(folder))
         parameters += len(theirs["names"])
         differing += len(initial_differences(ours, theirs))
         for key in worst:

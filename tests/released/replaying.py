@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -24,13 +25,15 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell
+from released import ranks
 from released.recording import Arrays, Recorder, Tensors, initial_values, shared_draws, trained
 
 
 class Replay(NamedTuple):
     """This project's side of a record.
 
-    `batch(step)` returns the tensors of one optimiser step, or any batch of a single micro-batch;
+    `batch(step)` returns the tensors of one optimiser step, of which each rank takes its share and
+    cuts it into `micro_batches`, or any batch of a single micro-batch;
     without it the cell reads its own data. `view` renames parameters of this project to released
     names. It may also cut a tensor into several, reorder its elements or change their sign.
     `outputs(network)` returns more arrays to compare, from the trained network, and `metrics` are
@@ -95,8 +98,16 @@ def start_from_record(
             parameter.copy_(flat[numbers[name].long()])
 
 
+def replay_run(module: ModuleType, name: str, folder: Path) -> Arrays:
+    """Replay the run `name` of a set-up in `folder`, on all devices of its cell, and return it."""
+    replay: Replay = module.replay(name, folder)
+    if replay.cell.experiment.training.devices > 1:
+        return ranks.replay(module, name, folder)
+    return run(replay, folder)
+
+
 def run(replay: Replay, folder: Path) -> Arrays:
-    """Train the cell in `folder` and return its record under released names."""
+    """Train the cell in `folder` as one rank and return its record under released names."""
     recorder = Recorder(replay.micro_batches)
     seed = replay.cell.seed
     configure = TaskModule.configure_optimizers
@@ -173,7 +184,8 @@ def recorded_batches(replay: Replay) -> Iterator[None]:
             if replay.micro_batches == 1:
                 yield batch(step)
             else:
-                parts = [tensor.chunk(replay.micro_batches) for tensor in batch(step)]
+                shares = map(loader.data.share, batch(step))
+                parts = [tensor.chunk(replay.micro_batches) for tensor in shares]
                 yield from zip(*parts, strict=True)
 
     with patch.object(TrainLoader, "__iter__", batches):

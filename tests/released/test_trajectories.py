@@ -17,7 +17,7 @@ RUNS = [(setup, run) for setup in parity.SETUPS for run in parity.records(setup)
 @pytest.mark.parametrize(("setup", "run"), RUNS)
 def test_training_steps_agree_with_released_code(setup: str, run: str, tmp_path: Path) -> None:
     module, theirs = parity.SETUPS[setup], parity.records(setup)[run]
-    ours = replaying.run(module.replay(run, tmp_path), tmp_path)
+    ours = replaying.replay_run(module, run, tmp_path)
     assert ours["names"].tolist() == theirs["names"].tolist()
     assert ours["shapes"].tolist() == theirs["shapes"].tolist()
     for key in ("lr", "beta1", "beta2", "decay"):
