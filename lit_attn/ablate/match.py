@@ -192,7 +192,8 @@ def count_step_flops(variant: Variant) -> int:
         network = factory.build(model, data, "meta").train()
         with FlopCounterMode(display=False) as counter, factory.model_errors():
             network(*data.signature().sample()).sum().backward()
-        _FLOPS[kind] = int(counter.get_total_flops()) * data.batch_size
+        flops = int(counter.get_total_flops()) * data.batch_size
+        _FLOPS[kind] = flops // data.signature().sample_count
     return _FLOPS[kind]
 
 

@@ -33,6 +33,11 @@ class Cache(ABC):
     def tensors(self) -> list[Tensor]:
         """Return all stored tensors."""
 
+    def select(self, rows: Tensor) -> None:
+        """Replace the batch by its `rows` (B,), in place: the beams that a search continues."""
+        for tensor in self.tensors():
+            tensor.copy_(tensor[rows])
+
 
 class Buffer:
     """Tensor with the tokens `start` to `stop` along `axis`, and spare memory after them."""

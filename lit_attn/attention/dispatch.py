@@ -32,12 +32,14 @@ ONE_CHUNK_UP_TO = 384
 class Inputs(NamedTuple):
     """One call of a layer: its projected tokens, and everything that acts on their weights.
 
-    x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D).
+    x (B, n, d), q (B, H, n, D), keys (B, H', M, n, D), v (B, n, H', D), z (B, H, n, D). Keys and
+    values are those of `memory`: x itself, or in cross-attention m other tokens (B, m, d).
     `temperature` is the logarithm of the learned factor of the logits. `cache` holds the tokens
     before x.
     """
 
     x: Tensor
+    memory: Tensor
     q: Tensor
     keys: Tensor
     v: Tensor
@@ -55,8 +57,14 @@ class Inputs(NamedTuple):
         return x.repeat_interleave(groups, axis) if groups > 1 else x
 
     def maps(self) -> dict[str, dict[str, Any]]:
-        """Return the composers' maps of all tokens of x, by place and side."""
-        return {p: cast(Composer, composer).maps(self.x) for p, composer in self.composers.items()}
+        """Return the composers' maps by place and side: "query" of x and "key" of the memory."""
+        composers = {place: cast(Composer, part) for place, part in self.composers.items()}
+        maps = {place: composer.maps(self.x) for place, composer in composers.items()}
+        if self.memory is not self.x:
+            for place, composer in composers.items():
+                of_memory = composer.maps(self.memory)
+                maps[place].update({side: of_memory[side] for side in of_memory.keys() & {"key"}})
+        return maps
 
 
 class Formed(NamedTuple):
@@ -98,7 +106,8 @@ def choose_path(
     """Return the path that computes a layer with these properties fastest, in little memory.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
-    `mask` is "none", "causal" or "other": any other mask, a window, or a cache that is not empty.
+    `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or
+    cross-attention.
     `tokens` is the number of queries.
     """
     if is_hard or is_composed or normaliser != "softmax":
@@ -165,12 +174,12 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
 
 
 def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
-    """Return all weights of a call without a cache, (B, H, n, n)."""
+    """Return all weights of a call without a cache, (B, H, n, n) or (B, H, n, m)."""
     q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
     q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
     formed = Formed(inputs, q, k, similarity.hard, inputs.maps(), scale)
-    all_tokens = slice(0, q.shape[-2])
-    return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
+    queries, columns = slice(0, q.shape[-2]), slice(0, k.shape[-2])
+    return form_weights(formed, queries, columns, inputs.v.dtype)
 
 
 def scaled_features(

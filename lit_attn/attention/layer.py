@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.compose import Composer
@@ -44,7 +45,7 @@ class LayerRecord(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with the parts of `spec`.
+    """Multi-head self-attention or cross-attention with the parts of `spec`.
 
     Subclasses made by `attn_layer` set `spec` and `local_self_attention`.
     """
@@ -131,8 +132,12 @@ class Attention(nn.Module):
         is_causal: bool = False,
         rotary: Rotary | None = None,
         cache: Cache | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
         """Return the layer's output (B, n, d) for x (B, n, d).
+
+        In cross-attention the keys and values come from `memory` (B, m, d). A cache then stores
+        those of the memory: later calls for the same memory pass an empty one, (B, 0, d).
 
         `attn_mask` is a mask of scaled-dot-product attention, broadcastable to (B, H, n, n):
         boolean (True may attend) or additive. `rotary` rotates every head's q and k (and z if
@@ -140,14 +145,16 @@ class Attention(nn.Module):
 
         With a `cache` (from `new_cache`), x follows the tokens in the cache and is appended to it.
         Then `attn_mask` has a column for each of these tokens, and `is_causal` can be left to it.
-        Raises ValueError for a cache without both of them, or in training.
+        Raises ValueError for a cache without both of them, or in training, and for a part that has
+        no meaning in cross-attention.
         """
-        if cache is not None and (not (is_causal or attn_mask is not None) or self.training):
+        is_ordered = is_causal or attn_mask is not None or memory is not None
+        if cache is not None and (not is_ordered or self.training):
             raise ValueError("a cache needs `is_causal` or `attn_mask`, and evaluation mode")
-        inputs = self.inputs(x, attn_mask, is_causal, rotary, cache)
+        inputs = self.inputs(x, attn_mask, is_causal, rotary, cache, memory)
         heads = self.normaliser.finish(self.similarity.attend(inputs))
         if cache is not None:
-            cache.advance(x.shape[1])
+            cache.advance(inputs.memory.shape[1])
         values = inputs.shared(inputs.v, 2)
         return self.proj_drop(self.residual(x, heads.transpose(1, 2), values, self.proj))
 
@@ -157,12 +164,13 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        memory: Tensor | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
         """
-        inputs = self.inputs(x, attn_mask, is_causal, rotary)._replace(dropout=0.0)
+        inputs = self.inputs(x, attn_mask, is_causal, rotary, memory=memory)._replace(dropout=0.0)
         values = inputs.shared(inputs.v, 2)
         weights = self.similarity.weights(inputs)
         if weights is None:
@@ -182,13 +190,23 @@ class Attention(nn.Module):
         is_causal: bool,
         rotary: Rotary | None,
         cache: Cache | None = None,
+        memory: Tensor | None = None,
     ) -> Inputs:
         """Return everything that the similarity needs for one call of the layer."""
-        offset = 0 if cache is None else cache.length
-        tokens = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        q, k, v = tokens.split([self.num_heads, self.key_heads, self.key_heads], dim=-2)
+        offset, is_cross = 0 if cache is None else cache.length, memory is not None
+        if memory is None:
+            memory = x
+        else:
+            if is_causal or rotary is not None or self.local_self_attention:
+                raise ValueError(
+                    "cross-attention takes no `is_causal`, no `rotary` and no local "
+                    "self-attention: these relate tokens of one sequence"
+                )
+            self.spec.check_cross()
+            offset += memory.shape[1] - x.shape[1]
+        q, k, v = self._project(x, memory)
         q = self.q_norm(q).transpose(1, 2)
-        keys = self.k_norm(self.similarity.keys(x, k)).permute(0, 3, 2, 1, 4)
+        keys = self.k_norm(self.similarity.keys(memory, k)).permute(0, 3, 2, 1, 4)
         if rotary is not None:
             q, keys = rotate(q, rotary), rotate(keys, rotary)
         z = None
@@ -197,19 +215,34 @@ class Attention(nn.Module):
             z = self.z_norm(z).transpose(1, 2)
             if rotary is not None and self.spec.zz == "like-k":
                 z = rotate(z, rotary)
+        window, without_self = self.spec.window, self.local_self_attention
         return Inputs(
             x=x,
+            memory=memory,
             q=q,
             keys=keys,
             v=v,
             z=z,
-            masks=Masks(attn_mask, is_causal, self.spec.window, self.local_self_attention, offset),
+            masks=Masks(attn_mask, is_causal, window, without_self, offset, is_cross),
             composers=self.composers,
             normaliser=self.normaliser,
             temperature=self.temperature,
             dropout=self.attn_drop if self.training else 0.0,
             cache=cache,
         )
+
+    def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        """Return q of x, (B, n, H, D), and k and v of `memory`, (B, m, H', D) each."""
+        sizes = [self.num_heads, self.key_heads, self.key_heads]
+        if memory is x:
+            return self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=-2)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        inner = self.num_heads * self.head_dim
+        q, kv = (
+            F.linear(tokens, weight[rows], None if bias is None else bias[rows])
+            for tokens, rows in ((x, slice(inner)), (memory, slice(inner, None)))
+        )
+        return tuple(part.unflatten(-1, (-1, self.head_dim)) for part in (q, *kv.chunk(2, dim=-1)))
 
     def copy_projection(self) -> None:
         """Set the residual part's parameters that start as a copy of W (Belief2, Proposition 1).

@@ -17,7 +17,7 @@ class Masks(NamedTuple):
 
     `window`: a query sees the keys at a distance below it. `without_self`: no token attends to
     itself. `offset` is the number of cached keys before the first query's own key, so there are
-    n - offset queries.
+    n - offset queries. In cross-attention (`is_cross`) queries have no keys of their own.
     """
 
     attn_mask: Tensor | None
@@ -25,15 +25,17 @@ class Masks(NamedTuple):
     window: int | None
     without_self: bool
     offset: int = 0
+    is_cross: bool = False
 
     @property
     def is_causal_only(self) -> bool:
-        """True if the causal mask, if any, is the only mask."""
+        """True in self-attention if the causal mask, if any, is the only mask."""
         return (
             self.attn_mask is None
             and self.window is None
             and not self.without_self
             and not self.offset
+            and not self.is_cross
         )
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
@@ -68,7 +70,8 @@ class Masks(NamedTuple):
         None means that no token is known to be padding.
         """
         mask = self.attn_mask
-        if mask is None or mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
+        is_boolean = mask is not None and mask.dtype == torch.bool
+        if mask is None or self.is_cross or not is_boolean or mask.ndim < 2 or mask.shape[-2] != 1:
             return None
         return mask if mask.shape[-1] == 1 else mask.transpose(-1, -2)[..., rows, :]
 

@@ -55,6 +55,10 @@ class MixedKeysConfig(SimilarityConfig):
             raise ValueError("positions: has no effect without `prior_scope: position`")
         return self
 
+    @property
+    def counts_queries(self) -> bool:
+        return self.prior == "m-step"
+
     def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
         return load("lit_attn.attention.reference:mixed_keys")(module, x, k)
 

@@ -48,6 +48,8 @@ class Part(Config):
 
     fast: ClassVar[str] = ""
     formula: ClassVar[str] = ""
+    needs_self: ClassVar[str] = ""
+    """Why the part has no meaning in cross-attention; empty if it has one."""
     kind: str
 
     def build(self, shape: LayerShape) -> Any:
@@ -92,6 +94,11 @@ class SimilarityConfig(Part, Kind):
     has_logits: ClassVar[bool] = True
     """False for a similarity that never forms logits, so that nothing can mask or compose them."""
 
+    @property
+    def counts_queries(self) -> bool:
+        """True if training counts the queries, so that masks must hide queries that are padding."""
+        return False
+
     def reference_keys(self, module: Any, x: Any, k: Any) -> list[Any]:
         """Return the keys of every token, (B, n, H' D) each, from x (B, n, d) and the layer's k."""
         return [k]
@@ -123,7 +130,8 @@ class ComposeConfig(Part, Kind):
     """Family of the mixing of heads at each pair of tokens (i, j).
 
     `build` returns a lit_attn.attention.compose.Composer, once for every place. The inputs of
-    `reference` are x (B, n, d) and the logits or weights a (B, H, n, n); it returns a mixed.
+    `reference` are x (B, n, d) and the logits or weights a (B, H, n, n); it returns a mixed. In
+    cross-attention the memory (B, m, d) follows them.
     """
 
     def places(self) -> tuple[str, ...]:
@@ -310,10 +318,13 @@ class ResidualConfig(Part, Kind):
     (B, n, d), the heads' sums and values, (B, H, n, D) each, and W; it returns (B, n, d).
     """
 
+    needs_self = "uses the value of the query's own token"
+
 
 class FullConfig(ResidualConfig):
     """MH W: the standard layer."""
 
+    needs_self = ""
     fast = "residual:Full"
     formula = "full"
     kind: Literal["full"] = "full"

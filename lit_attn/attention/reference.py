@@ -27,16 +27,23 @@ def attention(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     rotary: Rotary | None = None,
+    memory: Tensor | None = None,
 ) -> Tensor:
-    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
-    n, parts = x.shape[1], layer.spec
-    q, keys, v = project(layer, x, rotary)
-    visible = may_attend(n, parts.window, layer.local_self_attention, is_causal)
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout.
+
+    In cross-attention the keys and values are those of `memory` (B, m, d), and the weights are
+    (B, H, n, m).
+    """
+    parts, tokens = layer.spec, x if memory is None else memory
+    q, keys, v = project(layer, x, rotary, tokens)
+    visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
+    if memory is None:
+        visible = may_attend(x.shape[1], parts.window, layer.local_self_attention, is_causal)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         visible = visible & attn_mask
     a = parts.similarity.reference_weights(layer.similarity, q, keys, visible, is_causal)
     if a is None:
-        a = weights(layer, x, q, keys, visible, attn_mask, rotary)
+        a = weights(layer, x, q, keys, visible, attn_mask, rotary, memory)
     h = parts.normaliser.reference_heads(layer.normaliser, a @ v)
     out: Tensor = parts.residual.reference(layer.residual, x, h, v, layer.proj)
     return out
@@ -50,6 +57,7 @@ def weights(
     visible: Tensor,
     attn_mask: Tensor | None,
     rotary: Rotary | None = None,
+    memory: Tensor | None = None,
 ) -> Tensor:
     """Return the weights (B, H, n, n) of the results of `project` and `may_attend`."""
     # The learned temperature replaces 1 / sqrt(D) in the logits.
@@ -62,26 +70,29 @@ def weights(
         if rotary is not None and layer.spec.zz == "like-k":
             z = rotate(z, rotary)
         logits = logits + tau * z @ z.transpose(-1, -2) / math.sqrt(layer.head_dim)  # Belief2 (11)
+    of_memory = () if memory is None else (memory,)
     if "pre" in layer.composers:
-        logits = layer.spec.compose.reference(layer.composers["pre"], x, logits)
+        logits = layer.spec.compose.reference(layer.composers["pre"], x, logits, *of_memory)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         logits = logits + attn_mask
     # A finite number gives a query that sees no key weights without NaN; they become zero.
     logits = logits.masked_fill(~visible, -1e300)
     a = layer.spec.normaliser.reference(layer.normaliser, logits, visible).masked_fill(~visible, 0)
     if "post" in layer.composers:
-        a = layer.spec.compose.reference(layer.composers["post"], x, a)
+        a = layer.spec.compose.reference(layer.composers["post"], x, a, *of_memory)
     return a.masked_fill(~visible, 0)
 
 
 def project(
-    layer: Attention, x: Tensor, rotary: Rotary | None
+    layer: Attention, x: Tensor, rotary: Rotary | None, memory: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return q, the M keys of every token, and v, each (B, H, n, D)."""
+    """Return q of x, and the M keys and v of `memory` (x if None), (B, H, n, D) each."""
+    memory = x if memory is None else memory
     heads, shared = layer.num_heads, layer.key_heads
     sizes = [heads * layer.head_dim, shared * layer.head_dim, shared * layer.head_dim]
-    q, k, v = layer.qkv(x).split(sizes, dim=-1)
-    keys = layer.spec.similarity.reference_keys(layer.similarity, x, k)
+    q, _, _ = layer.qkv(x).split(sizes, dim=-1)
+    _, k, v = layer.qkv(memory).split(sizes, dim=-1)
+    keys = layer.spec.similarity.reference_keys(layer.similarity, memory, k)
 
     def head_of_group(t: Tensor) -> Tensor:
         """Return (B, H, n, D) from (B, n, H' D): head m reads key head m // (H / H')."""
@@ -138,7 +149,7 @@ def mixture(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Te
         else:
             term = -distance(q, key) / (2 * form.variance[r] * unit)
         if form.part.assignment == "soft":
-            term = term + log_prior(form, r, q.shape[-2]).unsqueeze(-2)
+            term = term + log_prior(form, r, key.shape[-2]).unsqueeze(-2)
         terms.append(tau * term)
     stacked = torch.stack(terms)
     return stacked.amax(0) if form.part.assignment == "hard" else stacked.logsumexp(0)
@@ -152,7 +163,7 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
         total = plain.sum(-1, keepdim=True)
         return plain / total if form.part.features == "sum-to-one" else plain
 
-    n, width = q.shape[-2:]
+    (queries, width), n = q.shape[-2:], keys[0].shape[-2]
     weights = [log_prior(form, r, n).exp().unsqueeze(-1) for r in range(len(keys))]
     if form.part.mixing == "before":
         mixed = phi(torch.stack([w * key for w, key in zip(weights, keys, strict=True)]).sum(0))
@@ -163,7 +174,7 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
     if form.part.divide_by == "scaled-sum":
         total = total * math.sqrt(width)
     if form.part.divide_by == "root-length":
-        lengths = [i + 1 if is_causal else n for i in range(n)]
+        lengths = [i + 1 if is_causal else n for i in range(queries)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)
     return similarity / total
 
@@ -192,16 +203,17 @@ def log_prior(form: Any, r: int, n: int) -> Tensor:
     return prior[r].clamp(1e-38, 1).log()
 
 
-def compose(form: Any, x: Tensor, a: Tensor) -> Tensor:
+def compose(form: Any, x: Tensor, a: Tensor, memory: Tensor | None = None) -> Tensor:
     """DCMHA, App. D: every pair (i, j) has its own H x H map."""
-    heads, n = a.shape[1], a.shape[2]
-    maps = torch.zeros(x.shape[0], n, n, heads, heads, dtype=x.dtype)
+    heads = a.shape[1]
+    maps = torch.zeros(x.shape[0], *a.shape[2:], heads, heads, dtype=x.dtype)
     if form.has_identity:
         maps = maps + torch.eye(heads, dtype=x.dtype)
     if form.matrix is not None:
         maps = maps + form.matrix
     for side, module in form.sides.items():
-        side_maps = token_maps(module, x, heads)
+        tokens = x if side == "query" or memory is None else memory
+        side_maps = token_maps(module, tokens, heads)
         maps = maps + (side_maps.unsqueeze(2) if side == "query" else side_maps.unsqueeze(1))
     return torch.einsum("bijgh,bhij->bgij", maps, a)
 

@@ -54,7 +54,10 @@ class Similarity(nn.Module):
         self.needs_row_terms = shape.needs_row_terms
 
     def keys(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return all keys (B, n, M, H', D) from x (B, n, d) and the layer's k (B, n, H', D)."""
+        """Return all keys (B, n, M, H', D) from x (B, n, d) and the layer's k (B, n, H', D).
+
+        In cross-attention, x is the memory.
+        """
         return k.unsqueeze(2)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -205,12 +208,12 @@ class Mixture(MixedKeys):
         """
         if self.part.prior != "m-step" or not hasattr(self, "prior") or not self.training:
             return
-        n = q.shape[-2]
+        n, keys = q.shape[-2], k.shape[-2]
         assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
             logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
             responsibility = wide(logits).softmax(3)
-            visible = masks.chunk(rows, slice(0, n), n, q.device)
+            visible = masks.chunk(rows, slice(0, keys), keys, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
             if visible is not None:
                 weight = weight * visible.unsqueeze(-2)
@@ -244,7 +247,7 @@ class Linear(MixedKeys):
         assert past is None or isinstance(past, RunningSums)
         if masks.without_self:
             raise ValueError("linear keys never form the logits that would mask a token's own key")
-        if past is not None and masks.attn_mask is not None:
+        if past is not None and masks.attn_mask is not None and not masks.is_cross:
             raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
         with without_autocast(v.device):
@@ -254,7 +257,8 @@ class Linear(MixedKeys):
                     raise ValueError(
                         "linear keys take a boolean mask of present keys, (B, 1, 1, n)"
                     )
-                k = k.masked_fill(~mask.transpose(-1, -2), 0)
+                # Later calls for the same memory have its mask and no new keys.
+                k = k.masked_fill(~mask.transpose(-1, -2)[..., : k.shape[-2], :], 0)
             out = self._divided(self._phi(wide(inputs.q)), k, wide(v), masks.is_causal, past)
             if past is not None:
                 past.add(k, wide(v))
@@ -284,7 +288,7 @@ class Linear(MixedKeys):
         self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, past: RunningSums | None
     ) -> Tensor:
         """Return the sum over keys divided as `divide_by` says."""
-        n, width = q.shape[-2:]
+        width, n = q.shape[-1], k.shape[-2] + (0 if past is None else past.position)
         out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
         before = 0 if past is None else past.position
         if past is not None and past.products is not None:
@@ -292,7 +296,7 @@ class Linear(MixedKeys):
         if self.part.divide_by == "root-length":
             if not is_causal:
                 return out / math.sqrt(n)
-            lengths = torch.arange(before + 1, before + n + 1, dtype=q.dtype, device=q.device)
+            lengths = torch.arange(before + 1, n + 1, dtype=q.dtype, device=q.device)
             return out / lengths.sqrt().unsqueeze(-1)
         key_sum = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
         if past is not None and past.keys is not None:

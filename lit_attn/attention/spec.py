@@ -72,6 +72,19 @@ class AttentionSpec(Config):
         members = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: member for name, member in members.items() if isinstance(member, Part)}
 
+    def check_cross(self) -> None:
+        """Raise ValueError, which begins with a key, if cross-attention has no such layer."""
+        reasons = {name: part.needs_self for name, part in self.parts.items()}
+        reasons["zz"] = "relates two tokens of one sequence" if self.zz else ""
+        reasons["window"] = "is a distance within one sequence" if self.window else ""
+        for key, reason in reasons.items():
+            if reason:
+                name = f"'{self.parts[key].kind}' " if key in self.parts else ""
+                raise ValueError(
+                    f"{key}: {name}{reason}, which cross-attention does not have; set "
+                    "`cross_attention`, for example to standard"
+                )
+
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
         if self.kv_heads is not None and heads % self.kv_heads:

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lit_attn.schema.base import Kind, Share
 
@@ -97,6 +97,19 @@ class TransformerXL(Schedule):
         if step < warmup:
             return peak * step / warmup
         return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
+
+
+class InverseSquareRoot(Schedule):
+    """Per step s: linear from `start` to the peak in W steps, then peak sqrt(W / s), as fairseq."""
+
+    kind: Literal["inverse-sqrt"] = "inverse-sqrt"
+    warmup_steps: PositiveInt = Field(4000, description="length W of the warm-up in steps")
+    start: Start = 0.0
+
+    def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
+        if step < self.warmup_steps:
+            return self.start + (peak - self.start) * step / self.warmup_steps
+        return peak * math.sqrt(self.warmup_steps / step)
 
 
 class OneCycle(Schedule):

@@ -23,6 +23,11 @@ class Signature(ABC):
         """Number of tokens of one sample, padding included; None for other samples."""
         return None
 
+    @property
+    def sample_count(self) -> int:
+        """Number of samples that the inputs of `sample` are, for FLOPs of one sample."""
+        return 1
+
     @abstractmethod
     def sample(self) -> "tuple[Tensor, ...]":
         """Return the network's inputs for a batch of one sample, on the meta device."""
@@ -107,6 +112,32 @@ class TokenStream(TokenSignature):
     Batches are inputs and targets (B, n); a target of -100 is not to be predicted. A network maps
     tokens (B, n) to logits (B, n, vocabulary or more).
     """
+
+
+@dataclass(frozen=True)
+class ParallelTokens(TokenSignature):
+    """Sentence pairs, padded with id 0; a sample is one token in each language.
+
+    Batches are source (B, m), inputs (B, n) and targets (B, n), one token after the inputs; a
+    target of -100 is padding. Training batches have a fourth tensor (B,): the mean number of
+    targets in a row of the complete step. A network maps source and inputs to logits
+    (B, n, vocabulary).
+    """
+
+    @property
+    def tokens(self) -> int:
+        return 1
+
+    @property
+    def sample_count(self) -> int:
+        """Length of a typical sentence."""
+        return min(self.context, 32)
+
+    def sample(self) -> "tuple[Tensor, ...]":
+        import torch
+
+        tokens = torch.empty(1, self.sample_count, dtype=torch.long, device="meta")
+        return tokens, tokens
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.config.metrics import Form, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
@@ -15,6 +15,7 @@ from lit_attn.config.signatures import (
     ImageMasks,
     ImageTargets,
     LabelledTokens,
+    ParallelTokens,
     Questions,
     Signature,
     TaggedTokens,
@@ -188,6 +189,42 @@ class LanguageModellingConfig(Task):
             MetricInfo("loss", "loss (nats per token)"),
             MetricInfo("perplexity", "perplexity"),
             MetricInfo("bits_per_byte", "bits per byte"),
+        )
+
+
+class TranslationConfig(Task):
+    """Translation, by fairseq's label-smoothed cross-entropy, with BLEU of beam search.
+
+    BLEU is that of sacrebleu on the words of the data (`--tokenize none`). Searches are slow, so by
+    default only the last evaluation measures it.
+    """
+
+    kind: Literal["translation"] = "translation"
+    takes = (ParallelTokens,)
+    module = "lit_attn.tasks.translation:Translation"
+    label_smoothing: Share = Field(0.0, description="share of the target spread over other tokens")
+    translate_every: PositiveInt | None = Field(
+        None, description="epochs between evaluations with BLEU; null: only the last evaluation"
+    )
+    beams: PositiveInt = Field(5, description="hypotheses that the search follows")
+    length_penalty: float = Field(
+        1.0, ge=0, description="power of the length that divides a hypothesis's log-probability"
+    )
+    ratio: float = Field(1.2, ge=0, description="most tokens of a translation per source token")
+    extra: PositiveInt = Field(10, description="most tokens of a translation beyond `ratio`")
+
+    def build(
+        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
+    ) -> Any:
+        task = super().build(network, data, loss, optimizer, rate)
+        task.config = self
+        return task
+
+    def metrics(self, signature: ParallelTokens) -> tuple[MetricInfo, ...]:
+        return (
+            MetricInfo("bleu", "BLEU", 100.0, "max"),
+            MetricInfo("loss", "loss (nats per token)"),
+            MetricInfo("perplexity", "perplexity"),
         )
 
 

@@ -69,8 +69,9 @@ def describe(model: Model, data: Data) -> Budget:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, model_errors():
         network(*data.signature().sample())
+    flops = counter.get_total_flops() // data.signature().sample_count
     width = None if model.ffn is None else model.ffn.width
-    return Budget(parameters, counter.get_total_flops(), width)
+    return Budget(parameters, flops, width)
 
 
 def resolve(model: Model, match_to: Model | None, data: Data) -> Model:

@@ -4,8 +4,9 @@ Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm, quantise
@@ -31,21 +33,23 @@ class FeedForward(nn.Module):
     Dropout follows the activation and the last Linear.
     """
 
-    def __init__(self, ffn: FFN, dim: int, bias: bool, dropout: float, device: Device) -> None:
+    def __init__(self, model: TokenTransformer, ffn: FFN, device: Device) -> None:
         super().__init__()
+        dim, bias, inner = model.dim, model.bias != "none", model.activation_dropout
         gated = ffn.activation == "swiglu"
         self.gate = nn.Linear(dim, ffn.width, bias=bias, device=device) if gated else None
         self.up = nn.Linear(dim, ffn.width, bias=bias, device=device)
         self.activation = ACTIVATIONS[ffn.activation]()
         self.down = nn.Linear(ffn.width, dim, bias=bias, device=device)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(model.dropout)
+        self.inner_dropout = self.dropout if inner is None else nn.Dropout(inner)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
             hidden = self.activation(self.up(x))
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
-        return self.dropout(self.down(self.dropout(hidden)))
+        return self.dropout(self.down(self.inner_dropout(hidden)))
 
 
 class Block(nn.Module):
@@ -62,24 +66,11 @@ class Block(nn.Module):
         if model.attention_branch == "depth-scaled":
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
-        self.attn: Attention = attn_layer(model.attention_of(number))(
-            model.dim,
-            model.heads,
-            attn_head_dim=model.head_dim,
-            qkv_bias=model.bias == "all",
-            qk_norm=model.qk_norm,
-            proj_bias=model.bias == "all",
-            attn_drop=model.attention_dropout,
-            proj_drop=model.dropout,
-            norm_layer=HeadNorm,
-            device=device,
-        )
+        self.attn = build_attention(model, model.attention_of(number), device)
         self.norm2 = self.ffn = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
-            self.ffn = FeedForward(
-                model.ffn, model.dim, model.bias != "none", model.dropout, device
-            )
+            self.ffn = FeedForward(model, model.ffn, device)
         if model.weights == "e5m2":
             quantise(self)
 
@@ -89,17 +80,39 @@ class Block(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
         rotary: Rotary | None,
-        cache: Cache | None = None,
+        caches: Sequence[Cache] = (),
     ) -> Tensor:
-        attended = self.attn(self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary, cache)
+        return self.feed(self.attend(x, attn_mask, is_causal, rotary, *caches))
+
+    def attend(self, x: Tensor, *arguments: Any) -> Tensor:
+        """Return x with the self-attention branch; `arguments` are those of the layer after x."""
+        attended = self.attn(self.norm1(x) if self.pre else x, *arguments)
         x = x + self.attention_scale * attended
-        if not self.pre:
-            x = self.norm1(x)
+        return x if self.pre else self.norm1(x)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Return x with the branch of the FFN, if there is one."""
         if self.ffn is None or self.norm2 is None:
             return x
         if self.pre:
             return x + self.ffn(self.norm2(x))
         return self.norm2(x + self.ffn(x))
+
+
+def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device) -> Attention:
+    """Return an attention layer of `spec` with the sizes of `model`."""
+    return attn_layer(spec)(
+        model.dim,
+        model.heads,
+        attn_head_dim=model.head_dim,
+        qkv_bias=model.bias == "all",
+        qk_norm=model.qk_norm,
+        proj_bias=model.bias == "all",
+        attn_drop=model.attention_dropout,
+        proj_drop=model.dropout,
+        norm_layer=HeadNorm,
+        device=device,
+    )
 
 
 class Trunk(nn.Module):
@@ -112,6 +125,7 @@ class Trunk(nn.Module):
         context: int,
         is_causal: bool,
         device: Device = None,
+        block: type[Block] = Block,
     ) -> None:
         super().__init__()
         self.model = model
@@ -122,7 +136,7 @@ class Trunk(nn.Module):
         learned = model.positions == "learned"
         self.positions = nn.Embedding(context, model.dim, device=device) if learned else None
         self.dropout = nn.Dropout(model.dropout)
-        self.blocks = nn.ModuleList(Block(model, number, device) for number in range(model.depth))
+        self.blocks = nn.ModuleList(block(model, number, device) for number in range(model.depth))
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
@@ -132,7 +146,7 @@ class Trunk(nn.Module):
         return self.is_causal and self.model.positions != "sinusoidal-reversed"
 
     def new_caches(self) -> list[Cache]:
-        """Return an empty cache for every block, to decode one batch of sequences with.
+        """Return an empty cache for every attention layer, to decode one batch of sequences with.
 
         Raises ValueError for a bidirectional model and for reversed positions: a new token changes
         all earlier ones.
@@ -155,11 +169,12 @@ class Trunk(nn.Module):
         tokens: Tensor,
         present: Tensor | None = None,
         caches: list[Cache] | None = None,
+        *memory: Any,
     ) -> Tensor:
         """Return the hidden states; no token attends to padding, where `present` (B, n) is False.
 
-        With `caches` (from `new_caches`), `tokens` follow the tokens already cached. Raises
-        ValueError for more tokens than there are learned positions.
+        With `caches` (from `new_caches`), `tokens` follow the tokens already cached. `memory` goes
+        on to the blocks. Raises ValueError for more tokens than there are learned positions.
         """
         before = 0 if caches is None else caches[0].position
         n, device = before + tokens.shape[1], tokens.device
@@ -172,23 +187,32 @@ class Trunk(nn.Module):
                     f"{n} tokens are more than the {self.context} positions this model learned"
                 )
             x = x + self.positions(positions)
-        elif self.model.positions in ("sinusoidal", "sinusoidal-reversed"):
+        elif self.model.positions.startswith("sinusoidal"):
             if self.model.positions == "sinusoidal-reversed":
                 positions = positions.flip(0)
-            x = x + sinusoids(positions, self.model.dim).to(x.dtype)
+            is_fairseq = self.model.positions == "sinusoidal-fairseq"
+            x = x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
         else:
             turn = rotary(positions, self.model.width_of_heads)
         x = self.dropout(x)
         padding = None if present is None else present[:, None, None, :]
+        size = len(caches or ()) // len(self.blocks)
         for number, block in enumerate(self.blocks):
-            cache = None if caches is None else caches[number]
-            x = block(x, padding, self.is_causal, turn, cache)
+            own = (caches or [])[number * size : (number + 1) * size]
+            x = block(x, padding, self.is_causal, turn, own, *memory)
         return self.norm(x)
 
 
-def sinusoids(positions: Tensor, dim: int) -> Tensor:
-    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d)."""
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
+    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d).
+
+    In fairseq (and tensor2tensor) the last frequency is exactly 1 / 10,000, and in fairseq the
+    first token has position 2.
+    """
+    divisor = dim - 2 if is_fairseq else dim
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / divisor
+    if is_fairseq:
+        positions = positions + 2
     # This form equals that of Transformer-XL's code to the last bit.
     angles = torch.outer(positions.to(torch.float32), 1 / 10_000.0**exponents)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
@@ -204,12 +228,16 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
     for name, module in network.named_modules():
         if "composers" in name.split("."):
             continue
-        if isinstance(module, nn.Linear) and init.matrices != "torch":
+        if isinstance(module, Attention) and init.matrices == "fairseq":
+            _draw_as_fairseq(module)
+        elif isinstance(module, nn.Linear) and not isinstance(init.matrices, str):
             nn.init.normal_(module.weight, std=init.matrices)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            if init.embedding != "torch":
+            if init.embedding == "fairseq":
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+            elif init.embedding != "torch":
                 nn.init.normal_(module.weight, std=init.embedding)
             elif tied:
                 bound = 1 / math.sqrt(module.embedding_dim)
@@ -222,8 +250,21 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
                 projection.weight.mul_((2 * model.depth) ** -0.5)
 
 
+def _draw_as_fairseq(layer: Attention) -> None:
+    """Draw q, k and v by Xavier's rule with gain 1 / sqrt(2) and W with gain 1; zero W's bias."""
+    bound = (3 / (layer.qkv.in_features + layer.proj.in_features)) ** 0.5
+    for weight in (layer.qkv.weight, layer.similarity.extra_key_weights()):
+        if weight is not None:
+            nn.init.uniform_(weight, -bound, bound)
+    nn.init.xavier_uniform_(layer.proj.weight)
+    if layer.proj.bias is not None:
+        nn.init.zeros_(layer.proj.bias)
+
+
 def _residual_projections(block: Block) -> list[nn.Linear]:
     """Return the matrices that write to the residual stream: W, W^l or W_p, and the FFN's last."""
-    further = [part for part in block.attn.residual.modules() if isinstance(part, nn.Linear)]
+    layers = [layer for layer in block.modules() if isinstance(layer, Attention)]
+    residuals = (part for layer in layers for part in layer.residual.modules())
+    further = [part for part in residuals if isinstance(part, nn.Linear)]
     down = [] if block.ffn is None else [block.ffn.down]
-    return [block.attn.proj, *further, *down]
+    return [*(layer.proj for layer in layers), *further, *down]

@@ -201,6 +201,9 @@ def record_calls(
     def record_layer(layer: nn.Module, positional: tuple[Any, ...], keywords: Any) -> None:
         arguments = inspect.signature(layer.forward).bind(*positional, **keywords).arguments
         arguments.pop("cache", None)
+        if arguments.pop("memory", None) is not None:
+            # Cross-attention has no square matrix of attention and no value of the query's token.
+            return
         x = arguments["x"]
         stream = block_inputs.get(blocks[layer], x)
         calls[layer].append(LayerCall(arguments, stream if stream.shape == x.shape else x))

@@ -13,6 +13,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.config.schedules import (
     Constant,
     Cosine,
+    InverseSquareRoot,
     LaggedCosine,
     OneCycle,
     Polynomial,
@@ -46,6 +47,15 @@ def test_the_vit_small_schedule_lags_by_two_epochs() -> None:
 def test_a_constant_rate_never_changes() -> None:
     rate = Constant().rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
+
+
+def test_fairseqs_rate_rises_and_falls_with_the_root_of_the_step() -> None:
+    rate = InverseSquareRoot(start=1e-7).rate(5e-4, 1000, 50)
+    assert rate(0) == 1e-7
+    assert rate(1000) == pytest.approx(1e-7 + (5e-4 - 1e-7) / 4)
+    assert rate(4000) == pytest.approx(5e-4)
+    assert rate(16_000) == pytest.approx(2.5e-4)
+    assert InverseSquareRoot(warmup_steps=100).rate(1.0, 10, 10)(400) == pytest.approx(0.5)
 
 
 def test_modded_nanogpts_rate_rises_stays_and_falls_to_zero() -> None:

@@ -21,14 +21,15 @@ class Init(Config):
 
     Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
     layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
+    `fairseq` is the same with Xavier's rule in attention layers, and 1 / sqrt(dim) for embeddings.
     Compositions across heads keep the initialisation of their paper.
     """
 
-    matrices: PositiveFloat | Literal["torch"] = Field(
-        0.02, description="standard deviation of the matrices, or torch"
+    matrices: PositiveFloat | Literal["torch", "fairseq"] = Field(
+        0.02, description="standard deviation of the matrices, torch or fairseq"
     )
-    embedding: PositiveFloat | Literal["torch"] = Field(
-        0.02, description="standard deviation of the embeddings, or torch"
+    embedding: PositiveFloat | Literal["torch", "fairseq"] = Field(
+        0.02, description="standard deviation of the embeddings, torch or fairseq"
     )
     norms: float = Field(0.0, ge=0, description="standard deviation of the norm weights around 1")
     depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
@@ -46,10 +47,13 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
+    positions: Literal[
+        "learned", "rotary", "sinusoidal", "sinusoidal-reversed", "sinusoidal-fairseq"
+    ] = Field(
         "learned",
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
-        "the last token, as in Transformer-XL's code",
+        "the last token, as in Transformer-XL's code; sinusoidal-fairseq: fairseq's frequencies, "
+        "from position 2 on",
     )
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
         "layernorm-unbiased", description="kind of normalisation layer"
@@ -75,6 +79,9 @@ class TokenTransformer(PackageModel):
         "exact", description="e5m2: the forward pass rounds the blocks' matrices to 8 bits"
     )
     dropout: Share = Field(0.0, description="dropout rate of embedding, after W, and in the FFN")
+    activation_dropout: Share | None = Field(
+        None, description="dropout rate after the FFN's activation; null: that of `dropout`"
+    )
     attention_dropout: Share = Field(0.0, description="dropout rate of the attention weights")
     init: Init = Field(Init(), description="initial values of the parameters")
 

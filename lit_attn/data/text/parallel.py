@@ -1,0 +1,188 @@
+"""Batches of sentence pairs for translation, by number of tokens, and their byte-pair encoding.
+
+Shapes: B pairs, m source tokens, n target tokens. source: (B, m), inputs and targets: (B, n), all
+int64. Sources end with END; inputs begin with END, and targets, one token later, end with it.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_attn.config.data.parallel import END, PADDING, UNKNOWN, ParallelText
+from lit_attn.config.data.text import IGNORED
+from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
+from lit_attn.data.sets import digest
+from lit_attn.data.text.streams import read_text
+from lit_attn.extras import require
+from lit_attn.schema.errors import ConfigError
+
+SPLITS = ("train", "val", "test")
+SPECIAL = {PADDING: "<pad>", END: "</s>", UNKNOWN: "<unk>"}
+
+# The pairs of a batch are a multiple of this number if they are more, as in fairseq.
+MULTIPLE = 8
+
+Pair = tuple[NDArray[np.uint32], NDArray[np.uint32]]
+
+
+class ParallelData(TokenDataModule):
+    """Sentence pairs. Batches are formed once for a seed; every epoch has its own order of them.
+
+    Raises ConfigError if files are missing or malformed, or evaluated sentences are too long.
+    """
+
+    def __init__(self, data: ParallelText, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        self.splits = ["val", "test"]
+        texts = {split: read_pairs(data, split) for split in SPLITS}
+        self.encoder = Subwords(texts["train"], data.vocabulary)
+        self.pairs = {split: self.encoder.encode(pairs) for split, pairs in texts.items()}
+        for split in self.splits:
+            self._require_short(data, split)
+        pairs = self.pairs["train"]
+        lengths = np.array([max(len(source), len(target)) + 1 for source, target in pairs])
+        kept = numpy_generator(seed, "pairs", 0).permutation(
+            np.flatnonzero(lengths <= data.context)
+        )
+        order = kept[np.argsort([len(pairs[row][1]) for row in kept], kind="stable")]
+        order = order[np.argsort([len(pairs[row][0]) for row in order], kind="stable")]
+        self.batches = cut_batches(order, lengths, data.batch_size)
+        if not self.batches:
+            raise ConfigError(f"data.context: every pair of train is longer than {data.context}")
+        self.steps_per_epoch = len(self.batches)
+
+    def fingerprint(self) -> str:
+        return digest(
+            part
+            for split in SPLITS
+            for pair in self.pairs[split]
+            for ids in pair
+            for part in (len(ids).to_bytes(8, "big"), ids)
+        )
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Return source, inputs, targets, and the mean number of targets of a row (B,).
+
+        The mean is that of the complete step, so the loss does not depend on how many processes
+        and micro-batches share it.
+        """
+        epoch, index = divmod(step, self.steps_per_epoch)
+        order = numpy_generator(self.seed, "order", epoch).permutation(len(self.batches))
+        pairs = [self.pairs["train"][row] for row in self.batches[order[index]]]
+        rows = len(pairs) + -len(pairs) % (self.world * self.accumulate)
+        mean = sum(len(target) + 1 for _, target in pairs) / rows
+        rows //= self.world
+        shared = self.collate(self.share(pairs), rows)
+        return (*shared, *self.tensors(np.full(rows, mean, np.float32)))
+
+    def evaluation_loader(self, split: str) -> EvaluationLoader:
+        """Return a loader of all pairs of `split` by length: batches have little padding."""
+        pairs = self.pairs[split]
+        order = sorted(range(len(pairs)), key=lambda row: len(pairs[row][0]))
+
+        def load(rows: range) -> tuple[Tensor, ...]:
+            return self.collate([pairs[row] for row in order[rows.start : rows.stop]], len(rows))
+
+        loader = self.padded_loader(len(pairs), load)
+        loader.units = [
+            [order[row] if row < len(order) else row for row in rows] for rows in loader.units
+        ]
+        return loader
+
+    def collate(self, pairs: list[Pair], rows: int) -> tuple[Tensor, ...]:
+        """Return source, inputs and targets of `rows` rows; rows without a pair have no target."""
+        m, n = (1 + max((len(pair[side]) for pair in pairs), default=0) for side in (0, 1))
+        source = np.full((rows, m), PADDING, np.int64)
+        inputs = np.full((rows, n), PADDING, np.int64)
+        targets = np.full((rows, n), IGNORED, np.int64)
+        # Also a row without a pair has one token, to which others can attend.
+        source[len(pairs) :, 0] = inputs[:, 0] = END
+        for row, (from_ids, to_ids) in enumerate(pairs):
+            source[row, : len(from_ids) + 1] = [*from_ids, END]
+            inputs[row, 1 : len(to_ids) + 1] = to_ids
+            targets[row, : len(to_ids) + 1] = [*to_ids, END]
+        tensors: tuple[Tensor, ...] = self.tensors(source, inputs, targets)
+        return tensors
+
+    def _require_short(self, data: ParallelText, split: str) -> None:
+        """Raise ConfigError for an evaluated sentence of more tokens than the context."""
+        for number, pair in enumerate(self.pairs[split], start=1):
+            for path, ids in zip(data.files(split), pair, strict=True):
+                if len(ids) + 1 > data.context:
+                    raise ConfigError(
+                        f"{path}:{number}: has {len(ids) + 1:,} subwords with its end; set "
+                        f"data.context to at least as many, not {data.context}"
+                    )
+
+
+class Subwords:
+    """Byte-pair encoding of words, learned from both languages of the training pairs.
+
+    The first subword of a word begins with "▁". Equal texts give an equal encoding.
+    """
+
+    def __init__(self, pairs: list[tuple[str, str]], vocabulary: int) -> None:
+        """Raise ConfigError if `tokenizers` is missing or the characters exceed the vocabulary."""
+        library = require("tokenizers", "data.vocabulary", "text")
+        # An end-of-word suffix would be numbered in the order of a hash table.
+        self.tokenizer = library.Tokenizer(library.models.BPE(unk_token=SPECIAL[UNKNOWN]))
+        self.tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace()
+        self.tokenizer.decoder = library.decoders.Metaspace()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=[SPECIAL[number] for number in sorted(SPECIAL)],
+            show_progress=False,
+        )
+        sentences = (" ".join(text.split()) for pair in pairs for text in pair)
+        self.tokenizer.train_from_iterator(sentences, trainer)
+        # The text may contain the names of the special tokens.
+        self.tokenizer.encode_special_tokens = True
+        if (size := self.tokenizer.get_vocab_size()) > vocabulary:
+            raise ConfigError(
+                f"data.vocabulary: {vocabulary} is less than the {size} characters of train"
+            )
+
+    def encode(self, pairs: list[tuple[str, str]]) -> list[Pair]:
+        """Return the ids of every pair, without the ends of the sentences."""
+        sides = []
+        for side in (0, 1):
+            texts = [" ".join(pair[side].split()) for pair in pairs]
+            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+            sides.append([np.asarray(part.ids, np.uint32) for part in encoded])
+        return list(zip(*sides, strict=True))
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of `ids`, words between spaces."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def read_pairs(data: ParallelText, split: str) -> list[tuple[str, str]]:
+    """Return the sentence pairs of `split`; raise ConfigError if one file has more lines."""
+    paths = data.files(split)
+    # Only line feeds end lines: sentences may contain other separators.
+    texts = [read_text(path).removesuffix("\n").split("\n") for path in paths]
+    if len(texts[0]) != len(texts[1]):
+        raise ConfigError(
+            f"{paths[1]}: has {len(texts[1]):,} lines, and {paths[0].name} has {len(texts[0]):,}"
+        )
+    return list(zip(*texts, strict=True))
+
+
+def cut_batches(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], limit: int
+) -> list[list[int]]:
+    """Return batches of consecutive rows of `order` whose padded tokens do not exceed `limit`.
+
+    A batch of more than MULTIPLE rows has a multiple of it; the rows beyond start the next batch.
+    """
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    for row in order.tolist():
+        while batch and (len(batch) + 1) * max(lengths[[*batch, row]]) > limit:
+            size = len(batch) - len(batch) % MULTIPLE or len(batch)
+            batches.append(batch[:size])
+            batch = batch[size:]
+        batch.append(row)
+    return [*batches, batch] if batch else batches

@@ -1,0 +1,115 @@
+"""Translation: label-smoothed cross-entropy, and BLEU of beam search.
+
+Shapes: B pairs, m source tokens, n target tokens, t tokens of a translation. Targets that are
+padding are IGNORED.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torchmetrics.text import SacreBLEUScore
+
+from lit_attn.attention.precision import wide
+from lit_attn.config.data.text import IGNORED
+from lit_attn.config.tasks import TranslationConfig
+from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData, Subwords
+from lit_attn.models.translation import EncoderDecoder, Search, translate
+from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.language import TokenLoss
+
+
+class Translation(TaskModule):
+    """Cross-entropy per target token; loss, perplexity and BLEU of a split."""
+
+    config: TranslationConfig
+    data: ParallelData
+    network: EncoderDecoder
+
+    def build_metrics(self, split: str) -> "TranslationScores":
+        return TranslationScores(self.data.encoder)
+
+    def metric_names(self, split: str) -> list[str]:
+        return ["bleu", "loss", "perplexity"]
+
+    def loss(self, batch: Any) -> Tensor:
+        """Return fairseq's label-smoothed loss: a share `label_smoothing` goes to other tokens.
+
+        Torch spreads its share over all tokens, the target included, so its share is larger.
+        """
+        source, inputs, targets, mean = batch
+        logits = wide(self.network(source, inputs)).transpose(1, 2)
+        share = self.config.label_smoothing * logits.shape[1] / (logits.shape[1] - 1)
+        total = F.cross_entropy(
+            logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=share
+        )
+        return total / mean.sum()
+
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        source, inputs, *_ = batch
+        return source, inputs
+
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return -log p of every target, the targets, and translations (B, t); t may be 0."""
+        source, inputs, targets = batch
+        logits = wide(self.network(source, inputs)).transpose(1, 2)
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        translations = targets[:, :0]
+        if self.is_translating():
+            settings = self.config
+            search = Search(settings.beams, settings.length_penalty, settings.ratio, settings.extra)
+            ids = [torch.tensor(row) for row in translate(self.network, source, search)]
+            translations = pad_sequence(ids, batch_first=True, padding_value=IGNORED)
+        return nll, targets, translations.to(targets.device)
+
+    def is_translating(self) -> bool:
+        """Return True if this evaluation measures BLEU: the last one, and every few epochs.
+
+        With early stopping any evaluation can be the last one.
+        """
+        every, epoch = self.config.translate_every, self.global_step // self.data.steps_per_epoch
+        is_due = every is not None and epoch % every == 0
+        return bool(self.monitored) or is_due or self.global_step >= self.trainer.max_steps
+
+    def unit_values(self, *arguments: Tensor) -> Tensor:
+        nll, targets, _ = arguments
+        losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
+        return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
+
+
+class TranslationScores(TokenLoss):
+    """Loss in nats per token, perplexity, and BLEU of the text of all translations, if any.
+
+    BLEU compares words between spaces, as sacrebleu does with `--tokenize none`, from 0 to 1.
+    """
+
+    def __init__(self, encoder: Subwords) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.bleu = SacreBLEUScore(tokenize="none")
+
+    def update(self, nll: Tensor, targets: Tensor, translations: Tensor | None = None) -> None:
+        """Add -log p (B, n), targets (B, n), and translations (B, t) of the same sentences."""
+        super().update(nll, targets)
+        if translations is None or not translations.shape[1]:
+            return
+        hypotheses, references = [], []
+        for target, ids in zip(targets, translations, strict=True):
+            if (target != IGNORED).any():
+                references.append([self.encoder.decode(target[target != IGNORED][:-1].tolist())])
+                text = self.encoder.decode(ids[ids != IGNORED].tolist())
+                # An unknown character of a translation equals no unknown character of the text.
+                unknown = SPECIAL[UNKNOWN]
+                hypotheses.append(text.replace(unknown, f"<{unknown}>"))
+        self.bleu.update(hypotheses, references)
+
+    def compute(self) -> dict[str, Tensor]:
+        values = super().compute()
+        return values | {"bleu": self.bleu.compute()} if self.bleu.update_called else values
+
+    def reset(self) -> None:
+        super().reset()
+        self.bleu.reset()

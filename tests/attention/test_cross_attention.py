@@ -1,0 +1,185 @@
+"""Cross-attention: keys and values come from a memory, for every part that has a meaning there."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers import attention_cases
+from helpers.attention_checks import HEADS, make, tokens
+from torch import Tensor
+
+from lit_attn.attention import dispatch, reference
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
+from lit_attn.attention.rotary import rotary
+from lit_attn.attention.spec import PRESETS, AttentionSpec
+
+
+def has_meaning(spec: AttentionSpec) -> bool:
+    try:
+        spec.check_cross()
+    except ValueError:
+        return False
+    return True
+
+
+SPECS = [spec for spec in attention_cases.all_specs() if has_meaning(spec)]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=attention_cases.label)
+SOFTMAX = [spec for spec in SPECS if not isinstance(spec.similarity, LinearConfig)]
+every_softmax = pytest.mark.parametrize("spec", SOFTMAX, ids=attention_cases.label)
+
+
+def padding(m: int) -> Tensor:
+    """Return a mask (2, 1, 1, m) that hides the last two tokens of the second memory."""
+    present = torch.ones(2, 1, 1, m, dtype=torch.bool)
+    present[1, ..., m - 2 :] = False
+    return present
+
+
+def assert_equals_reference(layer: Attention, x: Tensor, memory: Tensor, **masks: Tensor) -> None:
+    """Check values and the gradients of x, of the memory and of all parameters."""
+    results = []
+    factor = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
+    parameters = dict(layer.named_parameters())
+    for compute in (layer, lambda *a, **k: reference.attention(layer, *a, **k)):
+        inputs = [x.clone().requires_grad_(), memory.clone().requires_grad_()]
+        out = compute(inputs[0], memory=inputs[1], **masks)
+        wanted = [*inputs, *parameters.values()]
+        gradients = torch.autograd.grad((out * factor).sum(), wanted, allow_unused=True)
+        results.append([out, *gradients])
+    for name, fast, plain in zip(["out", "x", "memory", *parameters], *results, strict=True):
+        assert (fast is None) == (plain is None), name
+        if fast is not None:
+            torch.testing.assert_close(
+                fast, plain, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@every_spec
+@pytest.mark.parametrize(("n", "m"), [(1, 5), (5, 1), (4, 4), (7, 12), (12, 7)])
+def test_value_and_gradient_equal_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
+    assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
+
+
+@every_spec
+@pytest.mark.parametrize(("n", "m"), [(6, 6), (3, 8), (8, 3)])
+def test_a_padded_memory_equals_the_reference(spec: AttentionSpec, n: int, m: int) -> None:
+    layer, x, memory = make(spec), tokens(n), tokens(m, seed=3)
+    assert_equals_reference(layer, x, memory, attn_mask=padding(m))
+    changed = memory.clone()
+    changed[1, m - 2 :] = 7.0
+    torch.testing.assert_close(
+        layer(x, attn_mask=padding(m), memory=memory),
+        layer(x, attn_mask=padding(m), memory=changed),
+    )
+
+
+@every_softmax
+def test_an_additive_mask_equals_the_reference(spec: AttentionSpec) -> None:
+    bias = torch.randn(1, HEADS, 5, 8, dtype=torch.double)
+    assert_equals_reference(make(spec), tokens(5), tokens(8, seed=3), attn_mask=bias)
+
+
+@every_spec
+def test_many_queries_and_keys_equal_the_reference(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are formed in chunks of queries, and softmax mixtures are merged kernel calls."""
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 2)
+    monkeypatch.setattr(dispatch, "CHUNK", 3)
+    for n, m in ((7, 5), (5, 7), (5, 5)):
+        assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3))
+        assert_equals_reference(make(spec), tokens(n), tokens(m, seed=3), attn_mask=padding(m))
+
+
+@every_spec
+def test_shared_keys_and_values_equal_the_reference(spec: AttentionSpec) -> None:
+    layer = make(spec.model_copy(update={"kv_heads": 2}))
+    assert_equals_reference(layer, tokens(4), tokens(6, seed=3), attn_mask=padding(6))
+
+
+@every_spec
+@pytest.mark.parametrize("is_padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_a_cache_keeps_the_keys_and_values_of_the_memory(
+    spec: AttentionSpec, is_padded: bool, kv_heads: int | None
+) -> None:
+    layer = make(spec.model_copy(update={"kv_heads": kv_heads}))
+    x, memory = tokens(9), tokens(6, seed=3)
+    mask, cache, outputs = padding(6) if is_padded else None, layer.new_cache(), []
+    with torch.no_grad():
+        expected = layer(x, attn_mask=mask, memory=memory)
+        for start, stop in pairwise([0, 1, 2, 5, 6, 9]):
+            rest = memory if start == 0 else memory[:, :0]
+            part = x[:, start:stop]
+            outputs.append(layer(part, attn_mask=mask, cache=cache, memory=rest))
+            assert cache.position == 6
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-10, atol=1e-11)
+
+
+@every_spec
+def test_the_memory_of_the_same_tokens_gives_self_attention(spec: AttentionSpec) -> None:
+    layer, x = make(spec), tokens(6)
+    torch.testing.assert_close(layer(x, memory=x.clone()), layer(x))
+
+
+@every_softmax
+def test_the_record_has_the_weights_of_the_layer(spec: AttentionSpec) -> None:
+    layer, x, memory = make(spec), tokens(4), tokens(6, seed=3)
+    record = layer.record(x, padding(6), memory=memory)
+    assert record.weights is not None
+    assert record.weights.shape == (2, HEADS, 4, 6)
+    assert not record.weights[1, ..., 4:].any()
+    out = layer.proj(record.heads.flatten(-2))
+    torch.testing.assert_close(out, layer(x, padding(6), memory=memory))
+
+
+def test_presets_that_use_the_own_token_are_refused() -> None:
+    refused = [name for name, spec in PRESETS.items() if not has_meaning(spec)]
+    assert refused == ["belief", "belief-star", "xsa", "attentionx", "belief2"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ({"residual": "value"}, "residual: 'value' uses the value of the query's own token"),
+        ({"zz": True}, "zz: relates two tokens of one sequence"),
+        ({"window": 3}, "window: is a distance within one sequence"),
+    ],
+)
+def test_the_error_says_the_reason_and_what_to_write(choice: dict, reason: str) -> None:
+    spec = AttentionSpec.model_validate(choice)
+    message = f"{reason}, which cross-attention does not have; set `cross_attention`"
+    with pytest.raises(ValueError, match=message):
+        spec.check_cross()
+    with pytest.raises(ValueError, match=message):
+        make(spec)(tokens(3), memory=tokens(4))
+
+
+def test_positions_of_one_sequence_are_refused() -> None:
+    layer, x, memory = make(AttentionSpec()), tokens(3), tokens(4)
+    for options in ({"is_causal": True}, {"rotary": rotary(torch.arange(3), 6)}):
+        with pytest.raises(ValueError, match="relate tokens of one sequence"):
+            layer(x, memory=memory, **options)
+    with pytest.raises(ValueError, match="no local self-attention"):
+        make(AttentionSpec(), lsa=True)(x, memory=memory)
+
+
+@pytest.mark.parametrize("n", [5, 8])
+def test_the_m_step_counts_the_present_keys_of_all_queries(n: int) -> None:
+    """A padding mask hides keys of the memory; it says nothing about the queries."""
+    layer = make(AttentionSpec(similarity=MixtureConfig(prior="m-step")))
+    x, memory = tokens(n), tokens(8, seed=3)
+    q, keys, _ = reference.project(layer, x, None, memory)
+    terms = torch.stack(
+        [
+            -reference.distance(q, key) / (2 * layer.head_dim**0.5)
+            + reference.log_prior(layer.similarity, r, 8).unsqueeze(-2)
+            for r, key in enumerate(keys)
+        ]
+    )
+    counted = padding(8).expand(2, HEADS, n, 8)
+    share = terms.softmax(0) * counted
+    expected = share.sum((1, 3, 4)) / counted.sum((0, 2, 3))
+    layer.train()(x, padding(8), memory=memory)
+    torch.testing.assert_close(layer.similarity.prior[..., 0], expected)
