@@ -76,6 +76,11 @@ def write_tables(root: Path) -> None:
     tagged = [json.dumps({"tokens": tokens, "tags": tags}) for tokens, tags in words]
     (root / "tags.jsonl").write_text("\n".join(tagged) + "\n")
     (root / "train.txt").write_text("A line of text.\n" * 50)
+    (root / "sentences").mkdir()
+    for name, count in (("train", 60), ("valid", 4), ("test", 4)):
+        for language, word in (("de", "Satz"), ("en", "sentence")):
+            lines = "".join(f"{word} {i % 7} .\n" for i in range(count))
+            (root / "sentences" / f"{name}.{language}").write_text(lines)
 
 
 def write_targets(path: Path) -> None:
