@@ -7,6 +7,7 @@ this machine (config.json), and a model card (README.md). `load_exported` return
 import json
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,30 +22,7 @@ from lit_attn.schema.errors import ConfigError, OneLineParser, explain
 if TYPE_CHECKING:
     from torch import nn
 
-CARD = """---
-{header}
----
-
-# {cell.variant} of {cell.study}, seed {cell.seed}
-
-{metric.label}: {value:.4g} (`{metric.name}`, one seed, epoch {epoch} of {result.epochs}).
-
-| | |
-|---|---|
-| data | {data}, content {result.data} |
-| model | {model.kind}, {result.parameters:,} parameters |
-| attention | {attention} |
-| training | {result.steps:,} steps on {result.device} |
-| code | {result.code} |
-
-`config.json` has the complete configuration of lit_attn. To load the network:
-
-```python
-from lit_attn.hub import load_exported
-
-network = load_exported("FOLDER")
-```
-"""
+CARD = Path(__file__).with_name("model_card.md")  # Jinja template of the model card.
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,12 +118,8 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
     metric, model, task = cell.metric, cell.experiment.model, cell.experiment.task.kind
     value = result.metrics[metric.name]
     data = getattr(cell.experiment.data, "name", cell.experiment.data.kind)
-    header = ModelCardData(
-        model_name=f"{cell.study}-{cell.variant}",
-        library_name="lit_attn",
-        eval_results=[EvalResult(task, data, data, metric.name, value)],
-    )
-    values = {"header": header.to_yaml(), "value": value * metric.scale, "data": data}
-    values |= {"cell": cell, "metric": metric, "model": model, "result": result}
-    values |= {"epoch": result.selected_epoch + 1, "attention": model.attention.identity()}
-    ModelCard(CARD.format(**values)).save(path)
+    results = [EvalResult(task, data, data, metric.name, value)]
+    name = f"{cell.study}-{cell.variant}"
+    header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
+    fill = partial(ModelCard.from_template, header, str(CARD), cell=cell, model=model)
+    fill(result=result, data=data, value=value * metric.scale).save(path)

@@ -165,6 +165,6 @@ def progress_mtime(folder: Path) -> int:
         return 0
 
 
-def rerun_command(folder: Path, smoke: bool = False) -> str:
+def rerun_command(folder: Path) -> str:
     """Return the command that runs a cell alone in a terminal."""
-    return f"python -m lit_attn.train {shlex.quote(str(folder))}{' --smoke' if smoke else ''}"
+    return f"python -m lit_attn.train {shlex.quote(str(folder))}"
