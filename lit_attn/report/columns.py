@@ -14,11 +14,8 @@ NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
 
-Record = dict[str, Any]
-"""One variant's numbers by CSV field."""
-
-UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}
-"""Factor by SI prefix."""
+Record = dict[str, Any]  # One variant's numbers by CSV field.
+UNITS = {"T": 1e12, "G": 1e9, "M": 1e6}  # Factor by SI prefix.
 
 
 class Scale(NamedTuple):

@@ -15,6 +15,8 @@ ALPHA = 0.05
 POWERS = {"power_n": 1, "power_2n": 2, "power_4n": 4}
 """Number of pairs, in multiples of the measured ones, by CSV field of the star's power."""
 FAILURES: frozenset[str] = frozenset(get_args(FailureClass))
+Values = dict[str, dict[int, float]]  # By variant and seed.
+Seeds = dict[str, set[int]]  # By variant.
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,8 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     plan = study.plan
     values = {variant.name: study.values(variant.name) for variant in plan.variants}
     # Cells that are still to run have not failed.
-    failed = {
-        name: {cell.seed for cell in study.variant_cells(name) if cell.status in FAILURES}
-        for name in values
-    }
+    cells = {name: study.variant_cells(name) for name in values}
+    failed = {n: {c.seed for c in group if c.status in FAILURES} for n, group in cells.items()}
     baseline = values[plan.baseline]
     # Bonferroni over looks at the results spends ALPHA once, however the looks were chosen.
     level = ALPHA / (1 + len(study.seals.added_seeds) if study.seals else 1)
@@ -79,7 +79,7 @@ def compare_variants(study: StudyRecord) -> Comparisons:
     return Comparisons(records, counts, is_joint, resolution, level)
 
 
-def _adjust(pairs: dict[str, dict[int, float]]) -> tuple[bool, dict[str, float]]:
+def _adjust(pairs: Values) -> tuple[bool, dict[str, float]]:
     """Return whether the joint test applies, and each variant's p corrected for all variants."""
     # Variants with the same seeds make a frame without missing values.
     frame = pd.DataFrame.from_dict(pairs, orient="index", dtype=float).sort_index(axis=1)
@@ -90,28 +90,21 @@ def _adjust(pairs: dict[str, dict[int, float]]) -> tuple[bool, dict[str, float]]
     return False, dict(zip(pairs, stats.holm(p_values), strict=True))
 
 
-def _rank_test(
-    study: StudyRecord, values: dict[str, dict[int, float]], failed: dict[str, set[int]]
-) -> dict[str, tuple[float, float]]:
+def _rank_test(study: StudyRecord, values: Values, failed: Seeds) -> dict[str, tuple[float, float]]:
     """Return each variant's corrected p and rank sum if a failed seed is worse than any value."""
     baseline = study.plan.baseline
-    ranks: dict[str, dict[int, float]] = {}
+    ranks: Values = {}
     for name, by_seed in values.items():
         ended = (by_seed.keys() | failed[name]) & (values[baseline].keys() | failed[baseline])
         if name != baseline and (seeds := sorted(ended)):
-            signed = stats.rank_with_failures(
-                [by_seed.get(seed) for seed in seeds],
-                [values[baseline].get(seed) for seed in seeds],
-                study.plan.metric.goal == "max",
-            )
+            ours, theirs = ([v.get(s) for s in seeds] for v in (by_seed, values[baseline]))
+            signed = stats.rank_with_failures(ours, theirs, study.plan.metric.goal == "max")
             ranks[name] = dict(zip(seeds, signed, strict=True))
     _, adjusted = _adjust(ranks)
     return {name: (adjusted[name], sum(by_seed.values())) for name, by_seed in ranks.items()}
 
 
-def _failure_tests(
-    baseline: str, values: dict[str, dict[int, float]], failed: dict[str, set[int]]
-) -> dict[str, float]:
+def _failure_tests(baseline: str, values: Values, failed: Seeds) -> dict[str, float]:
     """Return Fisher's p of each variant's failures against the baseline's, corrected by Holm."""
     from scipy.stats import fisher_exact
 

@@ -124,10 +124,8 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
 
 def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
     """Draw the attention matrices of some heads of some layers, one row for each variant."""
-    recorded = {
-        variant: {int(name[4:]): array for name, array in first.items() if "map." in name}
-        for variant, (first, *_) in diagnostics.arrays.items()
-    }
+    firsts = {variant: seeds[0] for variant, seeds in diagnostics.arrays.items()}
+    recorded = {v: {int(n[4:]): a for n, a in f.items() if "map." in n} for v, f in firsts.items()}
     shown = dict([pair for pair in recorded.items() if pair[1]][: drawing.MOST_PANELS])
     if not shown:
         return None

@@ -31,8 +31,7 @@ WIDTH, LINE_HEIGHT, LETTER_WIDTH = 7.2, 0.17, 0.07
 MOST_ROWS, MOST_PANELS = 60, 24
 """Largest number of variants in a figure with a row, or a panel, for each variant."""
 
-Key = dict[str, tuple[Any, str]]
-"""Colour and line style by legend label."""
+Key = dict[str, tuple[Any, str]]  # Colour and line style by legend label.
 
 
 def appearance() -> AbstractContextManager[None]:
@@ -136,10 +135,8 @@ def add_legend(figure: "Figure", key: Key) -> None:
     from matplotlib.lines import Line2D
 
     names = short_names(key, 40)
-    handles = [
-        Line2D([], [], color=colour, ls=dash, label=name)
-        for name, (colour, dash) in zip(names, key.values(), strict=True)
-    ]
+    styles = zip(names, key.values(), strict=True)
+    handles = [Line2D([], [], color=c, ls=dash, label=name) for name, (c, dash) in styles]
     # As many entries as fit side by side if all are as wide as the longest one.
     fitting = int(WIDTH / (0.5 + LETTER_WIDTH * max(map(len, names), default=0)))
     columns = max(1, min(6, len(names), fitting))

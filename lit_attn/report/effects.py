@@ -9,15 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.report import stats
-from lit_attn.report.columns import (
-    NOTHING,
-    STAR,
-    format_difference,
-    format_number,
-    format_p,
-    format_spread,
-)
+from lit_attn.report import columns, stats
 from lit_attn.report.comparison import ALPHA
 from lit_attn.report.formats import Cell, Table, named_table
 from lit_attn.report.read import StudyRecord
@@ -58,32 +50,22 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     # The constant first level remains when a contrast has removed all axes.
     index = pd.MultiIndex.from_tuples(list(values), names=["", *reference])
     frame = pd.DataFrame(list(values.values()), index=index, dtype=float).dropna(axis=1)
-    changes = [
-        {axis: str(level)}
-        for axis in reference
-        for level in index.unique(axis)
-        if level != reference[axis]
-    ]
-    pairs = (first | second for first, second in itertools.combinations(changes, 2))
-    chosen = [*changes, *(pair for pair in pairs if len(pair) == 2)]
+    pairs = [(axis, str(level)) for axis in reference for level in index.unique(axis)]
+    changes = [{axis: level} for axis, level in pairs if level != reference[axis]]
+    both = (first | second for first, second in itertools.combinations(changes, 2))
+    chosen = [*changes, *(pair for pair in both if len(pair) == 2)]
     contrasts = [(changed, _contrast(frame, changed, reference)) for changed in chosen]
     estimated = [(changed, rows) for changed, rows in contrasts if rows.size]
     if len({axis for change in changes for axis in change}) < 2 or not estimated:
         return []
     means = np.array([rows.mean(axis=0) for _, rows in estimated])
-    return [
-        Effect(
-            " and ".join(f"{axis}={level}" for axis, level in changed.items()),
-            "main effect" if len(changed) == 1 else "interaction",
-            len(rows),
-            *describe_pairs(mean.tolist()),
-            p,
-            mean.tolist(),
-        )
-        for (changed, rows), mean, p in zip(
-            estimated, means, stats.joint_sign_flip(means), strict=True
-        )
-    ]
+    effects = []
+    p_values = stats.joint_sign_flip(means)
+    for (changed, rows), mean, p in zip(estimated, means.tolist(), p_values, strict=True):
+        name = " and ".join(f"{axis}={level}" for axis, level in changed.items())
+        kind = "main effect" if len(changed) == 1 else "interaction"
+        effects.append(Effect(name, kind, len(rows), *describe_pairs(mean), p, mean))
+    return effects
 
 
 def _contrast(
@@ -100,16 +82,12 @@ def _contrast(
 
 def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -> Table:
     """Return the effects of a factorial study as a table."""
-    rows = [
-        [
-            Cell(effect.effect),
-            Cell(effect.kind),
-            Cell(format_difference(effect.difference, effect.low, effect.high, digits)),
-            Cell(format_p(effect.p), mark=STAR if effect.p <= ALPHA else ""),
-            Cell(str(effect.combinations)),
-        ]
-        for effect in effects
-    ]
+    rows = []
+    for effect in effects:
+        interval = (effect.difference, effect.low, effect.high)
+        texts = (effect.effect, effect.kind, columns.format_difference(*interval, digits))
+        p = Cell(columns.format_p(effect.p), mark=columns.STAR if effect.p <= ALPHA else "")
+        rows.append([*map(Cell, texts), p, Cell(str(effect.combinations))])
     names = {"label": study.plan.metric.label, "baseline": study.plan.baseline}
     return named_table("effects", rows, count=len(effects), **names)
 
@@ -125,10 +103,9 @@ def make_contrast_table(study: StudyRecord, other: StudyRecord, digits: int) -> 
         low, high = stats.welch_interval(lead.tolist(), other_lead.tolist())
         if set(lead.index) == set(other_lead.index):
             change, low, high = describe_pairs(lead - other_lead)
-        leads = [
-            f"{format_number(x.mean(), f'+.{digits}f')} ({len(x)})" for x in (other_lead, lead)
-        ]
-        texts = [variant.name, *leads, format_difference(change, low, high, digits)]
+        form, both = f"+.{digits}f", (other_lead, lead)
+        leads = [f"{columns.format_number(x.mean(), form)} ({len(x)})" for x in both]
+        texts = [variant.name, *leads, columns.format_difference(change, low, high, digits)]
         rows.append([Cell(text) for text in texts])
     return named_table("contrast", rows, other=other.plan.study, study=study.plan.study)
 
@@ -140,9 +117,8 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
     """
     plan, rows = study.plan, summary.set_index("variant")
     criteria = plan.criteria if len(plan.criteria) > 1 else []
-    headings = [
-        f"{text} (equal {c})" for c in criteria for text in (plan.metric.label, "difference")
-    ]
+    names = (plan.metric.label, "difference")
+    headings = [f"{text} (equal {c})" for c in criteria for text in names]
     planned = {(v.variant or v.name, v.criterion): v.name for v in plan.variants}
     cells = []
     for name in dict.fromkeys(v.variant or v.name for v in plan.variants if criteria):
@@ -152,11 +128,12 @@ def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) 
             variant = name if name == plan.baseline else planned.get((name, criterion))
             row = rows.loc[variant] if variant else None
             if row is None or not row["n"]:
-                line += [Cell(NOTHING), Cell(NOTHING)]
+                line += [Cell(columns.NOTHING), Cell(columns.NOTHING)]
                 continue
-            difference = format_difference(row["difference"], row["low"], row["high"], digits)
-            line.append(Cell(format_spread(row["mean"], row["sd"], digits)))
-            line.append(Cell(difference, mark=STAR if row["significant"] else ""))
+            interval = row["difference"], row["low"], row["high"]
+            difference = columns.format_difference(*interval, digits)
+            line.append(Cell(columns.format_spread(row["mean"], row["sd"], digits)))
+            line.append(Cell(difference, mark=columns.STAR if row["significant"] else ""))
         cells.append(line)
     return named_table("criteria", cells, headings, baseline=plan.baseline)
 

@@ -71,10 +71,8 @@ def draw_effects(effects: list[Effect], label: str) -> "Figure | None":
         return None
     figure = drawing.new_figure(0.26 * len(effects) + 0.75)
     axes = figure.subplots()
-    rows = [
-        Difference(row, e.effect, e.by_seed, e.low, e.difference, e.high, e.p <= ALPHA)
-        for row, e in enumerate(effects)
-    ]
+    middles = [(e.by_seed, e.low, e.difference, e.high) for e in effects]
+    rows = [Difference(i, e.effect, *middles[i], e.p <= ALPHA) for i, e in enumerate(effects)]
     _draw_differences(axes, rows)
     axes.set_yticks(range(len(effects)), drawing.short_names((e.effect for e in effects), 60))
     axes.set_ylim(len(effects) - 0.5, -0.5)
@@ -165,13 +163,11 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> "Figure | Non
             start = rows if start is None else start
             drawing.draw_band(top, rows.stack().droplevel(1), *key[name], label=name)
             inside = rows[rows.index <= start.index.max()]
-            differences = {
-                seed: inside[seed] - np.interp(inside.index, start.index, start[seed])
-                for seed in inside.columns.intersection(start.columns)
-            }
+            seeds = inside.columns.intersection(start.columns)
+            reference = {s: np.interp(inside.index, start.index, start[s]) for s in seeds}
+            differences = {seed: inside[seed] - reference[seed] for seed in seeds}
             if name != shown[0] and differences:
-                by_seed = pd.concat(differences.values())
-                drawing.draw_band(bottom, by_seed, *key[name], label=name)
+                drawing.draw_band(bottom, pd.concat(differences.values()), *key[name], label=name)
         bottom.axhline(0, color=GREY, linewidth=0.8)
         bottom.set_xlabel(label)
     grid[0][0].set_ylabel(study.plan.metric.label)

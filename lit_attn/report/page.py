@@ -34,13 +34,9 @@ def render_page(title: str, sections: list[Section], **values: Any) -> str:
         for part in sections
         if (tables := [table for table in part.tables if table.rows]) or part.figures
     ]
-    environment = Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(ASSETS)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     page = environment.get_template("page.html")
     texts = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
     entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **texts}

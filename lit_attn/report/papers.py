@@ -10,25 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_attn.cells.records import Metric, read_diagnostics
-from lit_attn.config.papers import (
-    COSTS,
-    Claim,
-    Column,
-    Layout,
-    PaperSource,
-    Reading,
-    Reference,
-    find_numbers,
-)
+from lit_attn.config import papers as config
 from lit_attn.report import stats
 from lit_attn.report.columns import DAGGER
 from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
 
-Records = dict[str, StudyRecord]
-"""Studies by name."""
-Values = dict[int, float]
-"""Values in printed units by seed."""
+Records = dict[str, StudyRecord]  # Studies by name.
+Values = dict[int, float]  # Values in printed units by seed.
 UNIT = re.compile(r"[\d.]+([KMBG%])")
 DECIMALS = re.compile(r"\d+\.(\d+)")
 
@@ -41,7 +30,7 @@ class Entry(NamedTuple):
     published: str
     values: Values
     ours: str
-    references: list[Reference]
+    references: list[config.Reference]
 
 
 class Verdict(NamedTuple):
@@ -61,7 +50,7 @@ class Verdict(NamedTuple):
     judgement: str
 
 
-def read_records(source: PaperSource, items: Iterable[Layout], runs: Path) -> Records:
+def read_records(source: config.PaperSource, items: Iterable[config.Layout], runs: Path) -> Records:
     """Read the studies that `items` need, by name; studies that have not started are left out."""
     needed = {reference.study for item in items for reference in source.references(item)}
     planned = [study for study in sorted(needed) if (runs / study / "plan.json").exists()]
@@ -70,7 +59,7 @@ def read_records(source: PaperSource, items: Iterable[Layout], runs: Path) -> Re
 
 
 def measure(
-    records: Records, reference: Reference | None, value: str, epoch: int | None = None
+    records: Records, reference: config.Reference | None, value: str, epoch: int | None = None
 ) -> Values:
     """Return a value (see `Column.value`) of every finished seed of a variant, by seed."""
     if reference is None or reference.study not in records:
@@ -101,11 +90,11 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
         chosen = [row for row in rows if row.layer == int(layer) and row.name == name]
         last = [row.value for row in chosen if row.step == chosen[-1].step]
         return statistics.fmean(last) if last else None
-    return numbers.get(value if value in COSTS else f"metric {value}")
+    return numbers.get(value if value in config.COSTS else f"metric {value}")
 
 
 def make_entries(
-    source: PaperSource, item: Layout, records: Records, reading: Reading = "*"
+    source: config.PaperSource, item: config.Layout, records: Records, reading: config.Reading = "*"
 ) -> list[list[Entry]]:
     """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
     columns, rows = item.grid()
@@ -165,14 +154,14 @@ def _is_busy(records: Records, entry: Entry, value: str) -> bool:
     return is_time and max(times, default=0) > BUSY * min(times, default=0)
 
 
-def _format(column: Column, published: list[str], values: Values, first: Values) -> str:
+def _format(column: config.Column, published: list[str], values: Values, first: Values) -> str:
     """Return mean ± standard deviation with the decimals of the column's published cells.
 
     `first` has the values of the first row, and is empty in the first row.
     """
     if not values:
         return ""
-    digits = max(map(count_decimals, published)) if any(map(find_numbers, published)) else 2
+    digits = max(map(count_decimals, published)) if any(map(config.find_numbers, published)) else 2
     digits = digits if column.digits is None else column.digits
     mean = statistics.fmean(values.values())
     if column.value == "parameters":
@@ -194,7 +183,9 @@ def count_decimals(published: str) -> int:
     return len(match[1]) if match else 0
 
 
-def judge_claims(source: PaperSource, items: dict[str, Layout], records: Records) -> list[Verdict]:
+def judge_claims(
+    source: config.PaperSource, items: dict[str, config.Layout], records: Records
+) -> list[Verdict]:
     """Compare the claims of tables and figures with our paired differences over seeds.
 
     Claims about the same difference between the same cells have one verdict.
@@ -215,22 +206,20 @@ def judge_claims(source: PaperSource, items: dict[str, Layout], records: Records
             key: tuple[object, ...] = (*references, column.value, column.epoch, verdict.judgement)
             key = key if all(references) else (number, claim.text)
             if first := verdicts.get(key):
-                verdict = first._replace(
-                    text=f"{first.text} / {verdict.text}",
-                    places=f"{first.places} / {number}",
-                    published=f"{first.published} / {verdict.published}",
-                )
+                text, places = f"{first.text} / {verdict.text}", f"{first.places} / {number}"
+                published = f"{first.published} / {verdict.published}"
+                verdict = first._replace(text=text, places=places, published=published)
             verdicts[key] = verdict
     return list(verdicts.values())
 
 
 def _judge_claim(
-    claim: Claim, number: str, column: Column, pair: list[Entry], records: Records
+    claim: config.Claim, number: str, column: config.Column, pair: list[Entry], records: Records
 ) -> Verdict:
     """Compare a claim about a pair of cells with our paired differences over seeds."""
     names = (claim.row, claim.against)
     plans = {r.study: records[r.study].plan for entry in pair for r in entry.references}
-    numbers = [find_numbers(entry.published) for entry in pair]
+    numbers = [config.find_numbers(entry.published) for entry in pair]
     if all(numbers):
         digits = max(count_decimals(entry.published) for entry in pair)
         published = numbers[0][0] - numbers[1][0]

@@ -27,8 +27,7 @@ SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
 AXIS_LABELS = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
 JUDGEMENTS = ("agree", "disagree", "undecided", "not run")
-MOST_IN_A_ROW = 3
-"""Largest number of panels side by side."""
+MOST_IN_A_ROW = 3  # Largest number of panels side by side.
 
 
 def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
@@ -78,16 +77,10 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     for section in sections:
         links = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
         parts += [f"## {section.heading}", *links, *map(formats.to_markdown, section.tables)]
-    files["index.html"] = render_page(
-        title,
-        sections,
-        captions=captions,
-        images=images,
-        figures={stem: {} for stem in captions},
-        links=[name for name in files if name.endswith(".csv")],
-        name=folder.name,
-        warnings=warnings,
-    )
+    values: dict[str, object] = {"captions": captions, "images": images, "warnings": warnings}
+    values["figures"] = {stem: {} for stem in captions}
+    values["links"] = [name for name in files if name.endswith(".csv")]
+    files["index.html"] = render_page(title, sections, name=folder.name, **values)
     files["index.md"] = "\n\n".join(parts)
     for name, content in files.items():
         write_atomic(folder / name, content)
@@ -102,10 +95,8 @@ def make_tables(
     titles = _describe_studies(source, item, records)
     notes = list(filter(None, [item.small_note if source.size else item.note]))
     if source.size:
-        return [
-            _lay_out(item, grid, f"{caption} Published.", notes, "p"),
-            _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o"),
-        ]
+        published = _lay_out(item, grid, f"{caption} Published.", notes, "p")
+        return [published, _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")]
     tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
@@ -147,13 +138,11 @@ def _lay_out(
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
     verdicts = judge_claims(source, items, records)
-    rows = [
-        [
-            *map(Cell, (v.text, v.places, v.studies, v.published, v.ours, str(v.pairs))),
-            Cell(v.judgement, is_bold=v.judgement in ("agree", "disagree")),
-        ]
-        for v in verdicts
-    ]
+    rows = []
+    for v in verdicts:
+        texts = (v.text, v.places, v.studies, v.published, v.ours, str(v.pairs))
+        is_decided = v.judgement in ("agree", "disagree")
+        rows.append([*map(Cell, texts), Cell(v.judgement, is_bold=is_decided)])
     counts = Counter(re.split("[:†]", v.judgement)[0].strip() for v in verdicts)
     totals = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS)
     return formats.named_table("claims", rows, totals=totals)
@@ -201,10 +190,8 @@ def _draw_panels(
 ) -> "matplotlib.figure.Figure | None":
     """Draw the panels side by side with one legend; return None without any record."""
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
-    key: drawing.Key = {
-        label: (colour, dash)
-        for (label, _), (dash, colour) in zip(item.variants(), styles, strict=False)
-    }
+    styled = zip(item.variants(), styles, strict=False)
+    key: drawing.Key = {label: (colour, dash) for (label, _), (dash, colour) in styled}
     columns = min(MOST_IN_A_ROW, len(item.panels))
     rows = -(-len(item.panels) // columns)
     figure = drawing.new_figure(2.4 * rows + 0.5)
@@ -213,8 +200,7 @@ def _draw_panels(
     for axes in all_axes[len(item.panels) :]:
         axes.set_visible(False)
     for axes, panel in zip(all_axes, item.panels, strict=False):
-        shown = panel.lines or item.lines
-        lines = {label: located[label] for label in shown if label in located}
+        lines = {label: located[label] for label in panel.lines or item.lines if label in located}
         frames.append(frame := _read_panel(panel, lines, records))
         for label, part in frame.groupby("label", sort=False)["value"]:
             if panel.x == "variant":

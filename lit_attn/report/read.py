@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from lit_attn.cells import records
 from lit_attn.cells.folder import read_result, read_state
-from lit_attn.cells.records import (
-    Metric,
-    MetricRow,
-    Plan,
-    PlannedCell,
-    Result,
-    Seals,
-    StepTimes,
-    Tuning,
-    read_metrics,
-)
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.schema.errors import ConfigError, require, suggest
 
@@ -71,12 +61,11 @@ class CellRecord:
         """Folder of the cell."""
         return Path(self.path) if self.path else None
 
-    def curve(self, metric: Metric) -> list[MetricRow]:
+    def curve(self, metric: records.Metric) -> list[records.MetricRow]:
         """Return the logged rows of `metric` in printed units."""
-        rows = read_or_skip(read_metrics, self.folder, "metrics.csv") or []
-        return [
-            row._replace(value=row.value * metric.scale) for row in rows if row.name == metric.name
-        ]
+        rows = read_or_skip(records.read_metrics, self.folder, "metrics.csv") or []
+        chosen = (row for row in rows if row.name == metric.name)
+        return [row._replace(value=row.value * metric.scale) for row in chosen]
 
 
 @dataclass(frozen=True)
@@ -88,12 +77,12 @@ class StudyRecord:
     study that exist and cannot be read.
     """
 
-    plan: Plan
+    plan: records.Plan
     cells: list[CellRecord]
     contrast: "StudyRecord | None" = None
-    seals: Seals | None = None
-    tuning: Tuning | None = None
-    step_times: StepTimes | None = None
+    seals: records.Seals | None = None
+    tuning: records.Tuning | None = None
+    step_times: records.StepTimes | None = None
     unreadable: Sequence[str] = ()
 
     @cached_property
@@ -156,8 +145,7 @@ class StudyRecord:
             if name in alone:
                 return alone[name]
         times = self.measurements("step_time", variant)
-        is_known = times and max(times) <= BUSY * min(times)
-        return statistics.median(times) if is_known else None
+        return statistics.median(times) if times and max(times) <= BUSY * min(times) else None
 
 
 def read_or_skip(
@@ -214,18 +202,18 @@ def read_studies(runs: Path, names: list[str] | None = None) -> Iterator[StudyRe
 def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     """Read the study of the plan at `path`. Raises ConfigError if that is not possible."""
     try:
-        plan = Plan.model_validate_json(path.read_bytes())
+        plan = records.Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{path}: is not a plan: {str(error).splitlines()[0]}") from error
     # The folder of the report has the study's name, so that name must not lead elsewhere.
     if plan.study != path.parent.name:
         raise ConfigError(f"{path}: is the plan of '{plan.study}', not of '{path.parent.name}'")
     cells = [_read_cell(str(path.parent), cell, plan.metric) for cell in plan.cells]
-    seals = read_or_skip(Seals.read, path.parent, "seals.json")
-    tuning = read_or_skip(Tuning.read, path.parent, "tuning.json")
-    times = read_or_skip(StepTimes.read, path.parent, "step_times.json")
-    records = {"seals.json": seals, "tuning.json": tuning, "step_times.json": times}
-    unreadable = [n for n, r in records.items() if r is None and (path.parent / n).exists()]
+    seals = read_or_skip(records.Seals.read, path.parent, "seals.json")
+    tuning = read_or_skip(records.Tuning.read, path.parent, "tuning.json")
+    times = read_or_skip(records.StepTimes.read, path.parent, "step_times.json")
+    files = {"seals.json": seals, "tuning.json": tuning, "step_times.json": times}
+    unreadable = [n for n, r in files.items() if r is None and (path.parent / n).exists()]
     plan_alone = plan.model_copy(update={"cells": []})
     study = StudyRecord(plan_alone, cells, None, seals, tuning, times, unreadable)
     name = plan.metric.name
@@ -244,7 +232,7 @@ def _read_study(path: Path, is_contrast: bool = False) -> StudyRecord:
     return study
 
 
-def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
+def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric) -> CellRecord:
     path = f"{study}/{planned.path}"
     result = read_result(Path(path), planned.identity)
     variant, seed, identity = sys.intern(planned.variant), planned.seed, planned.identity
@@ -258,7 +246,7 @@ def _read_cell(study: str, planned: PlannedCell, metric: Metric) -> CellRecord:
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 
 
-def _measure(result: Result) -> dict[str, Any]:
+def _measure(result: records.Result) -> dict[str, Any]:
     devices = f"{result.devices} x " if result.devices > 1 else ""
     texts = {
         "device": f"{devices}{result.device}",

@@ -6,26 +6,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lit_attn.cells.records import Plan
-from lit_attn.report import stats
-from lit_attn.report.columns import (
-    COLUMNS,
-    NOTHING,
-    PRINTERS,
-    Record,
-    format_spread,
-    make_cells,
-    make_scale,
-)
+from lit_attn.report import columns, stats
 from lit_attn.report.comparison import Comparisons
 from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.read import BUSY, StudyRecord
 
-SENTENCES: dict[str, str] = read_asset("sentences.yaml")
-"""Sentences of the caption."""
-
-ALWAYS = ("variant", "value", "n")
-"""Columns that are printed also if they are empty."""
-
+SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Of the caption.
+ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
 LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
 """Columns of the LaTeX table, which fit the text of a one-column page (397 pt)."""
 
@@ -37,19 +24,20 @@ def make_results_table(
     keys: Sequence[str] | None = None,
 ) -> Table:
     """Return the table of `summary` with the columns `keys`, or with all that have a value."""
-    plan, scale = study.plan, make_scale(summary)
-    records: list[Record] = [{str(k): v for k, v in r.items()} for r in summary.to_dict("records")]
-    columns, cells = [], []
-    for column in COLUMNS:
+    plan, scale = study.plan, columns.make_scale(summary)
+    rows = summary.to_dict("records")
+    records: list[columns.Record] = [{str(k): v for k, v in row.items()} for row in rows]
+    shown, cells = [], []
+    for column in columns.COLUMNS:
         # Rows without their names would say nothing.
-        if column.key in PRINTERS and (keys is None or column.key in ("variant", *keys)):
-            printed = make_cells(column, records, scale)
-            if column.key in ALWAYS or any(cell.text != NOTHING for cell in printed):
-                columns.append(column)
+        if column.key in columns.PRINTERS and (keys is None or column.key in ("variant", *keys)):
+            printed = columns.make_cells(column, records, scale)
+            if column.key in ALWAYS or any(cell.text != columns.NOTHING for cell in printed):
+                shown.append(column)
                 cells.append(printed)
     values = _template_values(study, summary, comparisons)
     names = {"label": plan.metric.label, "flops": scale.flops, "memory": scale.memory}
-    notes = [column.note.format(**values) for column in columns if column.note]
+    notes = [column.note.format(**values) for column in shown if column.note]
     if summary["missing"].astype(bool).any():
         notes.append(SENTENCES["missing"])
     if ties := int(summary["ties"].sum()):
@@ -60,7 +48,7 @@ def make_results_table(
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
     return Table(
-        [column.heading.format(**names) for column in columns],
+        [column.heading.format(**names) for column in shown],
         [list(row) for row in zip(*cells, strict=True)],
         # A YAML title can span lines.
         title=" ".join(plan.title.split()).rstrip(".") + ".",
@@ -82,10 +70,41 @@ def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
     groups = others[seeds["status"] == "done"].groupby(seeds["variant"], sort=False)
     rows = []
     for variant, values in groups:
-        texts = (format_spread(x.mean(), x.std(), 4) for _, x in values.items())
+        texts = (columns.format_spread(x.mean(), x.std(), 4) for _, x in values.items())
         rows.append([Cell(str(variant)), *map(Cell, texts)])
     headings = [str(name).removeprefix("metric ") for name in others]
     return named_table("metrics", rows if headings else [], headings)
+
+
+def make_class_frame(study: StudyRecord) -> pd.DataFrame:
+    """Return mean and standard deviation (ddof 1) of the IoU in percent, by class and variant.
+
+    The values belong to the split and the weights (trained or averaged) of the study's metric.
+    """
+    metric = study.plan.metric
+    prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"
+    rows = [
+        (name.removeprefix(prefix), cell.variant, 100 * value)
+        for cell in study.finished_cells()
+        for name, value in cell.measurements.items()
+        if name.startswith(prefix)
+    ]
+    frame = pd.DataFrame(rows, columns=["class", "variant", "iou"]).astype({"iou": float})
+    groups = frame.groupby(["class", "variant"], sort=False)["iou"]
+    return groups.agg(mean="mean", sd="std", n="count").reset_index()
+
+
+def make_class_table(classes: pd.DataFrame) -> Table:
+    """Return the class frame as a table: classes down, variants across, best means bold."""
+    variants = list(dict.fromkeys(classes["variant"]))
+    rows = []
+    for label, values in classes.set_index("variant").groupby("class", sort=False):
+        # A mean over fewer seeds than another variant's is never the best one.
+        best = values.loc[values["n"] == values["n"].max(), "mean"].max()
+        measured = values[["mean", "sd"]].reindex(variants).itertuples(index=False)
+        texts = [(columns.format_spread(mean, sd, 2), mean == best) for mean, sd in measured]
+        rows.append([Cell(str(label)), *(Cell(text, is_best) for text, is_best in texts)])
+    return named_table("classes", rows, variants)
 
 
 def _template_values(
@@ -142,9 +161,8 @@ def _describe_plan(study: StudyRecord, level: float) -> list[str]:
             seeds = ", ".join(str(seed) for added in seals.added_seeds for seed in added)
             looks = 1 + len(seals.added_seeds)
             notes.append(SENTENCES["looks"].format(seeds=seeds, looks=looks, level=level))
-        keys = ("added_variants", "removed_variants", "changed_decisions")
-        changes = [(key, ", ".join(getattr(seals, key))) for key in keys]
-        notes += [SENTENCES[key].format(names=names) for key, names in changes if names]
+        changes = [(key, ", ".join(names)) for key, names in seals.changes().items() if names]
+        notes += [SENTENCES[key].format(names=names) for key, names in changes]
     return notes
 
 
@@ -156,20 +174,14 @@ def describe_parity(plan: Plan) -> list[str]:
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
-    distinct = {
-        name: sorted(set(study.measurements(name)))
-        for name in ("code", "data", "versions", "device")
-    }
+    names = ["code", "data", "versions", "device"]
+    distinct = {name: sorted(set(study.measurements(name))) for name in names}
     packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
-    texts = {
-        name: ", ".join(values) for name, values in (distinct | {"versions": packages}).items()
-    }
+    listed = distinct | {"versions": packages}
+    texts = {name: ", ".join(values) for name, values in listed.items()}
     notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
-    mixed = [
-        f"{name} differs between runs ({', '.join(distinct[name])})"
-        for name in ("code", "data")
-        if len(distinct[name]) > 1
-    ]
+    hashes = {name: distinct[name] for name in ("code", "data") if len(distinct[name]) > 1}
+    mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in hashes.items()]
     warnings = [SENTENCES["mixed"].format(hashes=" and ".join(mixed))] if mixed else []
     names = [name for name in ("versions", "device") if len(distinct[name]) > 1]
     names += study.unreadable

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-EXACT_UP_TO = 16
-"""Largest number of pairs whose sign patterns are all counted in a sign-flip test."""
+EXACT_UP_TO = 16  # Largest number of pairs for which a sign-flip test counts all sign patterns.
 DRAWS = 20_000
 """Number of random sign patterns for more pairs; it keeps the standard error at 0.05 at 0.0015."""
 
-TIE = 1e-4
-"""Relative distance below which two sums of differences are equal up to rounding (float32)."""
+TIE = 1e-4  # Relative distance of sums of differences that are equal up to rounding (float32).
 
 
 class Interval(NamedTuple):
@@ -162,11 +160,9 @@ def rank_with_failures(
 
     ours, theirs = (np.array(by_seed, dtype=float) for by_seed in (values, baseline))
     has_failed, has_baseline_failed = np.isnan(ours), np.isnan(theirs)
-    gains = np.select(
-        [has_failed & has_baseline_failed, has_failed, has_baseline_failed],
-        [0.0, -np.inf, np.inf],
-        ours - theirs if higher_is_better else theirs - ours,
-    )
+    cases = [has_failed & has_baseline_failed, has_failed, has_baseline_failed]
+    differences = ours - theirs if higher_is_better else theirs - ours
+    gains = np.select(cases, [0.0, -np.inf, np.inf], differences)
     sizes = np.abs(gains)
     finite = sizes[np.isfinite(sizes)]
     # Rounding makes equal differences unequal, so sizes are compared on a grid of 1e-5.
@@ -230,10 +226,8 @@ def seeds_needed(differences: Sequence[float], alpha: float = 0.05) -> tuple[int
     t = abs(d.mean()) / d.std(ddof=1) * math.sqrt(len(d))
     if t <= special.stdtrit(freedom, 1 - alpha / 2):
         return None
-    weakest, strongest = (
-        float(special.nctdtrinc(freedom, share, t)) / math.sqrt(len(d))
-        for share in (1 - alpha / 2, alpha / 2)
-    )
+    shifts = (special.nctdtrinc(freedom, share, t) for share in (1 - alpha / 2, alpha / 2))
+    weakest, strongest = (float(shift) / math.sqrt(len(d)) for shift in shifts)
     return pairs_for_power(strongest, alpha=alpha), pairs_for_power(weakest, alpha=alpha)
 
 

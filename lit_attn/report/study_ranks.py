@@ -14,8 +14,7 @@ from lit_attn.report.read import StudyRecord
 from lit_attn.report.results import SENTENCES
 from lit_attn.report.summary import make_variant_frame
 
-FEW = 6
-"""Number of studies below which a test of mean ranks has little power."""
+FEW = 6  # Number of studies below which a test of mean ranks has little power.
 
 
 def write_across(studies: list[StudyRecord], reports: Path) -> Path:

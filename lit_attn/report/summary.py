@@ -16,23 +16,18 @@ import yaml
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.columns import COLUMNS, NOTHING, Record
 from lit_attn.report.comparison import Comparisons
-from lit_attn.report.read import StudyRecord
+from lit_attn.report.read import MEASUREMENTS, StudyRecord
 from lit_attn.report.samples import measure_test_errors
 
 TIMES = ("step_time", "evaluation_time")
-INTEGERS = (
-    *("selected_epoch", "steps", "epochs", "batch_size", "attempts"),
-    *("parameters", "flops", "ffn_width", "peak_memory"),
-)
+INTEGERS = {*MEASUREMENTS} - {"wall_time", "finished"}
 
 
 def make_seed_frame(study: StudyRecord) -> pd.DataFrame:
     """Return every planned cell with its status, its value and all its measurements."""
     cells = study.cells
-    columns: dict[str, Any] = {
-        name: [getattr(cell, name) for cell in cells]
-        for name in ("variant", "seed", "status", "value")
-    }
+    first = ("variant", "seed", "status", "value")
+    columns: dict[str, Any] = {name: [getattr(cell, name) for cell in cells] for name in first}
     for name in dict.fromkeys(itertools.chain.from_iterable(c.measurements for c in cells)):
         values = [cell.measurements.get(name) for cell in cells]
         columns[name] = pd.array(values, dtype="Int64") if name in INTEGERS else values
@@ -45,12 +40,9 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
     Only a variant with a value for every planned seed can be the best one.
     """
-    sources = (
-        comparisons.records,
-        measure_test_errors(study),
-        _measure_targets(study),
-        _measure_best_epochs(study) if study.plan.best_test_epoch else {},
-    )
+    best_epochs = _measure_best_epochs(study) if study.plan.best_test_epoch else {}
+    measured = (measure_test_errors(study), _measure_targets(study), best_epochs)
+    sources = (comparisons.records, *measured)
     records, has_stopped = [], bool(study.measurements("stopped_early"))
     for variant in study.plan.variants:
         record = _variant_record(study, variant, has_stopped)
@@ -90,9 +82,8 @@ def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
     records: dict[str, Record] = {}
     for variant in study.plan.variants:
         cells = study.finished_cells(variant.name)
-        curves = [
-            [row.value for row in cell.curve(metric) if math.isfinite(row.value)] for cell in cells
-        ]
+        rows = [cell.curve(metric) for cell in cells]
+        curves = [[row.value for row in curve if math.isfinite(row.value)] for curve in rows]
         # A damaged metrics.csv has no rows, and a mean of fewer seeds is another one.
         if cells and all(curves):
             values = [best(curve) for curve in curves]
@@ -148,9 +139,7 @@ def make_settings_frame(study: StudyRecord) -> pd.DataFrame:
     The settings are those of the first recorded `config.yaml` of each variant. A variant without a
     readable one has no rows.
     """
-    experiments = {
-        variant.name: _read_experiment(study, variant.name) for variant in study.plan.variants
-    }
+    experiments = {v.name: _read_experiment(study, v.name) for v in study.plan.variants}
     baseline = experiments[study.plan.baseline]
     rows = [
         (name, key, baseline.get(key, NOTHING), settings.get(key, NOTHING))
@@ -171,7 +160,5 @@ def _read_experiment(study: StudyRecord, variant: str) -> dict[str, str]:
         settings = pd.json_normalize(config["experiment"]).to_dict("records")[0]
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return {}
-    return {
-        str(key): value if isinstance(value, str) else json.dumps(value, default=str)
-        for key, value in settings.items()
-    }
+    others = {k: json.dumps(v, default=str) for k, v in settings.items() if not isinstance(v, str)}
+    return {str(key): str(value) for key, value in (settings | others).items()}

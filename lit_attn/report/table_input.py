@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -48,27 +49,23 @@ def read_table(
         numbers = pd.to_numeric(frame[name], errors="coerce")
         wrong = frame[name][numbers.isna() & frame[name].notna()]
         if len(wrong) and numbers.notna().any():
-            raise ConfigError(
-                f"{path}: row {wrong.index[0] + 1}, column '{name}': '{wrong.iloc[0]}' is not"
-                " a number; correct it, or choose other columns with --metric"
-            )
+            text = f"row {wrong.index[0] + 1}, column '{name}': '{wrong.iloc[0]}' is not a number"
+            raise ConfigError(f"{path}: {text}; correct it, or choose other columns with --metric")
     numeric = [str(name) for name in frame.select_dtypes("number") if name not in ("seed", *COSTS)]
     chosen = [_parse_metric(text, numeric, path) for text in metrics or numeric]
     if not chosen:
         raise ConfigError(f"{path}: has no numeric column that could be a metric")
-    return [
-        _make_study(frame, path.stem if len(chosen) == 1 else f"{path.stem}-{m.name}", m, baseline)
-        for m in chosen
-    ]
+    ends = [f"-{metric.name}" if len(chosen) > 1 else "" for metric in chosen]
+    pairs = zip(ends, chosen, strict=True)
+    return [_make_study(frame, path.stem + end, metric, baseline) for end, metric in pairs]
 
 
 def _parse_metric(text: str, columns: list[str], path: Path) -> Metric:
     name, _, goal = text.rpartition(":") if text.endswith((":min", ":max")) else (text, "", "")
     require(f"{path}: has no numeric column", name, columns)
     is_lower = any(word in name.lower() for word in LOWER_IS_BETTER)
-    return Metric.model_validate(
-        {"name": name, "label": name, "scale": 1, "goal": goal or ("min" if is_lower else "max")}
-    )
+    goal = goal or ("min" if is_lower else "max")
+    return Metric.model_validate({"name": name, "label": name, "scale": 1, "goal": goal})
 
 
 def _make_study(
@@ -85,13 +82,8 @@ def _make_study(
         else:
             measured = {x: row[x] for x in COSTS if x in row and not pd.isna(row[x])}
             cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
-    plan = Plan(
-        study=name.replace("/", "-"),
-        title=name,
-        baseline=baseline or variants[0],
-        metric=metric,
-        variants=[PlannedVariant(name=variant) for variant in variants],
-        seeds=seeds,
-        cells=[],
+    planned = [PlannedVariant(name=variant) for variant in variants]
+    named = partial(
+        Plan, study=name.replace("/", "-"), title=name, baseline=baseline or variants[0]
     )
-    return StudyRecord(plan, cells)
+    return StudyRecord(named(metric=metric, variants=planned, seeds=seeds, cells=[]), cells)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, effects, figures, formats, segmentation, stats
+from lit_attn.report import diagnostics, drawing, effects, figures, formats, results, stats
 from lit_attn.report.columns import make_scale
 from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import Cell, named_table, read_csv, to_csv
 from lit_attn.report.page import FIGURES, Section, render_page
 from lit_attn.report.read import LOG, StudyRecord
-from lit_attn.report.results import LATEX_COLUMNS, make_metrics_table, make_results_table
 from lit_attn.report.scaling import write_scaling
 from lit_attn.report.summary import make_seed_frame, make_settings_frame, make_variant_frame
 from lit_attn.report.tuning import draw_tuning, make_tuning_table
@@ -62,13 +61,14 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         if study.tuning:
             drawn["tuning"] = draw_tuning(study.tuning, study.plan.baseline)
         images = {name: drawing.render(figure) for name, figure in drawn.items() if figure}
-    table = make_results_table(study, summary, comparisons)
+    table = results.make_results_table(study, summary, comparisons)
     for row, variant in zip(table.rows, study.plan.variants, strict=True):
         if path := study.config_path(variant.name):
             row[0] = row[0]._replace(link=os.path.relpath(path, folder))
-    latex_table = make_results_table(study, summary, comparisons, study.plan.latex or LATEX_COLUMNS)
+    keys = study.plan.latex or results.LATEX_COLUMNS
+    latex_table = results.make_results_table(study, summary, comparisons, keys)
     seeds, settings = make_seed_frame(study), make_settings_frame(study)
-    classes = segmentation.make_class_frame(study)
+    classes = results.make_class_frame(study)
     effect_frame = pd.DataFrame(estimates, columns=effects.Effect._fields)
     optional = {
         "settings.csv": settings,
@@ -89,19 +89,16 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
     digits = make_scale(summary).digits
     differing = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     further = [
-        make_metrics_table(study, seeds),
+        results.make_metrics_table(study, seeds),
         effects.make_criteria_table(study, summary, digits),
         *([make_tuning_table(study.tuning, study.plan.baseline)] if study.tuning else []),
         *([effects.make_contrast_table(study, study.contrast, digits)] if study.contrast else []),
         effects.make_effects_table(estimates, study, digits),
-        segmentation.make_class_table(classes),
+        results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
     ]
-    sections = [
-        Section(tables=[table]),
-        Section(figures=plain, tables=further),
-        Section("Attention layers", attention),
-    ]
+    sections = [Section(tables=[table]), Section(figures=plain, tables=further)]
+    sections.append(Section("Attention layers", attention))
     title = table.title.rstrip(".")
     values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
     files["table.html"] = render_page(title, sections, images=images, **values)
@@ -131,9 +128,8 @@ def make_index_page(reports: Path) -> str:
             LOG.warning("%s: is not a report and is left out of the index: %s", page.parent, error)
     p_values = [variants["p_adjusted"].dropna().tolist() for variants in tables.values()]
     rows = []
-    for (page, variants), adjusted in zip(
-        tables.items(), stats.holm_over_studies(p_values), strict=True
-    ):
+    corrected = stats.holm_over_studies(p_values)
+    for (page, variants), adjusted in zip(tables.items(), corrected, strict=True):
         variants.loc[variants["p_adjusted"].notna(), "p_index"] = adjusted
         is_different = variants["significant"] & (variants["p_index"] <= ALPHA)
         title = re.search("<title>(.*)</title>", page.read_text(encoding="utf-8"))
