@@ -101,11 +101,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    prog = "python -m lit_attn.bench"
+    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
 
     add = _add_common(commands, "attention", dim=192, heads=12, rounds=15).add_argument
@@ -118,14 +116,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--tokens", type=_count, nargs="+", help="lengths; default: 1k to 8k, linear keys to 64k")
 
     add = _add_common(commands, "decoding", dim=384, heads=6, rounds=5).add_argument
-    add(
-        "--windows",
-        type=_window,
-        nargs="+",
-        default=(256, None),
-        metavar="KEYS",
-        help=f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none",
-    )
+    text = f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none"
+    add("--windows", type=_window, nargs="+", default=(256, None), metavar="KEYS", help=text)
     add("--batch", type=_count, default=1, help="sequences")
     add("--tokens", type=_count, nargs="+", default=[1024], help="lengths of the prompt")
     add("--generate", type=_count, default=128, help="tokens after the prompt")

@@ -6,6 +6,7 @@ of every other block is solved so that its parameter count is nearest to the bas
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import timm.layers
@@ -17,14 +18,11 @@ from lit_attn.attention import reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import measure
-from lit_attn.bench.measure import Setup, Spread, Table, summarize, summarize_ratios
+from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
 from lit_attn.models.factory import count
 
 BASELINE = "timm attention"
-
-# Width of the baseline's FFN over the width of the block.
-FFN_RATIO = 3
-
+FFN_RATIO = 3  # Width of the baseline's FFN over the width of the block.
 
 # Default lengths of the memory benchmark; linear keys grow with n in time too.
 LENGTHS = [2**power for power in range(10, 14)]
@@ -68,17 +66,13 @@ def agrees(name: str, shape: Shape) -> bool:
     The reference needs far more memory than the layer, so `shape` should be small.
     """
     compared = build_layer(name, shape).double().eval()
-    size = shape.batch, shape.tokens, shape.dim
-    x = torch.randn(size, dtype=torch.double, requires_grad=True)
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, dtype=torch.double, requires_grad=True)
     inputs = [x, *compared.parameters()]
     out = compared(x, is_causal=shape.causal)
     expected = reference.attention(compared, x, is_causal=shape.causal)
     direction = torch.randn_like(out)
-    pairs = zip(
-        torch.autograd.grad(out, inputs, direction, materialize_grads=True),
-        torch.autograd.grad(expected, inputs, direction, materialize_grads=True),
-        strict=True,
-    )
+    gradients = partial(torch.autograd.grad, grad_outputs=direction, materialize_grads=True)
+    pairs = zip(gradients(out, inputs), gradients(expected, inputs), strict=True)
     return torch.allclose(out, expected) and all(torch.allclose(a, b) for a, b in pairs)
 
 
@@ -125,13 +119,7 @@ def make_attention_tables(options: argparse.Namespace, setup: Setup) -> Iterator
     for tokens in options.tokens:
         shape = Shape(options.batch, tokens, options.dim, options.heads, options.causal)
         causal = ", causal" if shape.causal else ""
-        title = (
-            f"Transformer block, forward + backward, {options.dtype}: batch {shape.batch}, "
-            f"{tokens} tokens{causal}, width {shape.dim}, {shape.heads} heads, {setup.rounds} "
-            "interleaved rounds; parameters matched through ffn_width. seconds: median ± "
-            "interquartile range. ratio: seconds over those of the baseline in the same round. "
-            "peak: most bytes. peak_ratio: over those of the baseline."
-        )
+        title = TITLES["attention"].format(options=options, shape=shape, setup=setup, causal=causal)
         name = f"attention-{setup.device}-{tokens}{'-causal' if shape.causal else ''}"
         yield (name, title, run(options.presets, shape, options.modes, setup))
 
@@ -151,25 +139,14 @@ def run(names: Sequence[str], shape: Shape, modes: Sequence[str], setup: Setup) 
         torch.compiler.reset()
         # All blocks share timm's forward; beyond dynamo's limit of graphs it would run uncompiled.
         with torch._dynamo.config.patch(recompile_limit=len(blocks) + 1):
-            steps = {
-                name: Step(module.to(x), x, shape.causal, mode)
-                for name, (module, _) in blocks.items()
-            }
+            modules = {name: module.to(x) for name, (module, _) in blocks.items()}
+            steps = {name: Step(m, x, shape.causal, mode) for name, m in modules.items()}
             seconds = measure.measure_seconds(steps, setup.rounds, setup.device, setup.clock)
             peak = {name: measure.measure_memory(steps[name], setup.device).peak for name in steps}
-        rows += [
-            Row(
-                name,
-                mode,
-                count(module),
-                width,
-                seconds=summarize(seconds[name]),
-                ratio=summarize_ratios(seconds[name], seconds[BASELINE]),
-                peak=peak[name],
-                peak_ratio=peak[name] / peak[BASELINE],
-            )
-            for name, (module, width) in blocks.items()
-        ]
+        for name, (module, width) in blocks.items():
+            spreads = summarize(seconds[name]), summarize_ratios(seconds[name], seconds[BASELINE])
+            memory = peak[name], peak[name] / peak[BASELINE]
+            rows.append(Row(name, mode, count(module), width, *spreads, *memory))
     return rows
 
 
@@ -195,13 +172,7 @@ def make_memory_tables(options: argparse.Namespace, setup: Setup) -> Iterator[Ta
             for n in options.tokens or default:
                 shape = Shape(1, n, options.dim, options.heads, causal)
                 rows.append(measure_layer(name, shape, setup))
-    title = (
-        f"Attention layer, forward + backward, uncompiled, {options.dtype}: one sample, width "
-        f"{options.dim}, {options.heads} heads, {setup.rounds} rounds. seconds: median ± "
-        "interquartile range. held: bytes kept from forward to backward. peak: most bytes in "
-        "either, without parameters and input. logits: bytes of one n x n x H tensor."
-    )
-    yield (f"memory-{setup.device}", title, rows)
+    yield (f"memory-{setup.device}", TITLES["memory"].format(options=options, setup=setup), rows)
 
 
 def measure_layer(name: str, shape: Shape, setup: Setup) -> LayerRow:

@@ -19,6 +19,7 @@ from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import WINDOWS
 from lit_attn.bench.measure import (
+    TITLES,
     Setup,
     Spread,
     Table,
@@ -116,18 +117,8 @@ def make_decoding_tables(options: argparse.Namespace, setup: Setup) -> Iterator[
     """Yield the table of all models and lengths of the prompt."""
     shape = Shape(**{name: getattr(options, name) for name in Shape._fields})
     windows = ", ".join("all" if keys is None else f"{keys} tokens" for keys in shape.windows)
-    title = (
-        f"Decoding with a key-value cache, uncompiled, {options.dtype}: "
-        f"{shape.depth} layers, width {shape.dim}, {shape.heads} heads, vocabulary of "
-        f"{shape.vocabulary}, batch {shape.batch}; a prompt, then {shape.generate} tokens one by "
-        f"one; {setup.rounds} interleaved rounds. /windows: the layers in turn see {windows}. "
-        "prefill: seconds of the prompt. token: seconds of a step that adds a token to each "
-        "sequence; both median ± interquartile range. rate: tokens/s of all sequences. ratio, "
-        "beside: the rate over those of standard and standard/windows in the same round. cache: "
-        "bytes of one sequence after the last token."
-    )
-    rows = run(options.presets, options.tokens, shape, setup)
-    yield (f"decoding-{setup.device}", title, rows)
+    title = TITLES["decoding"].format(options=options, shape=shape, setup=setup, windows=windows)
+    yield (f"decoding-{setup.device}", title, run(options.presets, options.tokens, shape, setup))
 
 
 def run(names: Sequence[str], prompts: Sequence[int], shape: Shape, setup: Setup) -> list[Row]:
@@ -152,19 +143,10 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
     for name, decoder in decoders.items():
         decoding, windowed = seconds["decode " + name], "decode " + BASELINE + WINDOWS
         token = summarize(total / shape.generate for total in decoding)
-        rows.append(
-            Row(
-                name,
-                count(decoder.network),
-                n,
-                prefill=summarize(seconds["prefill " + name]),
-                token=token,
-                rate=shape.batch / token.median,
-                ratio=summarize_ratios(seconds["decode " + BASELINE], decoding),
-                beside=summarize_ratios(seconds[windowed], decoding)
-                if name.endswith(WINDOWS)
-                else None,
-                cache=count_cache_bytes(decoder.caches) // shape.batch,
-            )
-        )
+        prefill, rate = summarize(seconds["prefill " + name]), shape.batch / token.median
+        ratio = summarize_ratios(seconds["decode " + BASELINE], decoding)
+        beside = summarize_ratios(seconds[windowed], decoding) if name.endswith(WINDOWS) else None
+        measured = (prefill, token, rate, ratio, beside)
+        cache = count_cache_bytes(decoder.caches) // shape.batch
+        rows.append(Row(name, count(decoder.network), n, *measured, cache))
     return rows

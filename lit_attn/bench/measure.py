@@ -15,13 +15,16 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pandas as pd
 import torch
-from torch import Tensor
+import yaml
 
 from lit_attn.files import write_atomic
+
+if TYPE_CHECKING:
+    from lit_attn.bench.attention import Step
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Clocks on a CPU: elapsed time, or the CPU time of this process, which sums over its threads."""
@@ -42,6 +45,9 @@ class Spread(NamedTuple):
     median: float
     iqr: float
 
+
+TITLES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("titles.yaml").read_text("utf-8"))
+"""Template of the title of each benchmark's table."""
 
 Table: TypeAlias = tuple[str, str, Sequence[Any]]
 """Name of the files, title and rows, which are NamedTuples, of a table."""
@@ -92,8 +98,7 @@ def time_call(call: Callable[[], object], device: str, clock: str = "wall") -> f
     return now() - start
 
 
-# Name of the event in the profile at which the backward pass begins.
-BACKWARD = "lit_attn.bench: backward"
+BACKWARD = "lit_attn.bench: backward"  # Event in the profile: the backward pass begins.
 
 
 class Footprint(NamedTuple):
@@ -103,20 +108,12 @@ class Footprint(NamedTuple):
     peak: int
 
 
-class Pass(Protocol):
-    """Training step with separate forward and backward passes."""
-
-    def forward(self) -> Tensor: ...
-
-    def backward(self, out: Tensor) -> None: ...
-
-
-def measure_memory(step: Pass, device: str) -> Footprint:
+def measure_memory(step: "Step", device: str) -> Footprint:
     """Return the memory of `step`; its output counts as held."""
     return _measure_gpu(step) if device == "cuda" else _measure_cpu(step)
 
 
-def _measure_gpu(step: Pass) -> Footprint:
+def _measure_gpu(step: "Step") -> Footprint:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -127,10 +124,9 @@ def _measure_gpu(step: Pass) -> Footprint:
     return Footprint(held, torch.cuda.max_memory_allocated() - before)
 
 
-def _measure_cpu(step: Pass) -> Footprint:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profile:
+def _measure_cpu(step: "Step") -> Footprint:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         out = step.forward()
         with torch.profiler.record_function(BACKWARD):
             step.backward(out)
@@ -176,13 +172,9 @@ def read_load() -> str:
 def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -> None:
     """Print a table in Markdown, and write NAME.md and NAME.csv to `folder` if there is one.
 
-    The columns are the fields of the rows. In the CSV a `Spread` is two numbers, and the conditions
-    are columns too.
+    The columns are the fields of the rows; the CSV adds the conditions, and splits a `Spread`.
     """
-    line = (
-        f"{conditions['date']}, {conditions['device']}, {conditions['clock']}, "
-        f"torch {conditions['torch']}, load average {conditions['load']}."
-    )
+    line = "{date}, {device}, {clock}, torch {torch}, load average {load}.".format(**conditions)
     name, title, rows = table
     headings = rows[0]._fields
     cells = [headings, ["---:"] * len(headings), *(map(format_cell, row) for row in rows)]
