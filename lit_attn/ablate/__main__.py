@@ -30,18 +30,7 @@ if TYPE_CHECKING:
 TARGET = "lit_attn.train:run_cell"
 COMMANDS = {"status": status.print_status, "logs": status.print_log}
 
-EPILOG = """\
-other commands:
-  python -m lit_attn.ablate status [FOLDER]           show what is done, running or failed, and why
-  python -m lit_attn.ablate logs STUDY/VARIANT/SEED   show the log of a cell
-  python -m lit_attn.ablate rerun CHOICE FILE         set cells aside and run them again; CHOICE is
-      stale (code, parts or data have changed), failed, or STUDY/VARIANT/SEED
-  python -m lit_attn.ablate seal FILE                 print the plan and its hash, to commit it
-
-exit codes: 0: every requested cell has a result; 1: some cells have no result; 2: the configuration
-or the command line is wrong; 130: stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); run the same
-command again to resume
-"""
+EPILOG = Path(__file__).with_name("epilog.txt").read_text(encoding="utf-8")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,11 +59,10 @@ def make_parser() -> argparse.ArgumentParser:
     several("--study", "NAME", "Run this study (default: studies with `default: true`).")
     value("--paper", str, "NAME", "Run the tables and figures of a paper (see experiments/papers).")
     several("--table", "NUMBER", "With --paper: run this table (2) or figure (figure-2) only.")
+    parser.set_defaults(small="")
     for name, size in SIZES.items():
         text = f"With --paper: run models for two CPU cores on {size} data."
-        parser.add_argument(
-            name, dest="small", action="store_const", const=size, default="", help=text
-        )
+        parser.add_argument(name, dest="small", action="store_const", const=size, help=text)
     text = "With --paper: print GPU-hours; run nothing."
     parser.add_argument("--cost", choices=papers.PEAKS, help=text)
     flag("--dry-run", "List the cells and their states; run nothing.")
@@ -216,10 +204,8 @@ def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
         value = numbers if "," in text else numbers[0]
         seeds: tuple[int, ...] = TypeAdapter(Seeds).validate_python(value)
     except ValueError as error:
-        raise ConfigError(
-            f"--seeds {text}: write a count up to {MOST_SEEDS:,} such as 5, or different seeds up "
-            f"to {LARGEST_SEED} such as 0,50,100 or 7,"
-        ) from error
+        hint = f"a count up to {MOST_SEEDS:,} such as 5, or different seeds up to {LARGEST_SEED}"
+        raise ConfigError(f"--seeds {text}: write {hint} such as 0,50,100 or 7,") from error
     return seeds
 
 

@@ -94,13 +94,10 @@ class Snapshot(NamedTuple):
     def summary(self) -> str:
         """Return `12 done, 2 running, 1 failed, 15 waiting, about 2:10 left`."""
         remaining = self.remaining_seconds()
-        parts = [
-            f"{self.done} done",
-            f"{len(self.running)} running",
-            *([f"{self.failed} failed"] if self.failed else []),
-            f"{len(self.waiting)} waiting",
-            *([] if remaining is None else [f"about {format_seconds(remaining)} left"]),
-        ]
+        parts = [f"{self.done} done", f"{len(self.running)} running"]
+        parts += [f"{self.failed} failed"] if self.failed else []
+        parts.append(f"{len(self.waiting)} waiting")
+        parts += [] if remaining is None else [f"about {format_seconds(remaining)} left"]
         return ", ".join(parts)
 
 

@@ -84,11 +84,9 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: "Slots") -> 
     hours = [timings[cell.kind].seconds / 3600 for cell in measured]
     devices = [cell.experiment.training.devices for cell in measured]
     device_hours, at_once = sum(map(operator.mul, hours, devices)), slots.at_once(missing)
-    return (
-        f"{matrix.name}: {len(missing)} cells to run, {len(measured)} of them measured: "
-        f"{device_hours:.2f} {slots.unit} hours, {sum(hours) / at_once:.2f} hours with {at_once} "
-        "at once"
-    )
+    cells = f"{len(missing)} cells to run, {len(measured)} of them measured"
+    elapsed = f"{sum(hours) / at_once:.2f} hours with {at_once} at once"
+    return f"{matrix.name}: {cells}: {device_hours:.2f} {slots.unit} hours, {elapsed}"
 
 
 def _print_costs(matrix: Matrix) -> None:
@@ -106,7 +104,5 @@ def _print_costs(matrix: Matrix) -> None:
             raise ConfigError(f"{context}: {error}") from error
         ffn = "none" if cost.ffn_width is None else cost.ffn_width
         matched = "  (matched)" if variant.match_to else ""
-        print(
-            f"  {variant.name:<{width}}  {cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"
-            f"  {ffn}{matched}",
-        )
+        numbers = f"{cost.parameters:>12,}  {cost.flops / 1e6:>9,.2f}"
+        print(f"  {variant.name:<{width}}  {numbers}  {ffn}{matched}")

@@ -116,8 +116,7 @@ class Launcher:
         module = target.partition(":")[0]
         heavy = TRAINING if module == "lit_attn.train" else []
         # cells.fork_server comes first: it ends the server with its runner, also during the other
-        # imports. The command line is listed because multiprocessing imports the main module in
-        # every child.
+        # imports. The command line: multiprocessing imports the main module in every child.
         light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
         self.context.set_forkserver_preload([*light, module, *heavy])
 
@@ -137,8 +136,7 @@ class Launcher:
         """
         cell = (job.folder, job.identity, self.target, self.smoke)
         arguments = (*cell, slot.gpus, len(slot.devices), known_attempts, lock.current_process())
-        run = ranks.run_cell_process
-        process = self.context.Process(target=run, args=arguments, name=job.name)
+        process = self.context.Process(target=ranks.run_cell_process, args=arguments, name=job.name)
         _start_server()
         try:
             process.start()
@@ -148,13 +146,11 @@ class Launcher:
 
 
 def _start_server() -> None:
-    """Start the fork server if it is not running, with SIGINT blocked so that Ctrl-C reaches only
-    the runner."""
+    """Start the fork server if it is not running; SIGINT is blocked: it is for the runner only."""
     if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
         previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
         try:
-            # multiprocessing keeps the folder that it creates first. If the file system is full,
-            # it creates one in TMPDIR later.
+            # multiprocessing keeps its first folder; on a full disk it creates one in TMPDIR later.
             with contextlib.suppress(OSError):
                 util.get_temp_dir()
         finally:

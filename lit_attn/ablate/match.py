@@ -61,29 +61,20 @@ def apply_criteria(
                 if variant.name not in timed:
                     continue
                 factor = 1 / timed[variant.name]
-            variants.append(
-                replace(
-                    tuned[variant.name],
-                    name=variant.name if number == 0 else f"{variant.name}@{criterion}",
-                    criterion=criterion,
-                    # config.yaml and the tables print all digits of the factor.
-                    stretch=float(f"{factor:.4g}"),
-                    step_flops=flops,
-                )
-            )
+            name = variant.name if number == 0 else f"{variant.name}@{criterion}"
+            named = replace(tuned[variant.name], name=name, criterion=criterion)
+            # config.yaml and the tables print all digits of the factor.
+            variants.append(replace(named, stretch=float(f"{factor:.4g}"), step_flops=flops))
     return variants
 
 
 def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict[str, float]:
     """Return the measured ratios of step times to the baseline, by variant."""
     times = StepTimes.read(folder / "step_times.json")
-    entries = {} if times is None else {entry.variant: entry for entry in times.variants}
-    return {
-        variant.name: entry.ratio
-        for variant in written
-        if (entry := entries.get(variant.name)) is not None
-        and (entry.kind, entry.baseline_kind) == (_kind(variant), _kind(baseline))
-    }
+    kinds = {variant.name: (_kind(variant), _kind(baseline)) for variant in written}
+    entries = () if times is None else times.variants
+    valid = [e for e in entries if kinds.get(e.variant) == (e.kind, e.baseline_kind)]
+    return {entry.variant: entry.ratio for entry in valid}
 
 
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
@@ -121,11 +112,10 @@ def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bo
     noisiest = max(measured, key=lambda entry: entry.spread)
     is_noisy = noisiest.spread > MAX_SPREAD
     if is_noisy and not is_noise_allowed:
-        raise ConfigError(
-            f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the baseline "
-            f"varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}; measure on a "
-            "quiet machine, or add --allow-noisy-timing"
-        )
+        where = f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
+        text = f"baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}"
+        hint = "measure on a quiet machine, or add --allow-noisy-timing"
+        raise ConfigError(f"{where} {text}; {hint}")
     before = StepTimes.read(matrix.folder / "step_times.json")
     if before is not None:
         names = {entry.variant for entry in measured}
@@ -155,13 +145,11 @@ def time_variants(folder: Path, *, smoke: bool = False) -> None:
             rounds.append([run.result.step_time.median for run in runs if run is not None])
     if runs[0] is None:
         return
-    StepTimes(
-        device=f"{runs[0].result.device}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads",
-        variants=[
-            _summarize(cell, cells[0], [(row[i], row[0]) for row in rounds])
-            for i, cell in enumerate(cells)
-        ],
-    ).write(folder / "step_times.json")
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    pairs = [[(row[i], row[0]) for row in rounds] for i in range(len(cells))]
+    variants = [_summarize(c, cells[0], pair) for c, pair in zip(cells, pairs, strict=True)]
+    times = StepTimes(device=f"{runs[0].result.device}, {threads} threads", variants=variants)
+    times.write(folder / "step_times.json")
     identity = Cell.read(folder / "config.yaml").fingerprint
     runs[0].result.model_copy(update={"identity": identity}).write(folder / "result.json")
 
@@ -170,14 +158,9 @@ def _summarize(cell: Cell, baseline: Cell, pairs: list[tuple[float, float]]) -> 
     """Return the step time of `cell` from pairs of its seconds and those of the baseline."""
     ratios = [seconds / baseline_seconds for seconds, baseline_seconds in pairs]
     low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return TimedVariant(
-        variant=cell.variant,
-        kind=cell.kind,
-        baseline_kind=baseline.kind,
-        seconds=statistics.median(seconds for seconds, _ in pairs),
-        ratio=ratio,
-        spread=(high - low) / ratio,
-    )
+    names = {"variant": cell.variant, "kind": cell.kind, "baseline_kind": baseline.kind}
+    median = statistics.median(seconds for seconds, _ in pairs)
+    return TimedVariant(**names, seconds=median, ratio=ratio, spread=(high - low) / ratio)
 
 
 def count_step_flops(variant: Variant) -> int:

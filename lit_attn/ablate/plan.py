@@ -30,7 +30,7 @@ from lit_attn.config.source import Mapping, format_value, locate
 from lit_attn.config.study import StudySource
 from lit_attn.config.training import MetricLogger
 from lit_attn.files import one_at_a_time
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, require
 
 SMOKE = "smoke"
 SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
@@ -104,8 +104,7 @@ class Matrix:
         return {variant.name for variant in self.written} <= {self.baseline.name, *ratios}
 
     def plan(self) -> records.Plan:
-        """Return the plan of all cells: the study's seeds, this command's, and every seed that has
-        a folder already."""
+        """Return the plan of all seeds: the study's, this command's, and those with a folder."""
         study = self.source.study
         others = {*self.seeds, *self._started_seeds()} - set(study.seeds)
         seeds = (*study.seeds, *sorted(others))
@@ -188,9 +187,8 @@ class Matrix:
 
 
 def _plan_cell(cell: Cell, variant: str) -> records.PlannedCell:
-    return records.PlannedCell(
-        variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder
-    )
+    identity, path = cell.fingerprint, cell.folder
+    return records.PlannedCell(variant=variant, seed=cell.seed, identity=identity, path=path)
 
 
 def expand(
@@ -277,11 +275,9 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
 def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> None:
     """Check what a variant's data, model and loggers need, except configurations in `checked`."""
     experiment = variant.experiment
-    parts: list[tuple[str, Data | Model | MetricLogger]] = [
-        ("data", experiment.data),
-        ("model", experiment.model),
-        *(("training.loggers", logger) for logger in experiment.training.loggers),
-    ]
+    parts: list[tuple[str, Data | Model | MetricLogger]]
+    parts = [("data", experiment.data), ("model", experiment.model)]
+    parts += [("training.loggers", logger) for logger in experiment.training.loggers]
     for section, part in parts:
         if (text := part.model_dump_json()) in checked:
             continue
@@ -326,8 +322,7 @@ def select_cells(matrices: list[Matrix], choice: str) -> list[Job]:
         return [job for job in jobs if job.state() in get_args(records.FailureClass)]
     named = [job for job in jobs if choice == job.name or Path(choice) == job.folder]
     if not named:
-        choices = ["stale", "failed", *(job.name for job in jobs)]
-        raise ConfigError(f"rerun: no cell '{choice}'{suggest(choice, choices)}")
+        require("rerun: no cell", choice, ["stale", "failed", *(job.name for job in jobs)])
     return named
 
 
@@ -366,12 +361,11 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
             continue
         data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
         inputs = collect_inputs(job.cell.parts, data.model_dump())
+        file_count = len(inputs) - len(job.cell.parts)
         if result.code != code_hash(job.cell.parts):
             yield job
         # Data of a hub have no files, and of more than MAX_FILES only some are recorded.
-        elif inputs != result.inputs or len(inputs) - len(job.cell.parts) not in range(
-            1, MAX_FILES
-        ):
+        elif inputs != result.inputs or not 0 < file_count < MAX_FILES:
             if key not in hashes:
                 hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
             if result.data != hashes[key]:

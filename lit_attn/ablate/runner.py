@@ -24,12 +24,10 @@ TICK = 0.25  # Seconds between two checks of the running cells and two updates o
 GRACE = 15.0  # Seconds that a cell has to write its last checkpoint after it was told to stop.
 RETRIES: dict[FailureClass, int] = {"killed": 3, "timed-out": 1, "no-space": 2}
 """Retries of a cell within one run by failure class; other classes would fail again."""
-BACKOFF = 10.0
-"""Seconds before the first retry of a cell; the delay doubles with each further retry."""
+BACKOFF = 10.0  # Seconds before the first retry of a cell; each further retry doubles the delay.
 LOST_STARTS = 5
 """Failed starts and lost fork servers per slot after which they count as failures of the cell."""
-SAME_FAILURES = 2
-"""Seeds of a variant that fail in the same way before its other seeds are skipped."""
+SAME_FAILURES = 2  # Seeds of a variant that fail in the same way before the others are skipped.
 STOP = 2
 """Urgency at which running cells are stopped: an interrupt adds 1, SIGTERM and SIGHUP add 2."""
 FREEZE = 0.1
@@ -66,13 +64,13 @@ class Outcome:
     is_lost: bool = False
     is_crowded: bool = False
 
-    def describe(self, smoke: bool = False) -> str:
+    def describe(self) -> str:
         """Return the line of the display about the end of the cell."""
         if self.failure is None:
             return f"done     {self.job.name}  {self.seconds:.1f} s"
         if self.is_stopped:
             return f"stopped  {self.job.name}"
-        command = folder.rerun_command(self.job.folder, smoke)
+        command = folder.rerun_command(self.job.folder)
         reason = f"{self.failure}: {self.message}"
         return f"FAILED   {self.job.name}  {reason}\n         run alone: {command}"
 
@@ -268,7 +266,7 @@ class Runner:
         self.summary.outcomes.append(outcome)
         if outcome.failure is None:
             self.lost_starts = 0
-        self.display.say(outcome.describe(self.launcher.smoke))
+        self.display.say(outcome.describe())
         self._skip_failing_variant(outcome)
 
     def _retry_delay(self, outcome: Outcome) -> float | None:

@@ -60,8 +60,7 @@ def _free_gpu_memory() -> dict[str, int]:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can be allocated without swapping, within all limits of the process's
-    control groups; None if unknown."""
+    """Return the bytes free without swapping in all control groups of the process, if known."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

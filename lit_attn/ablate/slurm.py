@@ -38,6 +38,7 @@ from lit_attn.ablate.snapshot import activation_lines, take_snapshot
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.cell import Cell
+from lit_attn.extras import require
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError
 
@@ -50,30 +51,14 @@ ENDS: dict[str, FailureClass] = dict.fromkeys(KILLED, "killed")
 ENDS |= {"TIMEOUT": "timed-out", "DEADLINE": "timed-out", "OUT_OF_MEMORY": "out-of-memory"}
 """Failure classes of the states in squeue that name the reason of a job's end."""
 BATCH = TypeAdapter(list[tuple[str, int]])
-"""Cells of a job array in the order of their indices: the folder below the study's, and the number
-of attempts before the submission."""
+"""Cells of a job array by index: folder below the study's, attempts before the submission."""
 OVER = {*ENDS, "COMPLETED", "FAILED"}
 """States of jobs that have ended. Jobs in all other states wait or run."""
 MAX_ARRAY = 1000  # Jobs of one array; SLURM's default limit is 1001.
 WARNING = 120  # Seconds before the time limit at which a job is told to write a checkpoint.
 POLL = 10.0  # Seconds between two requests to SLURM.
 ABSENCES = 2
-"""Consecutive requests that find neither a job nor a result before a cell counts as failed: a
-network disk may show the result late."""
-
-
-class TimeLimit:
-    """SIGUSR2, which SLURM sends before the time limit, handled as a SIGTERM and recorded."""
-
-    def __init__(self) -> None:
-        self.is_reached = False
-        handler = signal.getsignal(signal.SIGUSR2)
-        assert callable(handler)
-        self.requeue = handler  # submitit's
-
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        self.is_reached = True
-        signal.raise_signal(signal.SIGTERM)
+"""Requests without job and result before a cell has failed: a network disk may be late."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +73,30 @@ class SlurmCell:
     def __call__(self) -> None:
         """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
         job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
-        limit = TimeLimit()
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
+        assert callable(requeue)
+        is_over_time = False
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            nonlocal is_over_time
+            is_over_time = True
+            signal.raise_signal(signal.SIGTERM)
+
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 from the
-        # beginning.
+        # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 at once.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         slots = make_slots(1)
         slots.check([job.cell])
         launcher = Launcher(self.target, self.smoke)
         forkserver.ensure_running()
-        signal.signal(signal.SIGUSR2, limit.stop)
+        # SLURM sends it before the time limit.
+        signal.signal(signal.SIGUSR2, stop)
         summary = Runner(launcher, slots, Display(sys.stdout), self.stall).run([job])
         if job.state() == "done":
             return
-        if limit.is_reached:
+        if is_over_time:
             self._record_time_out()
-            limit.requeue(signal.SIGUSR2, None)
+            requeue(signal.SIGUSR2, None)
         messages = [outcome.message for outcome in summary.outcomes]
         raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
 
@@ -138,8 +131,7 @@ class Task(NamedTuple):
 def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     """Return the job of every cell that SLURM still knows, by the cell's folder.
 
-    SLURM forgets a job some minutes after its end (MinJobAge). Raises OSError if it does not
-    answer.
+    SLURM forgets a job minutes after its end (MinJobAge). Raises OSError if it does not answer.
     """
     batches: dict[str, tuple[Path, Path, list[tuple[str, int]]]] = {}
     for matrix in matrices:
@@ -222,21 +214,17 @@ def submit_missing(
     for matrix in matrices:
         study_jobs = [job for job in jobs if job.cell.study == matrix.name]
         for start in range(0, len(study_jobs), MAX_ARRAY):
-            array = study_jobs[start : start + MAX_ARRAY]
-            _submit(matrix, array, cell, at_once, setup)
+            _submit(matrix, study_jobs[start : start + MAX_ARRAY], cell, at_once, setup)
     return len(jobs)
 
 
 def _submit(
     matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None, setup: list[str]
 ) -> None:
-    try:
-        from submitit.core.utils import FailedJobError
-        from submitit.slurm.slurm import SlurmExecutor
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--launcher slurm: {error.name} is not installed; run pip install 'lit_attn[slurm]'"
-        ) from error
+    require("submitit", "--launcher slurm", "slurm")
+    from submitit.core.utils import FailedJobError
+    from submitit.slurm.slurm import SlurmExecutor
+
     slurm, token = matrix.source.study.slurm, secrets.token_hex(4)
     batch = matrix.folder / ".slurm" / token
     for job in jobs:
@@ -244,8 +232,7 @@ def _submit(
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
-    names = {"partition", "account", "qos", "constraint", "mem"}
-    parameters = slurm.model_dump(include=names)
+    parameters = slurm.model_dump(include={"partition", "account", "qos", "constraint", "mem"})
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
     parameters["setup"] = [*slurm.setup, *setup]
     try:
@@ -331,10 +318,8 @@ class Follower:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.summary.stopped_by = signal.Signals(number)
-        self.display.say(
-            f"{len(self.unfinished)} jobs go on; the same command follows them again, and with "
-            "--cancel it cancels them"
-        )
+        text = "the same command follows them again, and with --cancel it cancels them"
+        self.display.say(f"{len(self.unfinished)} jobs go on; {text}")
 
     def _snapshot(self) -> Snapshot:
         now = time.monotonic()

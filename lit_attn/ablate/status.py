@@ -1,7 +1,6 @@
 """The commands `status` and `logs` of `python -m lit_attn.ablate`.
 
-They only read the folders of the cells, so they work during and after a run and on every machine
-that sees the disk.
+They only read the folders of the cells, so they work at any time on any machine with the disk.
 """
 
 import argparse
@@ -149,8 +148,7 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
 def print_log(arguments: list[str]) -> int:
     """Print the log of a cell's last attempt and return 0.
 
-    Raises ConfigError if there is no such cell or log. On a terminal, control characters are
-    printed in visible form.
+    Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
     text = "Show the log of a cell's last attempt."
     parser = argparse.ArgumentParser("python -m lit_attn.ablate logs", description=text)

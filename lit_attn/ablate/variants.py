@@ -24,8 +24,7 @@ from lit_attn.report.formats import read_asset
 from lit_attn.schema.errors import ConfigError, find_problem, suggest
 from lit_attn.schema.plugins import load_parts
 
-# A variant's name is also the name of a folder: no separators, no leading dot, and short enough
-# for every file system.
+# A variant's name is also that of a folder: no separators, no leading dot, at most 120 letters.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,119}")
 MAX_VARIANTS = 100_000  # Largest number of combinations of a study's axes.
 
@@ -56,7 +55,7 @@ class VariantSource:
 def expand_axes(source: StudySource) -> list[VariantSource]:
     """Return the variants of the product, then of `cells`.
 
-    Raises ConfigError for a mistake in `axes` or `exclude`, and for a name that is used twice or
+    Raises ConfigError for a mistake in `axes` or `exclude`, and for a name that occurs twice or
     cannot name a folder.
     """
     variants = list(_product(source))
@@ -69,10 +68,8 @@ def expand_axes(source: StudySource) -> list[VariantSource]:
     for variant in variants:
         context = f"{variant.where}: {source.name}"
         if not NAME.fullmatch(variant.name):
-            raise ConfigError(
-                f"{context}: '{variant.name}' cannot name a folder: use up to 120 letters, digits"
-                " and . _ = , + -, and begin with a letter or digit"
-            )
+            rule = "use up to 120 letters, digits and . _ = , + -, and begin with a letter or digit"
+            raise ConfigError(f"{context}: '{variant.name}' cannot name a folder: {rule}")
         if variant.name in lines:
             text = f"two variants have the name '{variant.name}', the other one on line"
             raise ConfigError(f"{context}: {text} {lines[variant.name].line}")
@@ -274,8 +271,7 @@ def _adapter(section: str) -> TypeAdapter[Any]:
 def _validate_section(cache: dict[Any, Any], name: str, value: Any) -> Any:
     """Return a validated section; `cache` has those of the other variants.
 
-    A section without overrides is the same object in every variant. The cache refers to the object,
-    so its id stays unique.
+    A section without overrides is one object in all variants. The cache keeps its id unique.
     """
     if (name, id(value)) not in cache:
         text = f"{name}:{json.dumps(value, sort_keys=True)}"
@@ -312,15 +308,11 @@ def _validate(
 def _require_width(context: str, model: Model, baseline: Model) -> None:
     """Raise ConfigError if `match: parameters` cannot solve for the FFN width of `model`."""
     if model.ffn is None:
-        raise ConfigError(
-            f"{context}: the model has no FFN, so no width can match the baseline's parameters;"
-            " set `match: none` for this variant"
-        )
+        text = "the model has no FFN, so no width can match the baseline's parameters"
+        raise ConfigError(f"{context}: {text}; set `match: none` for this variant")
     if baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
-        raise ConfigError(
-            f"{context}: `match: parameters` computes ffn.width;"
-            " remove ffn.width, or set `match: none` for this variant"
-        )
+        text = "remove ffn.width, or set `match: none` for this variant"
+        raise ConfigError(f"{context}: `match: parameters` computes ffn.width; {text}")
 
 
 def _resolve_metric(source: StudySource, experiment: Experiment, variant: str) -> Metric:

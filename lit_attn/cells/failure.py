@@ -20,17 +20,14 @@ EXCEPTION_CLASSES: dict[str, FailureClass] = {
 # The name of this package's exceptions is left out: the failure class says the same.
 OWN_EXCEPTION = re.compile(r"^(\[rank\d+\]:\s*)?lit_attn(?:\.\w+)+: ")
 OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|MemoryError|can't allocate memory|cannot allocate memory|unable to allocate"
-    r"|ALLOC_FAILED",
-    re.IGNORECASE,
+    r"(?i)out ?of ?memory|MemoryError|can(not|'t) allocate memory|unable to allocate|ALLOC_FAILED"
 )
 NO_SPACE = re.compile(r"no space left on device|errno 28\b|disk quota exceeded", re.IGNORECASE)
 
 # The messages of a rank whose peer has ended.
 LOST_PEER = re.compile(
-    r"(closed|reset) by peer|broken pipe|ncclRemoteError|ncclSystemError|socket timeout"
-    r"|connection refused",
-    re.IGNORECASE,
+    r"(?i)(closed|reset) by peer|broken pipe|nccl(Remote|System)Error|socket timeout"
+    r"|connection refused"
 )
 # The line of a cell's log before the end of the log of the rank that failed first.
 FIRST_FAILED = "rank {} was the first to fail: "
@@ -41,11 +38,8 @@ CRASH_LINES = 10  # Last lines of a log in which the cause of a crash in native 
 STOP_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals of the runner, a scheduler or the kernel's out-of-memory killer."""
 TIME_LIMIT_SIGNALS = {signal.SIGXCPU, signal.SIGALRM}
-LOST_SERVER = 255
-"""Exit code that multiprocessing reports for a process whose fork server has ended."""
-DISK_FULL = 74
-"""Exit code of a cell on a full disk, which may have no room for its log (EX_IOERR of
-sysexits.h)."""
+LOST_SERVER = 255  # Exit code in multiprocessing of a process whose fork server has ended.
+DISK_FULL = 74  # Exit code of a cell on a full disk, perhaps without a log (EX_IOERR).
 
 
 class Diverged(RuntimeError):
@@ -59,8 +53,7 @@ class Preempted(RuntimeError):
 def classify_failure(returncode: int, tail: str) -> FailureClass:
     """Return the class of a failure.
 
-    `returncode` is that of a process (-9 for SIGKILL) or of a shell (137), `tail` the end of the
-    cell's log.
+    `returncode` is that of a process (-9 for SIGKILL) or a shell (137), `tail` the end of the log.
     """
     tail = _first_failed_part(tail)
     received = signal_of_code(returncode)
@@ -110,12 +103,9 @@ def describe_failure(returncode: int, tail: str) -> str:
 
 def describe_end(returncode: int, tail: str, overdue: str = "") -> Exit:
     """Return the record of an attempt without a result; `overdue` names a limit it exceeded."""
-    return Exit(
-        failure="timed-out" if overdue else classify_failure(returncode, tail),
-        returncode=returncode,
-        message=overdue or describe_failure(returncode, tail),
-        rank=first_failed_rank(tail),
-    )
+    kind: FailureClass = "timed-out" if overdue else classify_failure(returncode, tail)
+    message, rank = overdue or describe_failure(returncode, tail), first_failed_rank(tail)
+    return Exit(failure=kind, returncode=returncode, message=message, rank=rank)
 
 
 def first_failed_rank(tail: str) -> int:

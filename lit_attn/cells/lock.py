@@ -30,8 +30,7 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError
 
 HEARTBEAT = 10.0  # Seconds between two heartbeats.
-STALE_AFTER = 600.0
-"""Seconds without a heartbeat after which a holder that cannot be looked up is dead."""
+STALE_AFTER = 600.0  # Seconds without heartbeat: a holder that cannot be looked up is dead.
 LOST_LOCK = 75  # Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h).
 
 
@@ -83,14 +82,13 @@ class LockHolder(ProcessIdentity):
 
 def current_process() -> ProcessIdentity:
     """Return the identity of this process."""
-    boot, namespace, pid = "", "", os.getpid()
+    host, boot, namespace, pid = socket.gethostname(), "", "", os.getpid()
     # Without /proc (macOS) processes cannot be looked up.
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    return ProcessIdentity(
-        host=socket.gethostname(), boot=boot, namespace=namespace, pid=pid, started=_start_time(pid)
-    )
+    started = _start_time(pid)
+    return ProcessIdentity(host=host, boot=boot, namespace=namespace, pid=pid, started=started)
 
 
 def read_holder(folder: Path) -> LockHolder | None:
@@ -196,10 +194,9 @@ def require_locks(folder: Path, option: str) -> None:
             os.link(file.name, f"{file.name}.link")
             Path(f"{file.name}.link").unlink()
     except OSError as error:
-        raise LockError(
-            f"{option} {folder}: its file system does not support the flock and hard links that "
-            f"locks need: {error.strerror}. Choose a folder on another file system."
-        ) from error
+        text = f"does not support the flock and hard links that locks need: {error.strerror}"
+        hint = "Choose a folder on another file system."
+        raise LockError(f"{option} {folder}: its file system {text}. {hint}") from error
 
 
 def _create(path: Path, content: str) -> bool:
@@ -259,8 +256,7 @@ def _has_stopped(path: Path, status: os.stat_result) -> bool:
     """Return True if the lock file did not change during STALE_AFTER seconds of watching."""
     beat, now = (status.st_ino, status.st_mtime_ns), time.monotonic()
     last_beat, silence, last_seen = _WATCHED.get(path, (beat, 0.0, now))
-    # A gap between two calls counts as one heartbeat: this process may have been frozen, and the
-    # holder with it.
+    # A gap between two calls counts as one heartbeat: both processes may have been frozen.
     silence = silence + min(now - last_seen, HEARTBEAT) if beat == last_beat else 0.0
     _WATCHED[path] = beat, silence, now
     return silence > STALE_AFTER

@@ -71,8 +71,7 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
             start_heartbeat()
             # Senders that know only this process reach the ranks too.
             signal.signal(signal.SIGTERM, pass_on)
-            # The runner sends SIGABRT to all processes of a cell that hangs. The ranks write their
-            # stacks and end.
+            # To a cell that hangs the runner sends SIGABRT: the ranks write their stacks and end.
             signal.signal(signal.SIGABRT, signal.SIG_IGN)
             ended = _wait_for_ranks(processes)
         finally:
@@ -201,8 +200,7 @@ def run_cell_process(
 ) -> None:
     """Run `target` (`module:function`, called with the folder and `smoke`) on `devices` ranks.
 
-    This process leads a session of its own, holds the cell's lock and writes its output to
-    `attempts/<k>/log.txt`.
+    This process leads a session, holds the cell's lock and writes to `attempts/<k>/log.txt`.
 
     CUDA sees only `gpus`; None changes nothing. Returns at once if another runner has finished the
     cell meanwhile. Exits with BUSY if another process runs it, or if it has failed for good after

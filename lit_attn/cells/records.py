@@ -181,8 +181,7 @@ class Result(Record):
 class Timing(Record):
     """The cost of a whole cell, estimated from a few steps. Times are in seconds.
 
-    `startup` covers everything except steps and evaluations, and `evaluation_time` one evaluation
-    of all splits.
+    `startup` is all but steps and evaluations, `evaluation_time` one evaluation of all splits.
     """
 
     startup: FiniteFloat
@@ -264,28 +263,18 @@ class Seals(Record):
         added = [set(b.seeds) - set(a.seeds) for a, b in self._late_changes]
         return [tuple(sorted(seeds)) for seeds in added if seeds]
 
-    @property
-    def added_variants(self) -> list[str]:
-        """Variants that were added or changed after results."""
-        pairs = self._late_changes
-        return sorted({v for a, b in pairs for v, _ in b.variants.items() - a.variants.items()})
-
-    @property
-    def removed_variants(self) -> list[str]:
-        """Variants that were removed after results."""
-        pairs = self._late_changes
-        return sorted({v for a, b in pairs for v in a.variants.keys() - b.variants.keys()})
-
-    @property
-    def changed_decisions(self) -> list[str]:
-        """Other decisions that changed after results, each with its earlier value."""
-        changes = [
-            f"{key} (before: {json.dumps(value)})"
-            for a, b in self._late_changes
-            for key, value in a.decisions.items()
-            if value != b.decisions[key]
-        ]
-        return list(dict.fromkeys(changes))
+    def changes(self) -> dict[str, list[str]]:
+        """Return the variants and other decisions that changed after results, by kind of change."""
+        added: set[str] = set()
+        removed: set[str] = set()
+        changed: dict[str, None] = {}
+        for a, b in self._late_changes:
+            added |= {variant for variant, _ in b.variants.items() - a.variants.items()}
+            removed |= a.variants.keys() - b.variants.keys()
+            keys = [key for key, value in a.decisions.items() if value != b.decisions[key]]
+            changed |= {f"{key} (before: {json.dumps(a.decisions[key])})": None for key in keys}
+        variants = {"added_variants": sorted(added), "removed_variants": sorted(removed)}
+        return variants | {"changed_decisions": list(changed)}
 
 
 class TuningTrial(Record):
@@ -350,8 +339,7 @@ class DiagnosticRow(NamedTuple):
 def read_metrics(path: Path) -> list[MetricRow]:
     """Return the rows of a metrics.csv; none if the file does not exist.
 
-    Lines that are not complete rows are left out: a crash cuts the last line, and the next attempt
-    continues in it.
+    Incomplete rows are left out: a crash cuts the last line, in which the next attempt continues.
     """
     return [MetricRow(*row) for row in _read_rows(path, int, int, str, float)]
 

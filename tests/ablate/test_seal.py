@@ -51,7 +51,7 @@ def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
     seals = read_seals(tmp_path)
     assert [entry.results for entry in seals.entries] == [0, 4, 8]
     assert seals.added_seeds == [(2, 3)]
-    assert seals.added_variants == ["orphan"]
+    assert seals.changes()["added_variants"] == ["orphan"]
     assert seals.is_before_results
 
 
@@ -63,8 +63,9 @@ def test_results_of_removed_variants_were_seen(tmp_path: Path) -> None:
     run_cli(tmp_path)
     seals = read_seals(tmp_path)
     assert [entry.results for entry in seals.entries] == [0, 4]
-    assert (seals.added_variants, seals.removed_variants) == (["orphan"], ["brief", "ok"])
-    assert 'metric.goal (before: "max")' in seals.changed_decisions
+    changes = seals.changes()
+    assert (changes["added_variants"], changes["removed_variants"]) == (["orphan"], ["brief", "ok"])
+    assert 'metric.goal (before: "max")' in changes["changed_decisions"]
 
 
 def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> Non
     assert run_cli(tmp_path, "--seeds", "3")[0] == 0
     seals = read_seals(tmp_path)
     assert [entry.results for entry in seals.entries] == [0, 0]
-    assert (seals.added_seeds, seals.added_variants) == ([], [])
+    assert (seals.added_seeds, seals.changes()["added_variants"]) == ([], [])
 
 
 def test_a_study_with_older_results_is_not_sealed_before_them(tmp_path: Path) -> None:
