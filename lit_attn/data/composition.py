@@ -19,17 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.composition import (
-    CAPABILITIES,
-    CLASSES,
-    ENTITIES,
-    FACTS,
-    HELD_OUT,
-    PATTERNS,
-    TASK_NAMES,
-    TRANSFORMATIONS,
-    HeadCompositionConfig,
-)
+from lit_attn.config.data import composition as config
 from lit_attn.config.data.text import IGNORED
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
@@ -37,50 +27,48 @@ from lit_attn.data.sets import digest
 Ids = NDArray[np.int64]
 Batch = tuple[Tensor, Tensor, Tensor]
 
-TASKS = len(TASK_NAMES)
-
-# Seed of the lexicon and of the evaluated questions: they are the same for all seeds of a cell.
-FIXED = 0
+TASKS = len(config.TASK_NAMES)
+FIXED = 0  # Seed of the lexicon and of the evaluated questions, whatever the seed of the cell.
 
 
 class Lexicon:
     """Result of each transformation of every entity, and the ids of all tokens."""
 
     def __init__(self) -> None:
-        count = ENTITIES
+        count = config.ENTITIES
         drawn = numpy_generator(FIXED, "lexicon", count)
-        self.members = drawn.permutation(count).reshape(CLASSES, -1)
+        self.members = drawn.permutation(count).reshape(config.CLASSES, -1)
         self.first_class = count
-        first_capability = count + CLASSES
-        self.first_pattern = first_capability + CAPABILITIES
-        self.first_transformation = self.first_pattern + len(PATTERNS)
-        self.blank = self.first_transformation + len(TRANSFORMATIONS)
-        maps = np.zeros((len(TRANSFORMATIONS), count), dtype=np.int64)
-        maps[TRANSFORMATIONS.index("copy")] = np.arange(count)
+        first_capability = count + config.CLASSES
+        self.first_pattern = first_capability + config.CAPABILITIES
+        self.first_transformation = self.first_pattern + len(config.PATTERNS)
+        self.blank = self.first_transformation + len(config.TRANSFORMATIONS)
+        maps = np.zeros((len(config.TRANSFORMATIONS), count), dtype=np.int64)
+        maps[config.TRANSFORMATIONS.index("copy")] = np.arange(count)
         for number, members in enumerate(self.members):
-            maps[TRANSFORMATIONS.index("class"), members] = self.first_class + number
-        able = first_capability + drawn.permutation(count) % CAPABILITIES
-        maps[TRANSFORMATIONS.index("capability")] = able
+            maps[config.TRANSFORMATIONS.index("class"), members] = self.first_class + number
+        able = first_capability + drawn.permutation(count) % config.CAPABILITIES
+        maps[config.TRANSFORMATIONS.index("capability")] = able
         pairs = drawn.permutation(count).reshape(2, -1)
-        maps[TRANSFORMATIONS.index("opposite"), pairs] = pairs[::-1]
+        maps[config.TRANSFORMATIONS.index("opposite"), pairs] = pairs[::-1]
         order = drawn.permutation(count)
-        maps[TRANSFORMATIONS.index("previous"), order] = np.roll(order, 1)
+        maps[config.TRANSFORMATIONS.index("previous"), order] = np.roll(order, 1)
         self.maps = maps
 
     def ask(self, drawn: np.random.Generator, tasks: Ids) -> tuple[Ids, Ids]:
         """Return tokens (B, n) and answers (B,) of one question for each of `tasks` (B,)."""
         size = len(tasks)
-        patterns, transformations = np.divmod(tasks, len(TRANSFORMATIONS))
-        entities = drawn.permuted(np.tile(np.arange(ENTITIES), (size, 1)), axis=1)
-        keys, values = entities[:, :FACTS], entities[:, FACTS : 2 * FACTS]
-        place = drawn.integers(FACTS, size=size)
-        first, second = (place + 1) % FACTS, (place + 2) % FACTS
-        groups = drawn.permuted(np.tile(np.arange(CLASSES), (size, 1)), axis=1)
+        patterns, transformations = np.divmod(tasks, len(config.TRANSFORMATIONS))
+        entities = drawn.permuted(np.tile(np.arange(config.ENTITIES), (size, 1)), axis=1)
+        keys, values = entities[:, : config.FACTS], entities[:, config.FACTS : 2 * config.FACTS]
+        place = drawn.integers(config.FACTS, size=size)
+        first, second = (place + 1) % config.FACTS, (place + 2) % config.FACTS
+        groups = drawn.permuted(np.tile(np.arange(config.CLASSES), (size, 1)), axis=1)
         within = np.tile(np.arange(self.members.shape[1]), (size, 1))
         within = drawn.permuted(within, axis=1)
 
         def rows(pattern: str) -> Ids:
-            return np.flatnonzero(patterns == PATTERNS.index(pattern))
+            return np.flatnonzero(patterns == config.PATTERNS.index(pattern))
 
         items = np.full(size, self.blank)
         at = rows("same-key")
@@ -100,7 +88,7 @@ class Lexicon:
         sources = values[np.arange(size), place]
         at = rows("same-value")
         sources[at] = keys[at, place[at]]
-        facts = np.stack([keys, values], axis=2).reshape(size, 2 * FACTS)
+        facts = np.stack([keys, values], axis=2).reshape(size, 2 * config.FACTS)
         query = [items, self.first_pattern + patterns, self.first_transformation + transformations]
         return np.concatenate([facts, np.stack(query, 1)], 1), self.maps[transformations, sources]
 
@@ -108,19 +96,17 @@ class Lexicon:
 class CompositionData(TokenDataModule):
     """Data module with batches of tokens, answers and tasks; the splits are "val" and "test"."""
 
-    def __init__(self, data: HeadCompositionConfig, seed: int, device: torch.device) -> None:
+    def __init__(self, data: config.HeadCompositionConfig, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.data = data
         self.lexicon = Lexicon()
         self.splits = ["val", "test"]
         self.steps_per_epoch = data.epoch_steps
-        self.trained = np.setdiff1d(np.arange(TASKS), HELD_OUT)
+        self.trained = np.setdiff1d(np.arange(TASKS), config.HELD_OUT)
         # Tasks take turns, so that a few batches contain all of them.
         tasks = np.tile(np.arange(TASKS), data.eval_questions)
-        self.questions = {
-            split: (*self.lexicon.ask(numpy_generator(FIXED, split, 0), tasks), tasks)
-            for split in self.splits
-        }
+        drawn = {split: numpy_generator(FIXED, split, 0) for split in self.splits}
+        self.questions = {s: (*self.lexicon.ask(drawn[s], tasks), tasks) for s in self.splits}
 
     def fingerprint(self) -> str:
         # The evaluated questions show the complete lexicon.
@@ -137,10 +123,8 @@ class CompositionData(TokenDataModule):
         def load(rows: range) -> Batch:
             tokens, answers, tasks = (part[rows.start : rows.stop] for part in questions)
             missing = len(rows) - len(answers)
-            return self.tensors(
-                np.pad(tokens, ((0, missing), (0, 0))),
-                np.pad(answers, (0, missing), constant_values=IGNORED),
-                np.pad(tasks, (0, missing)),
-            )
+            tokens = np.pad(tokens, ((0, missing), (0, 0)))
+            answers = np.pad(answers, (0, missing), constant_values=IGNORED)
+            return self.tensors(tokens, answers, np.pad(tasks, (0, missing)))
 
         return self.padded_loader(len(questions[1]), load)

@@ -38,10 +38,8 @@ TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
 POSTERIZING = ("Posterize", "PosterizeIncreasing", "PosterizeOriginal")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
-UNREADABLE = (
-    *(OSError, SyntaxError, ValueError, struct.error, zlib.error),
-    Image.DecompressionBombError,
-)
+DAMAGED = (OSError, SyntaxError, ValueError, struct.error, zlib.error)
+UNREADABLE = (*DAMAGED, Image.DecompressionBombError)
 
 
 class Files(NamedTuple):
@@ -82,14 +80,8 @@ class ImageFileData(DataModule):
         self.mixup: Mixup | None = None
         if augment.is_mixed:
             self.inseparable = 2
-            self.mixup = Mixup(
-                augment.mixup,
-                augment.cutmix,
-                prob=augment.mix,
-                switch_prob=augment.switch,
-                label_smoothing=0.0,
-                num_classes=data.classes,
-            )
+            shares = {"prob": augment.mix, "switch_prob": augment.switch, "label_smoothing": 0.0}
+            self.mixup = Mixup(augment.mixup, augment.cutmix, num_classes=data.classes, **shares)
         self.set_epoch(len(self.draw_order(0)), drop_last=True)
 
     def fingerprint(self) -> str:
@@ -168,10 +160,9 @@ def list_folders(data: ClassFolders) -> dict[str, Files]:
             raise ConfigError(f"data.path: {folder} has no class folders with images") from error
         classes = reader.class_to_idx
         if len(classes) != data.classes:
-            raise ConfigError(
-                f"data.classes: {data.classes}, but {folder} has images of {len(classes)} classes; "
-                f"images end in {', '.join(get_img_extensions())}"
-            )
+            text = f"images of {len(classes)} classes; images end in"
+            ends = ", ".join(get_img_extensions())
+            raise ConfigError(f"data.classes: {data.classes}, but {folder} has {text} {ends}")
         names = [str(Path(path).relative_to(folder)).encode() for path, _ in reader.samples]
         labels = np.asarray([label for _, label in reader.samples], np.int64)
         files[split] = Files(folder, np.asarray(names), labels)
@@ -201,11 +192,9 @@ def fingerprint(files: dict[str, Files]) -> str:
 
     Reading the sizes of 1.3 million training files takes minutes on a network disk.
     """
-    names = (
-        part
-        for split, listed in sorted(files.items())
-        for part in (f"{split} {len(listed.names)}\n", b"\n".join(listed.names), listed.labels)
-    )
+    names: list[Any] = []
+    for split, listed in sorted(files.items()):
+        names += f"{split} {len(listed.names)}\n", b"\n".join(listed.names), listed.labels
     test = files["test"]
     places = [test.find(place) for place in range(len(test.labels))]
     sizes = [path.stat().st_size if size < 0 else size for path, _, size in places]
@@ -270,9 +259,8 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
                 re_mode="pixel",
             )
     except (AssertionError, KeyError, ValueError) as error:
-        raise ConfigError(
-            f"data.augment.policy: timm does not know '{augment.policy}': {error}"
-        ) from error
+        text = f"timm does not know '{augment.policy}': {error}"
+        raise ConfigError(f"data.augment.policy: {text}") from error
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:

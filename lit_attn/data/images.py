@@ -7,7 +7,7 @@ Shapes: images (N, C, H, W), uint8 on the device and float to the network; label
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -32,13 +32,10 @@ class ImageData(DataModule):
         # Pillow works on bytes on the CPU; reading them back would wait for the GPU.
         is_on_host = any(step.stage == "bytes" for step in data.augment)
         places = {"train": torch.device("cpu") if is_on_host else device}
-        self.tensors = {
-            name: tuple(
-                torch.from_numpy(np.ascontiguousarray(array)).to(places.get(name, device))
-                for array in split
-            )
-            for name, split in splits.items()
-        }
+        self.tensors: dict[str, tuple[Tensor, ...]] = {}
+        for name, split in splits.items():
+            tensors = (torch.from_numpy(np.ascontiguousarray(array)) for array in split)
+            self.tensors[name] = tuple(t.to(places.get(name, device)) for t in tensors)
         images = splits["train"].images
         self.pipeline = Pipeline(data, *statistics(images), device)
         self.set_epoch(data.epoch_length * len(images), data.drop_last)
@@ -62,23 +59,18 @@ class ImageData(DataModule):
         places = self.share(range(count))
         units = [places[start : start + size] for start in range(0, len(places), size)]
         normalize = self.pipeline.normalize
-        return EvaluationLoader(
-            batches,
-            lambda some: ((normalize.apply(images, ()), labels) for images, labels in some),
-            units,
-            count,
-        )
+
+        def load(batches: Sequence[Batch]) -> Iterator[Batch]:
+            return ((normalize.apply(images, ()), labels) for images, labels in batches)
+
+        return EvaluationLoader(batches, load, units, count)
 
     def draw_order(self, epoch: int) -> Tensor:
         """Return `epoch_length` shuffled passes over the samples, one after the other."""
         count, passes = len(self.tensors["train"][1]), self.data.epoch_length
-        first = epoch * passes
-        return torch.cat(
-            [
-                torch.randperm(count, generator=torch_generator(self.seed, "order", number))
-                for number in range(first, first + passes)
-            ]
-        )
+        numbers = range(epoch * passes, (epoch + 1) * passes)
+        generators = (torch_generator(self.seed, "order", number) for number in numbers)
+        return torch.cat([torch.randperm(count, generator=drawn) for drawn in generators])
 
 
 def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

@@ -37,10 +37,9 @@ def read_batches(
     if TMPDIR is too long for the sockets of workers: a worker would drop what it cannot send.
     """
     if workers and len(get_temp_dir()) > LONGEST:
-        raise ConfigError(
-            f"TMPDIR: {get_temp_dir()} is too long for the sockets of data.workers; choose one of "
-            f"at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
-        )
+        most = f"choose one of at most {LONGEST - len('/pymp-xxxxxxxx')} characters"
+        text = "is too long for the sockets of data.workers"
+        raise ConfigError(f"TMPDIR: {get_temp_dir()} {text}; {most}")
     loader = _Loader(
         dataset,
         batch_sampler=batches,

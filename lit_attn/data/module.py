@@ -112,15 +112,12 @@ class DataModule(L.LightningDataModule, ABC):
         unit = self.world * self.inseparable
         if micro_batch % unit:
             pairs = " in pairs, which MixUp and CutMix need" if self.inseparable > 1 else ""
-            raise ConfigError(
-                f"data.batch_size: {self.world} devices cannot share a micro-batch of "
-                f"{micro_batch} samples evenly{pairs}; make it a multiple of {unit}"
-            )
+            text = f"cannot share a micro-batch of {micro_batch} samples evenly{pairs}; make it"
+            raise ConfigError(f"data.batch_size: {self.world} devices {text} a multiple of {unit}")
         if self.last_batch % self.world:
-            raise ConfigError(
-                f"data.drop_last: {self.world} devices cannot share the epoch's last batch of "
-                f"{self.last_batch} samples evenly; set data.drop_last: true"
-            )
+            text = f"cannot share the epoch's last batch of {self.last_batch} samples evenly"
+            hint = "set data.drop_last: true"
+            raise ConfigError(f"data.drop_last: {self.world} devices {text}; {hint}")
 
     def train_dataloader(self) -> "TrainLoader":
         """Return the loader of the training batches; raise as `require_even_shares`."""
@@ -203,9 +200,8 @@ class TokenDataModule(DataModule, ABC):
 
     def train_batches(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ...]]:
         for step in range(start, stop):
-            yield from zip(
-                *(tensor.chunk(self.accumulate) for tensor in self.batch(step)), strict=True
-            )
+            parts = (tensor.chunk(self.accumulate) for tensor in self.batch(step))
+            yield from zip(*parts, strict=True)
 
 
 def numpy_generator(seed: int, purpose: str, number: int) -> np.random.Generator:

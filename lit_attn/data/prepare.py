@@ -23,9 +23,7 @@ from lit_attn.schema.errors import ConfigError, OneLineParser
 SPLITS = ("train", "val", "test")
 
 TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
-
-# As in modded-nanogpt, whose first shard is the validation split.
-VAL_TOKENS = {"fineweb": 100_000_000}
+VAL_TOKENS = {"fineweb": 100_000_000}  # As the first shard of modded-nanogpt.
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,18 +125,13 @@ def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, 
     return islice(((split, read_text(path)) for split, path in files), skip, None)
 
 
-TRAIN = {"train": "train"}
+TRAIN, WIKITEXT = {"train": "train"}, ("Salesforce/wikitext", "wikitext-103-v1")
+ALL = TRAIN | {"validation": "val", "test": "test"}
 # A source yields (split, text or ids) of its documents from a number on, in a fixed order.
 SOURCES: dict[str, Documents] = {
     "openwebtext": partial(stream_hub, "Skylion007/openwebtext", None, TRAIN, held_out=0.0005),
     "fineweb": partial(stream_hub, "HuggingFaceFW/fineweb", "sample-10BT", TRAIN),
-    "wikitext103": partial(
-        stream_hub,
-        "Salesforce/wikitext",
-        "wikitext-103-v1",
-        TRAIN | {"validation": "val", "test": "test"},
-        lines=True,
-    ),
+    "wikitext103": partial(stream_hub, *WIKITEXT, ALL, lines=True),
 }
 
 

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
@@ -21,25 +22,22 @@ from lit_attn.data import sets
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
 # Changes whenever scenes look different, so that an old folder is not used for new scenes.
 VERSION = 3
-
 # Shift of red, green and blue for each ground.
 TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
-
-HEIGHT = 32
-WIDTHS = {"training": 32, "validation": 48}
-
+HEIGHT, WIDTHS = 32, {"training": 32, "validation": 48}
 # Smallest and largest number of places drawn for a digit; an occupied place stays as it is.
 DIGITS = (4, 8)
-
 # Digits stand on a lattice and are 16 pixels wide, so that a small model learns to read them in a
 # minute on a CPU. It learned nothing from digits at any place and of many sizes.
 SIDE = 16
-
 # Side of the square over which ink spreads: strokes are then as wide as a patch of 4 pixels.
 STROKE = 3
-
 # A pixel with at least DIGIT_INK belongs to the digit, one below GROUND_INK to the ground.
 DIGIT_INK, GROUND_INK = 0.5, 0.25
 
@@ -47,8 +45,7 @@ DIGIT_INK, GROUND_INK = 0.5, 0.25
 def prepare(data: Scenes) -> Path:
     """Return the folder of the scenes; write it first if it does not exist.
 
-    Cells that start at once wait for the first of them. Raises ConfigError if the folder cannot be
-    written.
+    Cells that start at once wait for the first. Raises ConfigError if the folder is not writable.
     """
     recipe = [VERSION, data.training_images, data.evaluation_images]
     folder = data.root / hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]
@@ -65,12 +62,7 @@ def prepare(data: Scenes) -> Path:
     return folder
 
 
-def scene(
-    width: int,
-    images: NDArray[np.uint8],
-    digits: NDArray[np.int64],
-    generator: np.random.Generator,
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def scene(width: int, images: Bytes, digits: Ids, generator: Generator) -> tuple[Bytes, Bytes]:
     """Return one picture and its labels, with digits drawn from `images` (N, 1, 8, 8)."""
     picture, labels = _ground(width, generator)
     taken = np.zeros((HEIGHT, width), dtype=bool)
@@ -107,15 +99,13 @@ def _write(folder: Path, data: Scenes) -> None:
             Image.fromarray(labels).save(folder / "annotations" / name / f"{stem}.png")
 
 
-def _ink(digit: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _ink(digit: Bytes) -> Floats:
     """Return the ink of an 8 x 8 digit, enlarged and thickened."""
     enlarged = Image.fromarray(digit).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return np.asarray(enlarged.filter(ImageFilter.MaxFilter(STROKE)), dtype=np.float64) / 255
 
 
-def _ground(
-    width: int, generator: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def _ground(width: int, generator: Generator) -> tuple[Floats, Bytes]:
     """Return two textures of similar colours that meet at a slanted horizon, and their labels."""
     y, x = np.mgrid[:HEIGHT, :width]
     horizon = HEIGHT * generator.uniform(0.3, 0.7) + generator.uniform(-0.2, 0.2) * (x - width / 2)
@@ -133,9 +123,7 @@ def _ground(
     return picture, labels
 
 
-def _texture(
-    kind: int, y: NDArray[np.int64], x: NDArray[np.int64], generator: np.random.Generator
-) -> NDArray[np.float64]:
+def _texture(kind: int, y: Ids, x: Ids, generator: Generator) -> Floats:
     """Return stripes, checks or speckle, from 0 to 1; (h, w)."""
     if kind == 2:
         return generator.uniform(0, 1, y.shape)

@@ -4,7 +4,7 @@ A batch is mmsegmentation's: {"inputs": B images (3, h, w) uint8 BGR, "data_samp
 SegDataSample}. mmsegmentation's data preprocessor turns it into tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,8 @@ class SceneryData(DataModule):
         evaluated = {"val": [pairs[row] for row in rows["val"]]} if rows else {}
         evaluated["test"] = list_pairs(self.root, "validation")
         self.train = SceneryFiles(data, training, augmented=True)
-        self.evaluated = {
-            split: SceneryFiles(data, pairs, augmented=False) for split, pairs in evaluated.items()
-        }
+        evaluate = partial(SceneryFiles, data, augmented=False)
+        self.evaluated = {split: evaluate(pairs) for split, pairs in evaluated.items()}
         self.splits: list[str] = list(self.evaluated)
         self.classes = data.class_names
         if not self.classes:
@@ -80,20 +79,18 @@ class SceneryData(DataModule):
         generator = numpy_generator(self.seed, "sample", step)
         seeds = generator.integers(2**32, size=len(rows) + len(added)).tolist()
         are_counted = [True] * len(rows) + [False] * len(added)
-        samples: list[Sample] = self.share(
-            list(zip([*rows, *added], seeds, are_counted, strict=True))
-        )
+        complete = list(zip([*rows, *added], seeds, are_counted, strict=True))
+        samples: list[Sample] = self.share(complete)
         return samples
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
         dataset = self.evaluated[split]
         units = [[index] for index in self.share(range(len(dataset)))]
         batches = [[(index, 0, True)] for (index,) in units]
-        return EvaluationLoader(
-            batches, lambda batches: self.load(dataset, list(batches)), units, len(dataset)
-        )
+        load = partial(self.load, dataset)
+        return EvaluationLoader(batches, load, units, len(dataset))
 
-    def load(self, dataset: "SceneryFiles", batches: list[list[Sample]]) -> Iterator[Batch]:
+    def load(self, dataset: "SceneryFiles", batches: Iterable[list[Sample]]) -> Iterator[Batch]:
         """Read `batches` in worker processes; raise ConfigError naming a bad file."""
         import cv2
         from mmengine.dataset import pseudo_collate
@@ -159,8 +156,7 @@ def read_image(sample: dict[str, Any]) -> dict[str, Any]:
 def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
     """Add the labels (h, w) uint8: the number of a class from 0 on, or IGNORED.
 
-    Raises ConfigError for a file that is malformed or does not match its image, whose size is
-    `ori_shape`.
+    Raises ConfigError for a malformed file, or for one without the image's size, `ori_shape`.
     """
     path, first, classes = sample["seg_map_path"], data.first_label, data.num_classes
     try:
@@ -177,10 +173,8 @@ def read_labels(sample: dict[str, Any], data: Scenery) -> dict[str, Any]:
         unknown = np.unique(values[(values >= classes + first) & (values != IGNORED)])
         if len(unknown):
             none = f"0 or {IGNORED}" if first else IGNORED
-            raise ConfigError(
-                f"data.root: {path} has the label {unknown[0]}; labels are {first} to "
-                f"{classes - 1 + first} for the classes, and {none} for no class"
-            )
+            text = f"{first} to {classes - 1 + first} for the classes, and {none} for no class"
+            raise ConfigError(f"data.root: {path} has the label {unknown[0]}; labels are {text}")
         # Without a class, 0 wraps to IGNORED.
         labels = np.where(values == IGNORED, values, values - np.uint8(first))
     return sample | {"gt_seg_map": labels, "seg_fields": ["gt_seg_map"], "reduce_zero_label": True}
@@ -197,11 +191,9 @@ def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDAr
         if colour not in numbers:
             classes = [key for key, label in numbers.items() if label != IGNORED]
             nearest = classes[int(np.abs(np.array(classes) - colour).sum(1).argmin())]
-            raise ConfigError(
-                f"data.colours: {path} has the colour {list(colour)}, which no class has; the "
-                f"nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}' "
-                "(data.void: the colour of pixels without a class)"
-            )
+            text = f"the nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}'"
+            text = f"which no class has; {text} (data.void: the colour of pixels without a class)"
+            raise ConfigError(f"data.colours: {path} has the colour {list(colour)}, {text}")
         labels[place] = numbers[colour]
     return labels[places].reshape(packed.shape)
 
@@ -210,13 +202,9 @@ def _require_matching(sample: dict[str, Any], labels: Image.Image, data: Scenery
     """Raise ConfigError if the header of `labels` does not match the image."""
     path = sample["seg_map_path"]
     if labels.mode not in ONE_BYTE and not (data.label_colours and labels.mode in ("RGB", "RGBA")):
-        raise ConfigError(
-            f"data.root: {path} has pixels of mode {labels.mode}; labels are a PNG of mode L with "
-            "the number of a class in each pixel"
-        )
+        text = "labels are a PNG of mode L with the number of a class in each pixel"
+        raise ConfigError(f"data.root: {path} has pixels of mode {labels.mode}; {text}")
     height, width = sample["ori_shape"]
     if labels.size != (width, height):
-        raise ConfigError(
-            f"data.root: {path} has {labels.width} x {labels.height} pixels, its image "
-            f"{sample['img_path']} has {width} x {height}"
-        )
+        text = f"its image {sample['img_path']} has {width} x {height}"
+        raise ConfigError(f"data.root: {path} has {labels.width} x {labels.height} pixels, {text}")

@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,7 @@ from lit_attn.config.data import images as config
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 
-# Splits are the same for all seeds: a seed varies the training, not the data.
-SPLIT_SEED = 0
+SPLIT_SEED = 0  # Of the splits of all cells: a seed varies the training, not the data.
 
 
 class Split(NamedTuple):
@@ -65,9 +65,8 @@ def count_steps(samples: int, batch_size: int, drop_last: bool) -> int:
     """Return the number of batches in an epoch; raise ConfigError if there is none."""
     steps = samples // batch_size if drop_last else -(-samples // batch_size)
     if steps < 1:
-        raise ConfigError(
-            f"data.batch_size: {batch_size} is more than the {samples} samples of an epoch"
-        )
+        text = f"{batch_size} is more than the {samples} samples of an epoch"
+        raise ConfigError(f"data.batch_size: {text}")
     return steps
 
 
@@ -76,9 +75,8 @@ def hold_out(count: int, has_val: bool, labels: NDArray[Any]) -> dict[str, NDArr
     if not count:
         return {}
     if has_val:
-        raise ConfigError(
-            "data.validation: this data set has a validation split already; set it to 0"
-        )
+        text = "this data set has a validation split already; set it to 0"
+        raise ConfigError(f"data.validation: {text}")
     return dict(zip(("val", "train"), stratified(labels, count), strict=True))
 
 
@@ -92,9 +90,8 @@ def stratified(labels: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ...
 
     strata = labels if labels.dtype.kind == "i" else None
     try:
-        rest, chosen = train_test_split(
-            np.arange(len(labels)), test_size=count, stratify=strata, random_state=SPLIT_SEED
-        )
+        options = {"test_size": count, "stratify": strata, "random_state": SPLIT_SEED}
+        rest, chosen = train_test_split(np.arange(len(labels)), **options)
     except ValueError as error:
         raise ConfigError(f"data.validation: {count} of {len(labels)} samples: {error}") from error
     return np.sort(chosen), np.sort(rest)
@@ -134,10 +131,8 @@ def read_cifar(data: config.Cifar) -> dict[str, Split]:
             with one_at_a_time(data.root, data.kind):
                 downloaded = kind[data.kind](data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"data.root: {data.kind} is not in '{data.root}' and cannot be downloaded: {reason}"
-            ) from error
+            text = f"is not in '{data.root}' and cannot be downloaded: {str(error).splitlines()[0]}"
+            raise ConfigError(f"data.root: {data.kind} {text}") from error
         images = downloaded.data.transpose(0, 3, 1, 2)
         splits[name] = Split(images, np.asarray(downloaded.targets, dtype=np.int64))
     return splits
@@ -152,10 +147,8 @@ def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dic
             if isinstance(archive, np.ndarray):
                 raise ValueError("it holds a single array without a name")
             names = [name for name in archive.files if name[:2] in ("x_", "y_")]
-            arrays = {
-                name: _placeholder(archive, name) if headers and name[0] == "x" else archive[name]
-                for name in names
-            }
+            read = partial(_placeholder, archive) if headers else archive.__getitem__
+            arrays = {n: read(n) if n[0] == "x" else archive[n] for n in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{where}: cannot be read as .npz: {error}") from error
     splits = {}
@@ -169,17 +162,14 @@ def read_npz(data: config.Npz | config.NpzTargets, headers: bool = False) -> dic
         if images.ndim == 3:
             images = images[..., None]
         if images.ndim != 4 or images.dtype != np.uint8:
-            raise ConfigError(
-                f"{where}: x_{name} must be uint8 of (N, H, W, C), is {images.dtype} of "
-                f"{images.shape}"
-            )
+            kind = f"{images.dtype} of {images.shape}"
+            raise ConfigError(f"{where}: x_{name} must be uint8 of (N, H, W, C), is {kind}")
         labels = arrays[f"y_{name}"]
         outputs, kinds = (data.num_outputs, "iuf") if data.num_outputs else (1, "iu")
         if labels.dtype.kind not in kinds or labels.size != len(labels) * outputs:
-            kind, shape = ("numbers", f"(N, {outputs})") if "f" in kinds else ("integers", "(N,)")
-            raise ConfigError(
-                f"{where}: y_{name} must be {kind} of {shape}, is {labels.dtype} of {labels.shape}"
-            )
+            needed = f"numbers of (N, {outputs})" if "f" in kinds else "integers of (N,)"
+            kind = f"{labels.dtype} of {labels.shape}"
+            raise ConfigError(f"{where}: y_{name} must be {needed}, is {kind}")
         splits[name] = make_split(images.transpose(0, 3, 1, 2), labels, data)
     return splits
 
@@ -221,10 +211,8 @@ def find_class_folders(data: config.ClassFolders) -> dict[str, list[Path]]:
     splits = find_splits(data.path, "*/", "class folders")
     classes = {folder.name for folder in splits["train"] if any(folder.iterdir())}
     if len(classes) != data.classes:
-        raise ConfigError(
-            f"data.classes: {data.classes}, but {data.path / 'train'} has {len(classes)} folders "
-            "that hold files"
-        )
+        text = f"{data.path / 'train'} has {len(classes)} folders that hold files"
+        raise ConfigError(f"data.classes: {data.classes}, but {text}")
     for folder in (*splits["test"], *splits.get("val", [])):
         if folder.name not in classes:
             raise ConfigError(f"data.path: {folder}: no such class in train")
@@ -249,17 +237,13 @@ def read_shard(data: config.WebDataset, path: Path) -> Iterator[tuple[str, int]]
             files = (member for member in archive if member.isfile())
             for key, members in groupby(files, lambda member: re.sub(r"\.[^/]*$", "", member.name)):
                 parts = {member.name[len(key) + 1 :].lower(): member for member in members}
-                image = next(
-                    (parts[kind] for kind in ("jpg", "jpeg", "png") if kind in parts), None
-                )
+                images = [parts[kind] for kind in ("jpg", "jpeg", "png") if kind in parts]
                 label = archive.extractfile(parts["cls"]) if "cls" in parts else None
                 number = int(label.read()) if label else -1
-                if image is None or not 0 <= number < data.classes:
-                    raise ValueError(
-                        f"sample '{key}' needs an image (.jpg, .jpeg or .png) and a class (.cls) "
-                        f"from 0 to {data.classes - 1}"
-                    )
-                yield f"{path.name} {image.offset_data} {image.size}", number
+                if not images or not 0 <= number < data.classes:
+                    needed = "needs an image (.jpg, .jpeg or .png) and a class (.cls) from 0 to"
+                    raise ValueError(f"sample '{key}' {needed} {data.classes - 1}")
+                yield f"{path.name} {images[0].offset_data} {images[0].size}", number
     except (OSError, ValueError, tarfile.TarError) as error:
         raise ConfigError(f"data.path: {path}: {error}") from error
 
@@ -281,16 +265,12 @@ def check_split(name: str, split: Split, data: config.Images) -> None:
     if len(images) != len(labels):
         raise ConfigError(f"{source}: {name} has {len(images)} images and {len(labels)} labels")
     if images.shape[1:] != data.image_shape:
-        raise ConfigError(
-            f"{source}: {name} images are {images.shape[1:]} (C, H, W), "
-            f"configured {data.image_shape}"
-        )
+        text = f"{name} images are {images.shape[1:]} (C, H, W), configured {data.image_shape}"
+        raise ConfigError(f"{source}: {text}")
     if not np.isfinite(labels).all():
         raise ConfigError(f"{source}: {name} has a target that is not a finite number")
     if not data.num_classes or not len(labels):
         return
-    if not 0 <= labels.min() <= labels.max() < data.num_classes:
-        raise ConfigError(
-            f"{source}: {name} labels go from {labels.min()} to {labels.max()}, "
-            f"configured are {data.num_classes} classes"
-        )
+    if not 0 <= (low := labels.min()) <= (high := labels.max()) < data.num_classes:
+        text = f"labels go from {low} to {high}, configured are {data.num_classes} classes"
+        raise ConfigError(f"{source}: {name} {text}")

@@ -18,6 +18,7 @@ from lit_attn.config.data.tables import LabelledTable, Table, TableImages, Table
 from lit_attn.data.sets import Split, fit_image, make_split
 from lit_attn.data.text.labelled import Sample
 from lit_attn.extras import require
+from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
@@ -55,9 +56,7 @@ def _column_names(path: Path) -> list[str]:
 
 def _require_columns(data: Table, source: str, names: Iterable[str]) -> None:
     for key, column in data.columns.items():
-        if column not in names:
-            hint = suggest(column, names)
-            raise ConfigError(f"data.{key}: {source} has no column '{column}'{hint}")
+        errors.require(f"data.{key}: {source} has no column", column, names)
 
 
 def load_rows(data: Table) -> dict[str, Any]:
@@ -79,10 +78,8 @@ def load_rows(data: Table) -> dict[str, Any]:
     for split, rows in splits.items():
         _require_columns(data, str(data.files.get(split, data.hub)), rows.column_names)
     if "train" not in splits or not splits.keys() & {"test", "val"}:
-        raise ConfigError(
-            f"data.hub: {data.hub} has the splits {', '.join(splits)}; needed are train, and test "
-            "or validation"
-        )
+        text = "needed are train, and test or validation"
+        raise ConfigError(f"data.hub: {data.hub} has the splits {', '.join(splits)}; {text}")
     return splits
 
 
@@ -94,10 +91,8 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     for split in [name for name in ("train", "val", "test") if name in tables]:
         rows, source = tables[split], data.files.get(split, Path())
-        images = [
-            fit_image(f"{split} row {number}", _open(image, source.parent), data)
-            for number, image in enumerate(rows[data.image])
-        ]
+        opened = (_open(image, source.parent) for image in rows[data.image])
+        images = [fit_image(f"{split} row {i}", image, data) for i, image in enumerate(opened)]
         splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
 
@@ -162,10 +157,8 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
     for split in [name for name in ("train", "val", "test") if name in rows]:
         labels, samples[split] = read_classes(data, rows, split), []
         if labels.max() >= data.classes or labels.min() < 0:
-            raise ConfigError(
-                f"data.classes: {data.classes}, but {split} has the labels {labels.min()} to "
-                f"{labels.max()}"
-            )
+            text = f"{split} has the labels {labels.min()} to {labels.max()}"
+            raise ConfigError(f"data.classes: {data.classes}, but {text}")
         numbers = iter(labels.tolist())
         for texts in rows[split][data.text]:
             parts = [np.asarray(ids[:-1], np.uint16) for ids in encode.encode(texts)]
@@ -211,10 +204,8 @@ def read_classes(
     numbers = {name: number for number, name in enumerate(names)}
     for row, value in cells:
         if str(value) not in numbers:
-            raise ConfigError(
-                f"data.label: {split} row {row} of '{data.label}' is '{value}', no class of train"
-                f"{suggest(str(value), names)}"
-            )
+            text = f"is '{value}', no class of train{suggest(str(value), names)}"
+            raise ConfigError(f"data.label: {split} row {row} of '{data.label}' {text}")
     return np.asarray([numbers[str(value)] for value in values], np.int64)
 
 

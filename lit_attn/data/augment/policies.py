@@ -21,20 +21,12 @@ from torchvision.transforms import RandAugment as TorchvisionRandAugment
 
 from lit_attn.config.augment import AutoAugmentConfig, ImageFormat, RandAugmentConfig
 
-# Colour of the cutout in the ViT-small CIFAR set-up (docs/setups.md).
-CUTOUT_FILL = (125, 123, 114)
-
+CUTOUT_FILL = (125, 123, 114)  # In the ViT-small CIFAR set-up (docs/setups.md).
 
 # Operations whose factor is 1 plus or minus the magnitude.
-ENHANCEMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    "Brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-    "Color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-    "Contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-    "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
-}
+ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
 
 PIXELS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    **ENHANCEMENTS,
     "Identity": lambda image, _: image,
     "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
     "Equalize": lambda image, _: ImageOps.equalize(image),
@@ -96,6 +88,9 @@ class Policy:
             return image.transform(image.size, Image.Transform.AFFINE, matrix, by, fillcolor=fill)
         if name == "CutoutAbs":
             return _cutout(image, amount, place)
+        if name in ENHANCEMENTS:
+            enhanced: Image.Image = getattr(ImageEnhance, name)(image).enhance(amount)
+            return enhanced
         return PIXELS[name](image, amount)
 
     def _magnitudes(self, operation: Tensor, amount: Tensor, generator: torch.Generator) -> Tensor:
@@ -114,15 +109,12 @@ class AutoAugment(Policy):
         table = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
         names = ["Identity", *sorted({name for pair in table for name, _, _ in pair})]
         super().__init__(names, {*ENHANCEMENTS, *MATRICES})
-        self.operation = torch.tensor(
-            [[names.index(name) for name, _, _ in pair] for pair in table]
-        )
+        places = [[names.index(name) for name, _, _ in pair] for pair in table]
+        self.operation = torch.tensor(places)
         self.p = torch.tensor([[p for _, p, _ in pair] for pair in table])
         size = images.shape[2]
-        self.magnitude = torch.tensor(
-            [[_autoaugment_bin(name, m or 0, size) for name, _, m in pair] for pair in table],
-            dtype=torch.double,
-        )
+        bins = [[_autoaugment_bin(name, m or 0, size) for name, _, m in pair] for pair in table]
+        self.magnitude = torch.tensor(bins, dtype=torch.double)
 
     def draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         # An operation that does not happen is Identity.
@@ -180,9 +172,7 @@ def _blanking_amounts(magnitude: int) -> dict[str, float]:
 def _torchvision_amounts(magnitude: int, size: int) -> dict[str, float]:
     """Return the strengths of torchvision: bin `magnitude` of 31 for images of `size` pixels."""
     table = TorchvisionRandAugment()._augmentation_space(31, (size, size))
-    amounts = {
-        name: float(bins[magnitude] if bins.ndim else bins) for name, (bins, _) in table.items()
-    }
+    amounts = {n: float(bins[magnitude] if bins.ndim else bins) for n, (bins, _) in table.items()}
     # Torchvision translates by whole pixels.
     return amounts | {name: int(amounts[name]) for name in ("TranslateX", "TranslateY")}
 

@@ -9,7 +9,7 @@ indices, mixed targets (N, classes).
 """
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from lit_attn.config.data.images import Images
 
 Batch = tuple[Tensor, Tensor]
 Parameters = tuple[Tensor, ...]
+Config = TypeVar("Config", bound=augment.Augmentation)
 
 
 class Step(Protocol):
@@ -74,34 +75,36 @@ class Pipeline:
         return self.mix.apply(images, labels, self.mix.draw(len(images), generator))
 
 
-class Flip:
+class Configured(Generic[Config]):
+    """Base of the steps with a configuration, for training images of one format."""
+
+    def __init__(self, config: Config, images: augment.ImageFormat) -> None:
+        self.config = config
+        self.images = images
+
+
+class Flip(Configured[augment.FlipConfig]):
     """Mirroring left-right; parameters: a boolean for each image (N,)."""
 
-    def __init__(self, config: augment.FlipConfig, _: augment.ImageFormat) -> None:
-        self.p = config.p
-
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        return (torch.rand(n, generator=generator) < self.p,)
+        return (torch.rand(n, generator=generator) < self.config.p,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
         (is_flipped,) = _to_device_of(images, drawn)
         return torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
-class Crop:
+class Crop(Configured[augment.CropConfig]):
     """Crop of the zero-padded image; parameters: the top row and the left column (N,) each."""
 
-    def __init__(self, config: augment.CropConfig, _: augment.ImageFormat) -> None:
-        self.padding = config.padding
-
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        corners = torch.randint(2 * self.padding + 1, (2, n), generator=generator)
+        corners = torch.randint(2 * self.config.padding + 1, (2, n), generator=generator)
         return tuple(corners.unbind())
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
         top, left = _to_device_of(images, drawn)
         n, _, height, width = images.shape
-        padded = F.pad(images, (self.padding,) * 4)
+        padded = F.pad(images, (self.config.padding,) * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         return windows[torch.arange(n, device=images.device), :, top, left]
 
@@ -121,7 +124,7 @@ class Normalize:
         return images.float().div_(255).sub_(mean).div_(std)
 
 
-class Erasing:
+class Erasing(Configured[augment.ErasingConfig]):
     """Random erasing (Zhong et al. 2020) of a normalised image, with the raw mean of the data set.
 
     Parameters: boxes (N, 4) of top, left, height, width; the height is 0 if nothing is erased. The
@@ -131,13 +134,8 @@ class Erasing:
 
     tries = 100
 
-    def __init__(self, config: augment.ErasingConfig, images: augment.ImageFormat) -> None:
-        self.config = config
-        self.mean = torch.tensor(images.mean).view(-1, 1, 1)
-        self.size = images.shape[1:]
-
     def draw(self, n: int, generator: torch.Generator) -> Parameters:
-        (height, width), config = self.size, self.config
+        (_, height, width), config = self.images.shape, self.config
         happens, y, x = torch.rand(3, n, 1, generator=generator)
         area, aspect = torch.rand(2, n, self.tries, generator=generator)
         area = (config.area[0] + area * (config.area[1] - config.area[0])) * height * width
@@ -152,12 +150,12 @@ class Erasing:
         return (torch.cat([top, left, tall, wide], dim=1).long() * used,)
 
     def apply(self, images: Tensor, drawn: Parameters) -> Tensor:
-        boxes, mean = _to_device_of(images, (*drawn, self.mean))
+        boxes, mean = _to_device_of(images, (*drawn, torch.tensor(self.images.mean)))
         top, left, tall, wide = boxes.view(-1, 4, 1, 1).unbind(1)
         rows = torch.arange(images.shape[-2], device=images.device).view(1, -1, 1)
         columns = torch.arange(images.shape[-1], device=images.device).view(1, 1, -1)
         erased = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
-        return torch.where(erased.unsqueeze(1), mean.to(images.dtype), images)
+        return torch.where(erased.unsqueeze(1), mean.view(-1, 1, 1).to(images.dtype), images)
 
 
 class MixDraw(NamedTuple):
@@ -173,12 +171,8 @@ class MixDraw(NamedTuple):
     others: Tensor
 
 
-class Mix:
+class Mix(Configured[augment.MixConfig]):
     """MixUp (Zhang et al. 2018) or CutMix (Yun et al. 2019) with a shuffled copy of the batch."""
-
-    def __init__(self, config: augment.MixConfig, images: augment.ImageFormat) -> None:
-        self.config = config
-        self.num_classes = images.classes
 
     def draw(self, n: int, generator: torch.Generator) -> MixDraw:
         config = self.config
@@ -195,7 +189,7 @@ class Mix:
         return MixDraw(kind, weight, (row, column), others)
 
     def apply(self, images: Tensor, labels: Tensor, drawn: MixDraw) -> tuple[Tensor, Tensor]:
-        targets = F.one_hot(labels, self.num_classes).to(images.dtype)
+        targets = F.one_hot(labels, self.images.classes).to(images.dtype)
         if drawn.kind == "none":
             return images, targets
         others, weight = drawn.others.to(images.device, non_blocking=True), drawn.weight
