@@ -13,13 +13,12 @@ import lit_attn
 from lit_attn.ablate.display import silence
 from lit_attn.extras import require
 from lit_attn.files import write_atomic
+from lit_attn.schema import errors
 from lit_attn.schema.base import Kind, load
 from lit_attn.schema.errors import ConfigError, OneLineParser, suggest
 
-STUDIES = Path("ablations.yaml")
-"""File of studies in the working directory."""
-STARTER = Path(__file__).parent / "starter"
-"""Files that `lit-attn init` writes."""
+STUDIES = Path("ablations.yaml")  # File of studies in the working directory.
+STARTER = Path(__file__).parent / "starter"  # Files that `lit-attn init` writes.
 
 
 class Command(NamedTuple):
@@ -78,12 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
     """Return the parser of the commands, with the options of `run` if it `has_options`."""
-    parser = argparse.ArgumentParser(
-        prog="lit-attn",
-        usage="lit-attn COMMAND ...",
-        description="Train the variants of an ablation study and write their tables.",
-        epilog="Every command explains its options with --help.",
-    )
+    text = "Train the variants of an ablation study and write their tables."
+    epilog = "Every command explains its options with --help."
+    parser = argparse.ArgumentParser("lit-attn", "lit-attn COMMAND ...", text, epilog)
     version = f"lit_attn {lit_attn.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -112,13 +108,10 @@ def find_studies(words: list[str]) -> list[str]:
         path = next((file for file in studies if set(names) <= studies[file].keys()), path)
         every = [study for file in studies for study in studies[file]]
         for name in names:
-            if name not in every:
-                raise ConfigError(f"lit-attn: no file or study '{name}'{suggest(name, every)}")
+            errors.require("lit-attn: no file or study", name, every)
     elif not path.exists():
-        raise ConfigError(
-            f"{path}: no such file; write one with `lit-attn init`, or name a study, as in "
-            "`lit-attn run digits` (`lit-attn list studies` names all)"
-        )
+        text = "write one with `lit-attn init`, or name a study, as in `lit-attn run digits`"
+        raise ConfigError(f"{path}: no such file; {text} (`lit-attn list studies` names all)")
     return [str(path), *options, *(word for name in names for word in ("--study", name))]
 
 
@@ -152,8 +145,8 @@ def show(words: list[str]) -> int:
     for cls in Kind.__subclasses__():
         lists[cls.family_name()] = {k: inspect.getdoc(m) or "" for k, m in cls.family.items()}
     names = [name.split()[0] for name in lists]
-    if family not in (None, *names):
-        raise ConfigError(f"lit-attn list: no family '{family}'{suggest(family, names)}")
+    if family is not None:
+        errors.require("lit-attn list: no family", family, names)
     for name, rows in lists.items():
         if family in (None, name.split()[0]):
             print(name)

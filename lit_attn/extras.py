@@ -17,9 +17,8 @@ def require(package: str, key: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key}: needs {error.name}, which is not installed: pip install 'lit_attn[{extra}]'"
-        ) from error
+        text = f"which is not installed: pip install 'lit_attn[{extra}]'"
+        raise ConfigError(f"{key}: needs {error.name}, {text}") from error
 
 
 def require_mmseg(key: str) -> None:

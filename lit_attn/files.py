@@ -92,8 +92,7 @@ def write_json(path: Path, value: Any) -> None:
 def one_at_a_time(folder: Path, name: str) -> Iterator[None]:
     """Wait for the lock `.<name>.lock` in `folder` and hold it.
 
-    The kernel releases the lock of a process that ends. A read-only folder is not locked, because
-    nobody writes to it.
+    The kernel releases the lock of a process that ends. A read-only folder needs no lock.
     """
     descriptor = None
     with contextlib.suppress(OSError):

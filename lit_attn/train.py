@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
-    parser = OneLineParser(
-        prog="python -m lit_attn.train",
-        description="Train one cell, from its config.yaml to its result.json.",
-    )
+    text = "Train one cell, from its config.yaml to its result.json."
+    parser = OneLineParser(prog="python -m lit_attn.train", description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
     from lit_attn.cells.lock import CellLocked, hold_lock
@@ -101,8 +99,7 @@ def time_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     with _prepare(cell_dir) as (cell, group):
         run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)
     if run is not None:
-        seconds = time.perf_counter() - started
-        estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")
+        estimate_cost(cell, run, time.perf_counter() - started).write(cell_dir / "timing.json")
 
 
 def _read_cell(cell_dir: Path) -> Cell:

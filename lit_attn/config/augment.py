@@ -68,8 +68,7 @@ class CropConfig(Augmentation):
 class AutoAugmentConfig(Augmentation):
     """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
 
-    It is the variant of the CIFAR-100 set-up: shears are bicubic, and rotations turn one way only
-    (docs/setups.md).
+    In this variant (docs/setups.md, CIFAR-100) shears are bicubic and rotations turn one way only.
     """
 
     kind: Literal["autoaugment"] = "autoaugment"

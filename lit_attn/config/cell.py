@@ -13,13 +13,12 @@ from lit_attn.cells.records import Metric
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.metrics import DEFAULT_METRIC, MetricChoice
 from lit_attn.config.models.base import Model
-from lit_attn.files import write_atomic
+from lit_attn.files import read_text, write_atomic
 from lit_attn.schema.base import Config, outside_identity
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.plugins import load_parts
 
-LARGEST_SEED = 2**32 - 1
-"""Largest seed that NumPy and Lightning accept."""
+LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
 
 
 class Cell(Config):
@@ -81,14 +80,13 @@ class Cell(Config):
 
         Raises ConfigError if the file or a part is missing, is not YAML, or is not a cell.
         """
+        text = read_text(path)
         try:
-            written = yaml.safe_load(path.read_text(encoding="utf-8"))
+            written = yaml.safe_load(text)
             # Anything but a list of files is an error that validation reports below.
             if isinstance(written, dict) and isinstance(written.get("parts"), list):
                 load_parts(Path(str(part)) for part in written["parts"])
             return cls.model_validate(written)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
         except ConfigError as error:

@@ -20,10 +20,8 @@ from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError
 
-MEMBERS = (
-    *(composition, images, parallel, segmentation, tables, text),
-    *(vision, language, translation, external),
-)
+DATA = (composition, images, parallel, segmentation, tables, text)
+MEMBERS = (*DATA, vision, language, translation, external)
 """Modules with the data sets and models of this package."""
 
 
@@ -84,10 +82,8 @@ class Experiment(Config):
             return data
         kinds = [kind for kind, member in Data.family.items() if is_fit(member, type(task))]
         tasks = [f"`task: {k}`" for k, member in Task.family.items() if is_fit(type(data), member)]
-        raise ValueError(
-            f"'{data.kind}' does not go with `task: {task.kind}`; choose from "
-            f"{', '.join(sorted(kinds))}, or set {' or '.join(tasks)}"
-        )
+        text = f"choose from {', '.join(sorted(kinds))}, or set {' or '.join(tasks)}"
+        raise ValueError(f"'{data.kind}' does not go with `task: {task.kind}`; {text}")
 
     @field_validator("model")
     @classmethod
@@ -98,10 +94,8 @@ class Experiment(Config):
         signature = data.signature()
         if not isinstance(signature, model.takes):
             kinds = [kind for kind, member in Model.family.items() if is_fit(type(data), member)]
-            raise ValueError(
-                f"'{model.kind}' does not go with `data: {data.kind}`; choose from "
-                f"{', '.join(sorted(kinds))}"
-            )
+            text = f"does not go with `data: {data.kind}`; choose from {', '.join(sorted(kinds))}"
+            raise ValueError(f"'{model.kind}' {text}")
         model.check(signature)
         return model
 
@@ -136,25 +130,21 @@ class Experiment(Config):
         ramps = {} if schedule is None else schedule.ramps()
         if (needed := sum(ramps.values())) > training.epochs:
             names = " + ".join(f"schedule.{name}" for name in ramps)
-            raise ValueError(
-                f"epochs: {training.epochs}, but {names} needs {needed:g}; choose at least "
-                f"{math.ceil(needed)} (training.max_steps stops a trial before its last epoch)"
-            )
+            text = f"{names} needs {needed:g}; choose at least {math.ceil(needed)}"
+            hint = "(training.max_steps stops a trial before its last epoch)"
+            raise ValueError(f"epochs: {training.epochs}, but {text} {hint}")
         data: Data | None = info.data.get("data")
         if data is not None and (data.batch_size // data.micro_batches) % training.devices:
             parts = f" in {data.micro_batches} parts" if data.micro_batches > 1 else ""
-            raise ValueError(
-                f"devices: {training.devices} cannot share a batch of {data.batch_size}{parts} "
-                "evenly"
-            )
+            text = f"cannot share a batch of {data.batch_size}{parts} evenly"
+            raise ValueError(f"devices: {training.devices} {text}")
         return training
 
 
 def _runs_foreign_code(config: Config) -> bool:
     """Return True if code from outside the package computes `config` or a configuration in it."""
-    if isinstance(config, Kind) and (
-        config.runs_foreign_code or not type(config).__module__.startswith("lit_attn.")
-    ):
+    is_foreign = not type(config).__module__.startswith("lit_attn.")
+    if isinstance(config, Kind) and (config.runs_foreign_code or is_foreign):
         return True
     return any(_runs_foreign_code(value) for _, value in config if isinstance(value, Config))
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from lit_attn.config.experiment import Experiment
 
-SAMPLE_CLASSES = 100
-"""Largest number of classes with which a metric is tried before a run."""
+SAMPLE_CLASSES = 100  # Largest number of classes with which a metric is tried before a run.
+Goal = Literal["max", "min"]
 
 
 class MetricInfo(NamedTuple):
@@ -38,7 +38,7 @@ class MetricInfo(NamedTuple):
     name: str
     label: str
     scale: float = 1.0
-    goal: Literal["max", "min"] | None = "min"
+    goal: Goal | None = "min"
 
     def match(self, name: str) -> "MetricInfo | None":
         """Return this metric with the label for `name`, or None if `name` is another metric."""
@@ -48,7 +48,7 @@ class MetricInfo(NamedTuple):
         return self._replace(name=name, label=self.label.replace("*", name.removeprefix(prefix)))
 
 
-def percent(name: str, label: str, goal: Literal["max", "min"] | None = "max") -> MetricInfo:
+def percent(name: str, label: str, goal: Goal | None = "max") -> MetricInfo:
     """Return a metric that is logged as a fraction and printed in percent."""
     return MetricInfo(name, f"{label} (%)", 100.0, goal)
 
@@ -155,7 +155,7 @@ def _describe(member: type[TorchMetric], text: str, outputs: Outputs | None) -> 
         form = "" if outputs is None else f" for predictions in the form of {outputs.form}"
         reason = " ".join(str(error).split())
         raise ValueError(f"{config.name} cannot be used{form}: {reason}") from error
-    goals: dict[Any, Literal["max", "min"]] = {True: "max", False: "min"}
+    goals: dict[Any, Goal] = {True: "max", False: "min"}
     goal = goals.get(metric.higher_is_better)
     if (metric.plot_lower_bound, metric.plot_upper_bound) == (0, 1):
         return percent(name, name, goal)
@@ -184,10 +184,8 @@ def _find_class(name: str) -> Any:
     return classes[name]
 
 
-TRAINING = (
-    MetricInfo("train/loss", "training loss"),
-    MetricInfo("train/lr", "learning rate", goal="max"),
-)
+RATE = MetricInfo("train/lr", "learning rate", goal="max")
+TRAINING = (MetricInfo("train/loss", "training loss"), RATE)
 TOKENS = MetricInfo("train/tokens_per_second", "tokens per second", goal="max")
 EVALUATION = MetricInfo("evaluation/seconds", "time of an evaluation (s)")
 
@@ -206,9 +204,7 @@ class MetricChoice(Config):
         description="name of the metric, beginning with its split, as test/accuracy",
     )
     label: str | None = Field(None, description="heading of the column; null: the metric's own")
-    goal: Literal["max", "min"] | None = Field(
-        None, description="better direction; null: the metric's"
-    )
+    goal: Goal | None = Field(None, description="better direction; null: the metric's")
     scale: FiniteFloat | None = Field(
         None, description="factor from the logged to the printed value; null: the metric's own"
     )

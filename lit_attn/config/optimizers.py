@@ -96,10 +96,9 @@ class AdamW(Adaptive):
             return param_groups_weight_decay(module, decay, no_weight_decay_list=names)
         parameters = super().parameters(module)
         vector_decay = 0.0 if self.decay == "matrices" else self.weight_decay
-        return [
-            {"params": [p for p in parameters if p.ndim >= 2]},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": vector_decay},
-        ]
+        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+        return [{"params": matrices}, {"params": vectors, "weight_decay": vector_decay}]
 
 
 class SetAdam(Adaptive):

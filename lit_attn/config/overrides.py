@@ -19,7 +19,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import Mapping
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, require, suggest
 
 MATCHES = ("parameters", "none")
 
@@ -41,18 +41,14 @@ class Change(NamedTuple):
 def spell_out(override: Mapping, context: str) -> Change:
     """Return `override` in the experiment's own keys, with absolute paths.
 
-    Raises ConfigError, which contains `context`, for an unknown key and for a key that is written
-    twice.
+    Raises ConfigError, which contains `context`, for a key that is unknown or written twice.
     """
     match = None
     entries = []
     for key, value in override.items():
         where = override.where[key]
         if key == "match":
-            if value not in MATCHES:
-                hint = suggest(str(value), MATCHES)
-                raise ConfigError(f"{where}: {context}: match: unknown '{value}'{hint}")
-            match = value
+            require(f"{where}: {context}: match: unknown", match := str(value), MATCHES)
             continue
         first, *subkeys = key.split(".")
         if first not in SHORTHANDS and first not in Experiment.model_fields:

@@ -18,8 +18,7 @@ from lit_attn.config.source import load, locate
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 
-FOLDER = Path("experiments/papers")
-"""Folder of the papers' files, relative to the working directory."""
+FOLDER = Path("experiments/papers")  # Files of the papers, below the working directory.
 SMALL_FILE = "small.yaml"
 SIZES = {"--small": "embedded", "--small-data": "real"}
 """Options of small models, and their data: data that needs no download, or files."""
@@ -39,11 +38,10 @@ class Column(Config):
     """A column of a table: a measured value, arithmetic on other columns, or printed settings.
 
     Without `study` nothing is measured; an empty one is named by the row. In `variant`, {} is the
-    variant of the row. `value` is the
-    study's metric, the name of a metric, one of COSTS or diagnostics/LAYER/NAME, at `epoch` if that
-    is given. `per` divides it by a count of the published set-up, so small models lack it. `mean`
-    names columns whose mean this column shows. `relative` divides by the value in the first row,
-    `overhead` prints the percentage above it.
+    variant of the row. `value` is the study's metric, the name of a metric, one of COSTS or
+    diagnostics/LAYER/NAME, at `epoch` if that is given. `per` divides it by a count of the
+    published set-up, so small models lack it. `mean` names columns whose mean this column shows.
+    `relative` divides by the value in the first row, `overhead` prints the percentage above it.
     """
 
     study: str | None = None
@@ -59,8 +57,7 @@ class Column(Config):
     absent: str | None = None
 
 
-Place = tuple[str, str]
-"""Row and column of a cell, or the label of a line and no column."""
+Place = tuple[str, str]  # Row and column of a cell, or the label of a line and no column.
 Reading = str | dict[str, str]
 """Further variants: a pattern in which * is the variant of a row or line, or variants by row."""
 
@@ -155,11 +152,8 @@ class Table(Layout):
         for name, row in self.rows.items():
             if (count := len(row.cells)) != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
-        named = [
-            *(column.mean for column in self.columns.values()),
-            *((c.column,) for c in self.claims),
-        ]
-        for name in filter(None, itertools.chain(*named)):
+        means = itertools.chain(*(column.mean for column in self.columns.values()))
+        for name in filter(None, [*means, *(claim.column for claim in self.claims)]):
             require("no column", name, self.columns)
         return self
 

@@ -47,10 +47,8 @@ class Schedule(Kind):
         """Return a warning if a training of `epochs` epochs never leaves the warm-up."""
         if epochs != self.ramps().get("warmup"):
             return None
-        return (
-            f"schedule.warmup takes all {epochs} epochs, so the rate only rises; "
-            "shorten it or raise training.epochs"
-        )
+        text = f"schedule.warmup takes all {epochs} epochs, so the rate only rises"
+        return f"{text}; shorten it or raise training.epochs"
 
 
 class Constant(Schedule):
@@ -175,8 +173,7 @@ class LaggedCosine(Schedule):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         epoch = step // steps_per_epoch
-        # Epoch 0 runs before the schedule's first call. Epoch 1 then has a negative argument, for
-        # which the cosine is symmetric.
+        # Epoch 0 runs before the first call. The argument of epoch 1 is negative: cos(-x) = cos(x).
         if epoch == 0:
             return peak
         share = (1 + math.cos(math.pi * (epoch - self.lag) / epochs)) / 2

@@ -2,8 +2,7 @@
 
 A data configuration returns its signature; a model and a task name the signature types that they
 take. What goes with what follows from that, so no module lists combinations. A new kind of sample
-is one more class here, or in a file outside the package. PyTorch is imported only
-when a sample is made.
+is one more class here, or in a file outside the package. Only `sample` imports PyTorch.
 """
 
 from abc import ABC, abstractmethod

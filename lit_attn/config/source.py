@@ -16,14 +16,9 @@ import yaml
 from lit_attn.files import read_text
 from lit_attn.schema.errors import ConfigError
 
-MAX_NODES = 200_000
-"""Largest number of values in a file, aliases included."""
-MAX_DEPTH = 50
-"""Largest depth of nested values."""
-
-
-SHIPPED = Path(__file__).parents[1] / "shipped"
-"""Folder of the studies inside an installed wheel."""
+MAX_NODES = 200_000  # Largest number of values in a file, aliases included.
+MAX_DEPTH = 50  # Largest depth of nested values.
+SHIPPED = Path(__file__).parents[1] / "shipped"  # Studies inside an installed wheel.
 
 
 class Where(NamedTuple):
@@ -150,10 +145,8 @@ class _Loader(yaml.SafeLoader):
         """Return the value of a node."""
         self.built += 1
         if self.built > MAX_NODES or depth > MAX_DEPTH:
-            raise ConfigError(
-                f"{self.where(node)}: too large or too deeply nested: more than {MAX_NODES:,} "
-                f"values or {MAX_DEPTH} levels"
-            )
+            text = f"too deeply nested: more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
+            raise ConfigError(f"{self.where(node)}: too large or {text}")
         if isinstance(node, yaml.SequenceNode):
             items = Sequence(self.where(node))
             for item in node.value:
@@ -214,9 +207,8 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("merge", r"<<", "<"),
 ):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first)
-    )
+    _compiled = re.compile(f"^(?:{_pattern})$")
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _compiled, list(_first))
 
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "str": str,

@@ -24,7 +24,7 @@ from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
 from lit_attn.schema.base import Config
-from lit_attn.schema.errors import ConfigError, find_problem, suggest
+from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 
 
 def _require(is_valid: Callable[[Any], bool], needed: str) -> AfterValidator:
@@ -36,44 +36,32 @@ def _require(is_valid: Callable[[Any], bool], needed: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
 def _are_mappings(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
+    return all(map(_is_mapping, values))
 
 
 def _are_criteria(match: tuple[str, ...]) -> bool:
     return len(set(match)) == len(match) > 0 and not {"parameters", "none"} <= set(match)
 
 
-Criterion = Literal["parameters", "flops", "time", "none"]
+CRITERIA = "list of parameters, flops and time, each once; or none in place of parameters"
 Criteria = Annotated[
-    tuple[Criterion, ...],
+    tuple[Literal["parameters", "flops", "time", "none"], ...],
     BeforeValidator(lambda value: value if isinstance(value, list) else (value,)),
-    _require(
-        _are_criteria,
-        "list of parameters, flops and time, each once; or none in place of parameters",
-    ),
+    _require(_are_criteria, CRITERIA),
 ]
 # These values stay mappings with lines until ablate.variants expands them.
-Overrides = Annotated[
-    Any, _require(lambda value: isinstance(value, Mapping), "mapping of keys to values")
-]
-Points = Annotated[
-    Any,
-    _require(
-        lambda value: isinstance(value, Sequence) and _are_mappings(value),
-        "list of mappings, as in [{residual: full, zz: with}]",
-    ),
-]
-Named = Annotated[
-    Any,
-    _require(
-        lambda value: isinstance(value, Mapping) and _are_mappings(value.values()),
-        "mapping of names to mappings, as in {xsa: {attention: xsa}}",
-    ),
-]
+Overrides = Annotated[Any, _require(_is_mapping, "mapping of keys to values")]
+POINTS = "list of mappings, as in [{residual: full, zz: with}]"
+Points = Annotated[Any, _require(lambda v: isinstance(v, Sequence) and _are_mappings(v), POINTS)]
+NAMED = "mapping of names to mappings, as in {xsa: {attention: xsa}}"
+Named = Annotated[Any, _require(lambda v: _is_mapping(v) and _are_mappings(v.values()), NAMED)]
 
-MOST_SEEDS = 10_000
-"""Largest number of seeds; a larger number is probably meant as one seed."""
+MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 
 
 def _expand_count(value: Any) -> Any:
@@ -89,9 +77,9 @@ def _expand_count(value: Any) -> Any:
     return value
 
 
-Seeds = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], BeforeValidator(_expand_count)
-]
+Name = Annotated[str, BeforeValidator(format_value)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_expand_count)]
 # A number alone is a mean without a deviation.
 Published = Annotated[
     tuple[float, float | None],
@@ -125,9 +113,7 @@ class StudyConfig(Config):
         EMPTY, description="axes of a product: a key and its values, or a name and named overrides"
     )
     exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
-    baseline: Annotated[str, BeforeValidator(format_value)] = Field(
-        description="name of the variant that the others are compared with"
-    )
+    baseline: Name = Field(description="name of the variant that the others are compared with")
     compare_within: tuple[str, ...] = Field(
         (),
         description="axes of named overrides, such as sizes; each of their values makes a study of "
@@ -197,9 +183,7 @@ def read_studies(path: Path) -> dict[str, StudySource]:
     """Read the studies of an `ablations.yaml` in its order; ConfigError for the first mistake."""
     tree = load(path)
     for key in tree:
-        if key != "studies":
-            hint = suggest(key, ["studies"])
-            raise ConfigError(f"{tree.where[key]}: unknown key '{key}'{hint}")
+        require(f"{tree.where[key]}: unknown key", key, ["studies"])
     studies = tree.get("studies")
     if not isinstance(studies, Mapping) or not studies:
         raise ConfigError(f"{path}: needs 'studies', a mapping of names to studies")
@@ -219,16 +203,14 @@ def choose(studies: dict[str, StudySource], names: list[str], path: Path) -> lis
     """
     families = {source.family for source in studies.values()} - {""}
     for name in names:
-        if name not in studies and name not in families:
-            raise ConfigError(f"{path}: no study '{name}'{suggest(name, [*studies, *families])}")
+        require(f"{path}: no study", name, [*studies, *families])
     chosen = [source for source in studies.values() if {source.name, source.family} & {*names}]
     if not names:
         alone = len(studies) == 1
         chosen = [source for source in studies.values() if source.study.default or alone]
     if not names and not chosen:
-        raise ConfigError(
-            f"{path}: no study has `default: true`; name one with --study: {', '.join(studies)}"
-        )
+        text = f"name one with --study: {', '.join(studies)}"
+        raise ConfigError(f"{path}: no study has `default: true`; {text}")
     return chosen
 
 
@@ -244,10 +226,8 @@ def _read(path: Path, name: str, studies: Mapping) -> StudySource:
         key = ".".join(str(part) for part in ("studies", name, *keys))
         raise ConfigError(f"{place}: {key}: {message}") from error
     experiment = _find_file(tree, name, path.parent / study.experiment, "experiment")
-    parts = tuple(
-        _find_file(tree, name, (path.parent / part).resolve(), "parts", number)
-        for number, part in enumerate(study.parts)
-    )
+    files = [(path.parent / part).resolve() for part in study.parts]
+    parts = tuple(_find_file(tree, name, f, "parts", number) for number, f in enumerate(files))
     return StudySource(name, study, tree, load(experiment), experiment, parts)
 
 

@@ -49,17 +49,14 @@ class MetricLogger(Kind):
     def check_files(self) -> None:
         """Raise ConfigError if the tracker's package is not installed."""
         if importlib.util.find_spec(self.package) is None:
-            raise ConfigError(
-                f"{self.kind} needs {self.package}, which is not installed: "
-                "pip install 'lit_attn[trackers]'"
-            )
+            text = "which is not installed: pip install 'lit_attn[trackers]'"
+            raise ConfigError(f"{self.kind} needs {self.package}, {text}")
 
     @abstractmethod
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
         """Return Lightning's logger for the cell `name` (VARIANT/SEED) of `study`.
 
-        A further attempt of the cell continues the same run, which `identity` finds. `folder` is
-        the cell's folder.
+        Further attempts of the cell continue the run with this `identity`; `folder` is the cell's.
         """
 
     def close(self, logger: "Logger", has_succeeded: bool) -> None:
@@ -83,9 +80,8 @@ class MLflowLogger(MetricLogger):
 
         client = MlflowClient(self.uri)
         experiment = client.get_experiment_by_name(study)
-        runs = experiment and client.search_runs(
-            [experiment.experiment_id], f"tags.identity = '{identity}'"
-        )
+        tag = f"tags.identity = '{identity}'"
+        runs = experiment and client.search_runs([experiment.experiment_id], tag)
         run_id = runs[0].info.run_id if runs else None
         tags = {"identity": identity}
         return MLFlowLogger(study, run_name=name, tracking_uri=self.uri, tags=tags, run_id=run_id)

@@ -26,9 +26,8 @@ class Config(BaseModel):
         if isinstance(value, dict):
             for key, item in value.items():
                 if key not in cls.model_fields:
-                    raise key_error(
-                        key, f"unknown key '{key}'{suggest(str(key), cls.model_fields)}"
-                    )
+                    hint = suggest(str(key), cls.model_fields)
+                    raise key_error(key, f"unknown key '{key}'{hint}")
                 items = item if isinstance(item, list | tuple) else [item]
                 if key in _number_keys(cls) and any(isinstance(i, bool) for i in items):
                     raise key_error(key, "needs a number, not true or false")
@@ -106,16 +105,13 @@ class Kind(Config):
             return
         constants = {name for name in cls.__class_vars__ if not hasattr(cls, name)}
         if missing := sorted(cls.__abstractmethods__ | constants):
-            raise ConfigError(
-                f"class {cls.__name__} (kind '{kind}') does not define {', '.join(missing)}, "
-                f"which every {cls.family_name()} has to define"
-            )
+            text = f"which every {cls.family_name()} has to define"
+            names = f"{cls.__name__} (kind '{kind}') does not define {', '.join(missing)}"
+            raise ConfigError(f"class {names}, {text}")
         other = cls.family.setdefault(kind, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigError(
-                f"class {cls.__name__}: kind '{kind}' is already the name of "
-                f"{other.__module__}.{other.__qualname__}; choose another name"
-            )
+            text = f"the name of {other.__module__}.{other.__qualname__}; choose another name"
+            raise ConfigError(f"class {cls.__name__}: kind '{kind}' is already {text}")
         # A module that is imported again replaces its own members.
         cls.family[kind] = cls
 
@@ -125,12 +121,10 @@ class Kind(Config):
     ) -> CoreSchema:
         if "family" not in cls.__dict__:
             return handler(source)
-        return core_schema.no_info_plain_validator_function(
-            cls.parse,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda member, info: member.model_dump(mode=info.mode), info_arg=True
-            ),
+        write = core_schema.plain_serializer_function_ser_schema(
+            lambda member, info: member.model_dump(mode=info.mode), info_arg=True
         )
+        return core_schema.no_info_plain_validator_function(cls.parse, serialization=write)
 
     @classmethod
     def parse(cls, value: Any) -> "Kind":
@@ -155,8 +149,7 @@ class Kind(Config):
     def try_out(self, signature: Any) -> None:
         """Build and use what the member describes, in small, for data with `signature`.
 
-        A dry run tries out the members that run code from outside the package. Any exception
-        refuses the member.
+        A dry run calls this for code from outside the package; any exception refuses the member.
         """
 
     @classmethod
@@ -170,10 +163,8 @@ def require_methods(cls: type, noun: str) -> None:
     """Raise ConfigError if `cls` lacks an abstract method, unless ABC is one of its bases."""
     names = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__isabstractmethod__", False)]
     if names and ABC not in cls.__bases__:
-        raise ConfigError(
-            f"class {cls.__name__} does not define {', '.join(names)}, "
-            f"which every {noun} has to define"
-        )
+        text = f"does not define {', '.join(names)}, which every {noun} has to define"
+        raise ConfigError(f"class {cls.__name__} {text}")
 
 
 def load(target: str) -> Any:

@@ -8,10 +8,8 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-MOST_CHOICES = 20
-"""Number of choices up to which a message lists all of them."""
-FEW_CHOICES = 5
-"""Number of the nearest choices that a message lists if there are more than MOST_CHOICES."""
+MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
+FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
 
 
 class ConfigError(ValueError):
@@ -25,8 +23,7 @@ class ConfigError(ValueError):
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error message about `word`, which is none of `choices`.
 
-    It is `; did you mean 'x'?` if a choice is near, else `; choose from ...`, and empty without
-    choices.
+    It is `; did you mean 'x'?` for a near choice, `; choose from ...`, or empty without choices.
     """
     options = [str(choice) for choice in choices]
     if close := difflib.get_close_matches(word, options, n=1, cutoff=0.5):

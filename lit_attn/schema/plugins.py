@@ -36,8 +36,7 @@ def load_parts(files: Iterable[Path]) -> None:
     """Import the plug-ins of installed packages and each of `files`, each once.
 
     A file can import its neighbours. A SLURM job imports the copies in its snapshot. Raises
-    ConfigError, which begins with the file and line or the package, for a plug-in that cannot be
-    imported.
+    ConfigError, which begins with file and line or package, if that is not possible.
     """
     _import_installed()
     snapshot = os.environ.get(SNAPSHOT)
@@ -46,8 +45,7 @@ def load_parts(files: Iterable[Path]) -> None:
         if snapshot:
             path, folder = locate_copy(file, Path(snapshot)).resolve(), path.parent
             # The neighbours are copies too, also if the search path has the folder of the file.
-            copied = [str(path.parent) if Path(p).resolve() == folder else p for p in sys.path]
-            sys.path[:] = copied
+            sys.path[:] = [str(path.parent) if Path(p).resolve() == folder else p for p in sys.path]
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         imported = sys.modules.get(path.stem)
@@ -68,15 +66,11 @@ def hash_source(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            body[:] = [item for item in body if not _is_docstring(item)]
+            # A statement that is only a string has no effect.
+            constants = [getattr(getattr(item, "value", None), "value", None) for item in body]
+            pairs = zip(body, constants, strict=True)
+            body[:] = [i for i, c in pairs if not (isinstance(i, ast.Expr) and isinstance(c, str))]
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    """Return True for a statement that is only a string; it has no effect."""
-    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
-        return False
-    return isinstance(node.value.value, str)
 
 
 @cache
@@ -84,8 +78,7 @@ def _import_installed() -> None:
     for entry_point in entry_points(group=GROUP):
         package = entry_point.dist
         assert package is not None
-        where = f"package {package.name}: plug-in {entry_point.value}"
-        _guard(entry_point.load, where)
+        _guard(entry_point.load, f"package {package.name}: plug-in {entry_point.value}")
         PACKAGE_VERSIONS[package.name] = package.version
 
 

@@ -56,19 +56,16 @@ def build(cell: Cell, device: torch.device) -> Parts:
 def _require_type(built: Any, expected: type, source: str) -> None:
     """Raise ConfigError if a member outside the package builds something else."""
     if not isinstance(built, expected):
-        raise ConfigError(
-            f"{source} returns {type(built).__name__}, which is not a "
-            f"{expected.__module__}.{expected.__qualname__}"
-        )
+        name = f"{expected.__module__}.{expected.__qualname__}"
+        raise ConfigError(f"{source} returns {type(built).__name__}, which is not a {name}")
 
 
 def _require_metric(metric: Metric, task: TaskModule) -> None:
     """Raise ConfigError, before the training, if the cell will not measure `metric`."""
     split, _, name = metric.name.partition("/")
     if metric.selection == "best-validation" and "val" not in task.splits:
-        raise ConfigError(
-            f"metric: best-validation needs 'val/{name}', but this data has no split val"
-        )
+        text = f"best-validation needs 'val/{name}', but this data has no split val"
+        raise ConfigError(f"metric: {text}")
     if split in ("train", "evaluation"):
         return
     if split not in task.splits:

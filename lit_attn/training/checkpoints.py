@@ -6,6 +6,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.Unpi
 """Exceptions of torch.load for a file that is cut short, zeroed or overwritten."""
 
 
+@dataclass(eq=False)
 class Checkpoints(L.Callback):
     """Callback that saves the training state every `interval` seconds, and on SIGTERM.
 
@@ -38,26 +40,16 @@ class Checkpoints(L.Callback):
     `describe` returns the provenance of this attempt; a checkpoint has that of all attempts.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        seed: int,
-        interval: float,
-        group: ProcessGroup,
-        describe: Callable[[], Provenance],
-    ) -> None:
-        self.folder = folder
-        self.seed = seed
-        self.interval = interval
-        self.group = group
-        self.describe = describe
-        self.earlier_attempts: list[Provenance] = []
-        self.started = self.saved = time.monotonic()
-        self.elapsed_before = 0.0
-        self.is_stopped = False
-
-    def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    folder: Path
+    seed: int
+    interval: float
+    group: ProcessGroup
+    describe: Callable[[], Provenance]
+    earlier_attempts: list[Provenance] = field(default_factory=list, init=False)
+    started: float = field(default_factory=time.monotonic, init=False)
+    saved: float = field(default_factory=time.monotonic, init=False)
+    elapsed_before: float = field(default=0.0, init=False)
+    is_stopped: bool = field(default=False, init=False)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # Replaces Lightning's handler, which exits with success and saves nothing.

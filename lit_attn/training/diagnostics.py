@@ -9,6 +9,7 @@ import io
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,31 +52,27 @@ class NetworkDiagnostics(NamedTuple):
     arrays: Arrays
 
 
+@dataclass(eq=False)
 class DiagnosticsCallback(L.Callback):
     """Callback that appends diagnostics to `diagnostics.csv` after evaluations, and on request
     after steps of the first epoch, then on the first samples of the training batch.
 
     The last evaluation writes `attention.npz` too. The diagnostics describe the trained weights
     (not their average) on the first samples of the first split, in evaluation mode and in float64.
+    `interval` is the number of steps between two evaluations, `total` that of the cell.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: DiagnosticsConfig,
-        interval: int,
-        total: int,
-        metrics: MetricsFile,
-    ) -> None:
-        """`interval` is the number of steps between two evaluations, `total` that of the cell."""
-        self.path = folder / "diagnostics.csv"
-        self.arrays = folder / "attention.npz"
-        self.settings = settings
-        self.interval = interval
-        self.total = total
-        self.metrics = metrics
-        self.inputs: tuple[Any, ...] | None = None
-        self.times: list[float] = []
+    folder: Path
+    settings: DiagnosticsConfig
+    interval: int
+    total: int
+    metrics: MetricsFile
+    inputs: tuple[Any, ...] | None = field(default=None, init=False)
+    times: list[float] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "diagnostics.csv"
+        self.arrays = self.folder / "attention.npz"
 
     def start(self, step: int) -> None:
         """Start the file, or keep its rows up to the checkpoint at `step` that training resumes."""
@@ -154,8 +151,7 @@ def _diagnose_layer(
         record = layer.record(**call.arguments)
         if "residual" in kinds:
             for name, value in diagnostics.residual(layer, record, call.stream).items():
-                masked = value.masked_fill(~is_attended, torch.nan)
-                token_values.setdefault(name, []).append(masked)
+                token_values.setdefault(name, []).append(value.masked_fill(~is_attended, torch.nan))
         if record.weights is None:
             continue
         if "rank" in kinds:
@@ -188,9 +184,8 @@ def record_calls(
     """Run `network` on `inputs` in evaluation mode and return the calls of each layer."""
     names = {module: name for name, module in network.named_modules()}
     # The input of the block is the residual stream: it is x before the block's norm.
-    blocks: dict[nn.Module, nn.Module] = {
-        layer: network.get_submodule(names[layer].rpartition(".")[0]) for layer in layers
-    }
+    parents = {layer: names[layer].rpartition(".")[0] for layer in layers}
+    blocks: dict[nn.Module, nn.Module] = {m: network.get_submodule(n) for m, n in parents.items()}
     block_inputs: dict[nn.Module, Tensor] = {}
     calls: dict[nn.Module, list[LayerCall]] = {layer: [] for layer in layers}
 

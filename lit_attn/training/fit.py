@@ -71,8 +71,7 @@ def fit(
         if has_stopped and not trainer.should_stop:
             raise RuntimeError(f"training ended at step {trainer.global_step} of {run.steps}")
         run.steps = trainer.global_step
-        # The last epoch is not evaluated yet if it is no multiple of `evaluate_every`, or if
-        # `max_steps` cut it short.
+        # `evaluate_every` or `max_steps` can leave the last epoch without an evaluation.
         if task.evaluated_at < run.steps:
             trainer.validate(task, datamodule=data, verbose=False)
         for tracker in trackers:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,13 +89,9 @@ def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
         return
     # All ranks together use the cores that one process would use.
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world_size))
-    distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=ranks.init_method,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        device_id=device if device.type == "cuda" else None,
-    )
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    meet = partial(distributed.init_process_group, backend, init_method=ranks.init_method)
+    meet(rank=ranks.rank, world_size=ranks.world_size, device_id=device_id)
     yield ProcessGroup(ranks, device)
     # Not in a `finally`: after an error another rank may still wait in a collective operation, and
     # this call would wait for that rank.

@@ -27,12 +27,10 @@ class Provenance(NamedTuple):
 
 def join_provenances(attempts: list[Provenance]) -> Provenance:
     """Return the provenance of several attempts; values that differ are joined by +."""
+    code, data = _join(a.code for a in attempts), _join(a.data for a in attempts)
     names = dict.fromkeys(name for attempt in attempts for name in attempt.versions)
-    return Provenance(
-        _join(attempt.code for attempt in attempts),
-        _join(attempt.data for attempt in attempts),
-        {name: _join(a.versions[name] for a in attempts if name in a.versions) for name in names},
-    )
+    versions = {n: _join(a.versions[n] for a in attempts if n in a.versions) for n in names}
+    return Provenance(code, data, versions)
 
 
 def _join(values: Iterable[str]) -> str:

@@ -19,10 +19,8 @@ from torch.utils.tensorboard import SummaryWriter
 from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
 
-CUDA_CONTEXT = 2**30
-"""Bytes that CUDA needs for a process beside its allocator, rounded up; 0.5 GiB is usual."""
-WARM_UP_STEPS = 5
-"""First steps, which allocate, compile and tune, and are left out of the step time."""
+CUDA_CONTEXT = 2**30  # Bytes of CUDA for a process beside its allocator; 0.5 GiB is usual.
+WARM_UP_STEPS = 5  # First steps, which allocate, compile and tune: not in the step time.
 RECENT_STEPS = 100  # Number of last steps whose median time is reported as the current step time.
 BAR_WIDTH = 24  # Characters of the progress bar on a terminal.
 
@@ -65,11 +63,8 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         epoch = int(metrics.get("epoch", 0))
-        rows = [
-            MetricRow(step or 0, epoch, name, float(value))
-            for name, value in sorted(metrics.items())
-            if name != "epoch"
-        ]
+        values = sorted((name, float(v)) for name, v in metrics.items() if name != "epoch")
+        rows = [MetricRow(step or 0, epoch, *named) for named in values]
         append(self.path, csv_lines(rows))
         for row in rows:
             self.events.add_scalar(row.name, row.value, row.step)
@@ -97,11 +92,8 @@ class Console:
         The last step may be evaluated after that: the caller prints its line.
         """
         self.step, self.epoch = step, epoch
-        self.values |= {
-            name: value
-            for name, value in metrics.items()
-            if name == self.metric or name.endswith("/loss")
-        }
+        shown = [name for name in metrics if name == self.metric or name.endswith("/loss")]
+        self.values |= {name: metrics[name] for name in shown}
         if "train/loss" in metrics and self.step < self.total_steps:
             self.print_line()
 

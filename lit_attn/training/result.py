@@ -3,6 +3,7 @@
 import io
 import math
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +23,6 @@ from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.recording import Progress, measure_memory
 
-SPEED = ("train/tokens_per_second", "evaluation/seconds")
-"""Names of the metrics that describe the speed of a run."""
-
 
 class Limits(NamedTuple):
     """Number of training steps, and of batches of every evaluated split, in a short run."""
@@ -41,8 +39,7 @@ SAMPLE = Limits(steps=15, evaluation_batches=2)
 class FinishedRun(NamedTuple):
     """A run that has trained to its end, on rank 0.
 
-    `total_steps` is the length of the run without limits, `diagnostics` is None if the cell records
-    none.
+    `total_steps` counts the steps without limits; without records, `diagnostics` is None.
     """
 
     parts: Parts
@@ -67,12 +64,10 @@ def make_result(
     peak_memory = group.maximum(measure_memory(group.device))
     if not group.is_rank_zero:
         return None
-    costs, provenance = parts.costs, checkpoints.provenance
     rows = read_metrics(cell_dir / "metrics.csv")
     step_time, evaluation_time = progress.step_time, progress.evaluation_time
     batch_size, tokens = cell.experiment.data.batch_size, parts.data.signature.tokens
-    is_gpu = group.device.type == "cuda"
-    device = torch.cuda.get_device_name(group.device) if is_gpu else "CPU"
+    device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     speed = {}
     if tokens is not None and step_time.median:
         speed["train/tokens_per_second"] = batch_size * tokens / step_time.median
@@ -92,19 +87,15 @@ def make_result(
         epochs=math.ceil(steps / parts.data.steps_per_epoch),
         devices=group.world_size,
         batch_size=batch_size,
-        parameters=costs.parameters,
-        flops=costs.flops,
-        ffn_width=costs.ffn_width,
+        **parts.costs._asdict(),
         step_time=step_time,
         evaluation_time=evaluation_time,
         peak_memory=peak_memory,
         wall_time=checkpoints.elapsed,
         device=device,
         attempts=max(1, len(list((cell_dir / "attempts").glob("*")))),
-        code=provenance.code,
-        data=provenance.data,
         inputs=parts.inputs,
-        versions=provenance.versions,
+        **checkpoints.provenance._asdict(),
         finished=utc_now(),
     )
 
@@ -125,21 +116,20 @@ def select_epoch(rows: list[MetricRow], metric: Metric) -> list[MetricRow]:
     return [row for row in rows if row.epoch == best.epoch]
 
 
+@dataclass(eq=False)
 class UnitRecorder(L.Callback):
     """Callback that writes `units.npz`: loss and correct predictions of each evaluated sample.
 
     For every split it has the arrays `<split>/loss` (nats, summed over the targets of a sample),
     `<split>/targets` and `<split>/correct` (absent if the task counts none), and for averaged
     weights `<split>/ema-loss` and so on, in the order of the data set. They belong to the
-    evaluation that `metric` selects.
+    evaluation that `metric` selects. From the training step `total` on, an evaluation is the last.
     """
 
-    def __init__(self, path: Path, metric: Metric, total: int) -> None:
-        """`total` is the number of training steps after which an evaluation is the last one."""
-        self.path = path
-        self.metric = metric
-        self.total = total
-        self.values: dict[str, Tensor] = {}
+    path: Path
+    metric: Metric
+    total: int
+    values: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def on_validation_start(self, trainer: L.Trainer, module: Any) -> None:
         is_selectable = self.metric.selection != "last" or trainer.global_step >= self.total
@@ -213,11 +203,11 @@ def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
     # The rest of the time went into reading the data, building the model and compiling it.
     steps_time = result.steps * result.step_time.median
     startup = seconds - steps_time - evaluation_time - diagnostics_time
+    evaluation_time = evaluation_time * sum(batches) / evaluated + diagnostics_total / evaluations
     return Timing(
         startup=max(0.0, startup),
         step_time=result.step_time.median,
         steps=run.total_steps,
-        evaluation_time=evaluation_time * sum(batches) / evaluated
-        + diagnostics_total / evaluations,
+        evaluation_time=evaluation_time,
         evaluations=evaluations,
     )
