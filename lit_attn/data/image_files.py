@@ -9,6 +9,7 @@ Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, cl
 
 import io
 import math
+import random
 import re
 import struct
 import zlib
@@ -26,16 +27,13 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
+from lit_attn.config.data.images import ClassFolders, ImageFiles, Range, WebDataset
 from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
 from lit_attn.schema.errors import ConfigError
 
 TAR_MEMBER = re.compile(r"\.tar \d+ \d+$")
-
-# Operations of timm that `posterize` replaces.
-POSTERIZING = ("Posterize", "PosterizeIncreasing", "PosterizeOriginal")
 
 # Errors that Pillow raises for a truncated, overwritten or absurdly large file.
 DAMAGED = (OSError, SyntaxError, ValueError, struct.error, zlib.error)
@@ -80,8 +78,8 @@ class ImageFileData(DataModule):
         self.mixup: Mixup | None = None
         if augment.is_mixed:
             self.inseparable = 2
-            shares = {"prob": augment.mix, "switch_prob": augment.switch, "label_smoothing": 0.0}
-            self.mixup = Mixup(augment.mixup, augment.cutmix, num_classes=data.classes, **shares)
+            alphas = (augment.mixup, augment.cutmix)
+            self.mixup = Mixup(*alphas, label_smoothing=0.0, num_classes=data.classes)
         self.set_epoch(len(self.draw_order(0)), drop_last=True)
 
     def fingerprint(self) -> str:
@@ -242,11 +240,12 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     if not augmented:
         return create(crop_pct=data.crop_share)
     augment = data.augment
-    resized = augment.crop == "resized"
+    resized = augment.crop != "centre"
     try:
         # timm reads the table of operations when it makes the policy.
-        with patch.dict(auto_augment.NAME_TO_OP, dict.fromkeys(POSTERIZING, posterize)):
-            return create(
+        names = [name for name in auto_augment.NAME_TO_OP if name.startswith("Posterize")]
+        with patch.dict(auto_augment.NAME_TO_OP, dict.fromkeys(names, posterize)):
+            transform = create(
                 is_training=True,
                 # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
                 train_crop_mode="rrc" if resized else "rkrc",
@@ -258,9 +257,23 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
                 re_prob=augment.erasing,
                 re_mode="pixel",
             )
+            if augment.crop == "inception":
+                transform.transforms[0].get_params = draw_window
+            return transform
     except (AssertionError, KeyError, ValueError) as error:
         text = f"timm does not know '{augment.policy}': {error}"
         raise ConfigError(f"data.augment.policy: {text}") from error
+
+
+def draw_window(image: Image.Image, area: Range, aspects: Range) -> tuple[int, int, int, int]:
+    """Draw a crop as TensorFlow does: top, left, a uniform height, and width."""
+    (width, height), aspect = image.size, random.uniform(*aspects)
+    least, most = (round(math.sqrt(share * width * height / aspect)) for share in area)
+    most = min(most, height, int((width + 0.5) / aspect))
+    tall = random.randint(min(least, most), most)
+    wide = min(width, round(tall * aspect))
+    top, left = random.randrange(max(1, height - tall)), random.randrange(max(1, width - wide))
+    return top, left, tall, wide
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:

@@ -194,14 +194,8 @@ def replay(run: str, folder: Path) -> Replay:
         evaluated=EVALUATED,
     )
     augment = cell.experiment.data.augment
-    mix = Mixup(
-        augment.mixup,
-        augment.cutmix,
-        prob=augment.mix,
-        switch_prob=augment.switch,
-        label_smoothing=0.0,
-        num_classes=CLASSES,
-    )
+    alphas = (augment.mixup, augment.cutmix)
+    mix = Mixup(*alphas, label_smoothing=0.0, num_classes=CLASSES)
 
     def step(number: int) -> tuple[torch.Tensor, ...]:
         seed_mixing(seed, number)

@@ -4,6 +4,7 @@ The command replays every recorded run and writes how well this project agrees w
 """
 
 import tempfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,8 @@ NAMES = (
 SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for name in NAMES}
 """The recorded set-ups: a module each, named as its file of records."""
 PIPELINES: dict[str, ModuleType] = {
-    name: import_module(f"released.{name}") for name in ("local_vit_images", "segmenter_images")
+    name: import_module(f"released.{name}")
+    for name in ("big_vision_images", "local_vit_images", "segmenter_images")
 }
 """The recorded input pipelines: a module each, named as its file of records."""
 
@@ -126,16 +128,20 @@ def tolerances(setup: str, run: str) -> dict[str, float]:
 
 
 def words(setup: str) -> str:
-    """Return the agreement of a set-up for captions: the tolerance of losses, by group of runs."""
+    """Return the agreement of a set-up for captions: the tolerance of losses, by group of runs.
+
+    It ends with the departure of the set-up that changes its numbers, if there is one.
+    """
     module = SETUPS[setup]
     text = f"{module.REPOSITORY}, losses within {module.TOLERANCES['loss']:.0e}"
     groups: dict[float, list[str]] = {}
     for run, limits in getattr(module, "RUN_TOLERANCES", {}).items():
         groups.setdefault(limits["loss"], []).append(run)
-    return text + "".join(
+    text += "".join(
         f", {limit:.0e} in the run{'s' * (len(runs) > 1)} {' and '.join(runs)}"
         for limit, runs in groups.items()
     )
+    return text + getattr(module, "DEPARTURE", "")
 
 
 def records(setup: str) -> dict[str, recording.Arrays]:
@@ -228,6 +234,11 @@ def page() -> str:
     return HEAD + rows + TAIL.format(projections=projections, pipelines=pipelines, notes=notes)
 
 
+def comparer(module: ModuleType) -> Callable[..., pictures.Comparison]:
+    """Return the function that compares the records of an input pipeline."""
+    return getattr(module, "compare", pictures.compare)
+
+
 def pipeline_table() -> str:
     """Return the rows of the input pipelines: how many results are identical, and differences."""
     rows = f"| {' | '.join(PIPELINE_COLUMNS)} |\n|{'---|' * len(PIPELINE_COLUMNS)}\n"
@@ -239,10 +250,8 @@ def pipeline_table() -> str:
             with tempfile.TemporaryDirectory() as folder:
                 ours = module.replay(run, Path(folder))
             for name in module.TOLERANCES:
-                key = f"{name} digests"
-                identical = int((ours[key] == theirs[key]).sum())
-                difference = np.abs(ours[name] - theirs[name]).max()
-                rows += f"{first}| {module.EXPERIMENT} | {name} | {len(theirs[key]):,} "
+                number, identical, difference = comparer(module)(name, ours, theirs)
+                rows += f"{first}| {module.EXPERIMENT} | {name} | {number:,} "
                 rows += f"| {identical:,} | {difference:.0e} |\n"
     return rows
 

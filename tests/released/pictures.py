@@ -4,6 +4,7 @@ import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,21 @@ def weights(size: int) -> NDArray[np.float64]:
     """Return random weights (PROJECTIONS, size) of unit length."""
     drawn = generator("projections", size).standard_normal((PROJECTIONS, size))
     return np.asarray(drawn / np.sqrt(size))
+
+
+class Comparison(NamedTuple):
+    """Number of results, how many are identical, and the largest difference."""
+
+    number: int
+    identical: int
+    difference: float
+
+
+def compare(name: str, ours: Arrays, theirs: Arrays) -> Comparison:
+    """Compare the descriptions of images by this project and by released code."""
+    identical = (ours[f"{name} digests"] == theirs[f"{name} digests"]).sum()
+    difference = np.abs(ours[name] - theirs[name]).max()
+    return Comparison(len(theirs[name]), int(identical), float(difference))
 
 
 def describe(name: str, images: Iterable[Tensor]) -> Arrays:

@@ -198,14 +198,14 @@ class NpzTargets(OwnTargets):
 class TimmAugmentation(Config):
     """timm's augmentation of a training image; timm applies the fields in their order."""
 
-    crop: Literal["resized", "centre"] = Field(
-        "resized", description="resized: a random crop; centre: the middle of the resized image"
+    crop: Literal["resized", "inception", "centre"] = Field(
+        "resized", description="a random area (resized), a random height (inception) or the centre"
     )
     area: Range = Field(
-        (0.08, 1.0), description="least and greatest share of the image in a resized crop"
+        (0.08, 1.0), description="least and greatest share of the image in a random crop"
     )
     aspect: Range = Field(
-        (3 / 4, 4 / 3), description="least and greatest aspect ratio of a resized crop"
+        (3 / 4, 4 / 3), description="least and greatest aspect ratio of a random crop"
     )
     flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left-right")
     policy: str | None = Field(
@@ -220,8 +220,6 @@ class TimmAugmentation(Config):
     cutmix: float = Field(
         0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
     )
-    mix: float = Field(1.0, ge=0, le=1, description="share of batches that are mixed")
-    switch: float = Field(0.5, ge=0, le=1, description="share of CutMix if both are on")
 
     @model_validator(mode="after")
     def _ranges_are_not_empty(self) -> Self:
@@ -234,7 +232,7 @@ class TimmAugmentation(Config):
     @property
     def is_mixed(self) -> bool:
         """True if MixUp or CutMix makes targets probabilities."""
-        return self.mix > 0 and (self.mixup > 0 or self.cutmix > 0)
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class ImageFiles(Data):
