@@ -174,12 +174,12 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
 
 
 def weights(similarity: "Similarity", inputs: Inputs) -> Tensor:
-    """Return all weights of a call without a cache, (B, H, n, n) or (B, H, n, m)."""
+    """Return all weights of a call without a cache, (B, H, n, n)."""
     q, k, scale = scaled_features(similarity, inputs, inputs.keys, 0)
     q, k = with_z(q, k, inputs.z, inputs.z, inputs.temperature)
     formed = Formed(inputs, q, k, similarity.hard, inputs.maps(), scale)
-    queries, columns = slice(0, q.shape[-2]), slice(0, k.shape[-2])
-    return form_weights(formed, queries, columns, inputs.v.dtype)
+    all_tokens = slice(0, q.shape[-2])
+    return form_weights(formed, all_tokens, all_tokens, inputs.v.dtype)
 
 
 def scaled_features(

@@ -164,13 +164,12 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
-        memory: Tensor | None = None,
     ) -> LayerRecord:
         """Return what `forward` computes before the residual part, without dropout.
 
         For diagnostics (lit_attn.training.diagnostics): it needs O(H n^2) memory for any n.
         """
-        inputs = self.inputs(x, attn_mask, is_causal, rotary, memory=memory)._replace(dropout=0.0)
+        inputs = self.inputs(x, attn_mask, is_causal, rotary)._replace(dropout=0.0)
         values = inputs.shared(inputs.v, 2)
         weights = self.similarity.weights(inputs)
         if weights is None:
@@ -198,10 +197,7 @@ class Attention(nn.Module):
             memory = x
         else:
             if is_causal or rotary is not None or self.local_self_attention:
-                raise ValueError(
-                    "cross-attention takes no `is_causal`, no `rotary` and no local "
-                    "self-attention: these relate tokens of one sequence"
-                )
+                raise ValueError("cross-attention takes no order and no local self-attention")
             self.spec.check_cross()
             offset += memory.shape[1] - x.shape[1]
         q, k, v = self._project(x, memory)

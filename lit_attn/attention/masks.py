@@ -69,9 +69,8 @@ class Masks(NamedTuple):
         A boolean mask with one row for all queries is a padding mask: it says which tokens exist.
         None means that no token is known to be padding.
         """
-        mask = self.attn_mask
-        is_boolean = mask is not None and mask.dtype == torch.bool
-        if mask is None or self.is_cross or not is_boolean or mask.ndim < 2 or mask.shape[-2] != 1:
+        mask = None if self.is_cross else self.attn_mask
+        if mask is None or mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
             return None
         return mask if mask.shape[-1] == 1 else mask.transpose(-1, -2)[..., rows, :]
 

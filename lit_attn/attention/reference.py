@@ -29,11 +29,7 @@ def attention(
     rotary: Rotary | None = None,
     memory: Tensor | None = None,
 ) -> Tensor:
-    """Return the output (B, n, d) of `layer` by its formulas, without dropout.
-
-    In cross-attention the keys and values are those of `memory` (B, m, d), and the weights are
-    (B, H, n, m).
-    """
+    """Return the output (B, n, d) of `layer` by its formulas, without dropout."""
     parts, tokens = layer.spec, x if memory is None else memory
     q, keys, v = project(layer, x, rotary, tokens)
     visible = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)

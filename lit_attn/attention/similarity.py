@@ -54,10 +54,7 @@ class Similarity(nn.Module):
         self.needs_row_terms = shape.needs_row_terms
 
     def keys(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return all keys (B, n, M, H', D) from x (B, n, d) and the layer's k (B, n, H', D).
-
-        In cross-attention, x is the memory.
-        """
+        """Return all keys (B, n, M, H', D) from x or the memory (B, n, d), and k (B, n, H', D)."""
         return k.unsqueeze(2)
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:

@@ -74,14 +74,13 @@ class AttentionSpec(Config):
 
     def check_cross(self) -> None:
         """Raise ValueError, which begins with a key, if cross-attention has no such layer."""
-        reasons = {name: part.needs_self for name, part in self.parts.items()}
-        reasons["zz"] = "relates two tokens of one sequence" if self.zz else ""
-        reasons["window"] = "is a distance within one sequence" if self.window else ""
-        for key, reason in reasons.items():
+        reasons = [(f"{name}: '{p.kind}'", p.needs_self) for name, p in self.parts.items()]
+        reasons += [("zz:", "relates two tokens of one sequence" if self.zz else "")]
+        reasons += [("window:", "is a distance within one sequence" if self.window else "")]
+        for key, reason in reasons:
             if reason:
-                name = f"'{self.parts[key].kind}' " if key in self.parts else ""
                 raise ValueError(
-                    f"{key}: {name}{reason}, which cross-attention does not have; set "
+                    f"{key} {reason}, which cross-attention does not have; set "
                     "`cross_attention`, for example to standard"
                 )
 

@@ -202,6 +202,7 @@ class TranslationConfig(Task):
     kind: Literal["translation"] = "translation"
     takes = (ParallelTokens,)
     module = "lit_attn.tasks.translation:Translation"
+    predicts = ("probabilities", "vocabulary")
     label_smoothing: Share = Field(0.0, description="share of the target spread over other tokens")
     translate_every: PositiveInt | None = Field(
         None, description="epochs between evaluations with BLEU; null: only the last evaluation"

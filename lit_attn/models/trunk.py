@@ -6,7 +6,6 @@ Shapes: B batch, n tokens, d width, D head width. tokens: (B, n) int64 -> hidden
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,9 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm, quantise
+
+Memory = tuple[Tensor, Tensor]
+"""Tokens (B, m, d) for cross-attention, and their mask (B, 1, 1 or n, m)."""
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
@@ -55,10 +57,17 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then the FFN if there is one, each with its norm and skip connection.
 
-    Pre-norm computes x + f(norm(x)), post-norm computes norm(x + f(x)).
+    Pre-norm computes x + f(norm(x)), post-norm computes norm(x + f(x)). A decoder's block has
+    cross-attention to a memory between them.
     """
 
-    def __init__(self, model: TokenTransformer, number: int, device: Device) -> None:
+    def __init__(
+        self,
+        model: TokenTransformer,
+        number: int,
+        device: Device,
+        cross: AttentionSpec | None = None,
+    ) -> None:
         """Build the block of layer `number`; layers may have different windows."""
         super().__init__()
         self.pre = model.norm_order == "pre"
@@ -67,10 +76,13 @@ class Block(nn.Module):
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
-        self.norm2 = self.ffn = None
+        self.norm2 = self.ffn = self.norm3 = self.cross = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
             self.ffn = FeedForward(model, model.ffn, device)
+        if cross is not None:
+            self.norm3 = norm(model.norm, model.dim, model.norm_eps, device)
+            self.cross = build_attention(model, cross, device)
         if model.weights == "e5m2":
             quantise(self)
 
@@ -81,17 +93,24 @@ class Block(nn.Module):
         is_causal: bool,
         rotary: Rotary | None,
         caches: Sequence[Cache] = (),
+        memory: Memory | None = None,
     ) -> Tensor:
-        return self.feed(self.attend(x, attn_mask, is_causal, rotary, *caches))
-
-    def attend(self, x: Tensor, *arguments: Any) -> Tensor:
-        """Return x with the self-attention branch; `arguments` are those of the layer after x."""
-        attended = self.attn(self.norm1(x) if self.pre else x, *arguments)
+        attended = self.attn(
+            self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary, *caches[:1]
+        )
         x = x + self.attention_scale * attended
-        return x if self.pre else self.norm1(x)
-
-    def feed(self, x: Tensor) -> Tensor:
-        """Return x with the branch of the FFN, if there is one."""
+        if not self.pre:
+            x = self.norm1(x)
+        if self.cross is not None and self.norm3 is not None and memory is not None:
+            cache, (tokens, mask) = caches[1] if caches else None, memory
+            if cache is not None and cache.length:
+                # The cache has the keys and values of the memory since the first call.
+                tokens = tokens[:, :0]
+            normed = self.norm3(x) if self.pre else x
+            attended = self.cross(normed, attn_mask=mask, cache=cache, memory=tokens)
+            x = x + self.attention_scale * attended
+            if not self.pre:
+                x = self.norm3(x)
         if self.ffn is None or self.norm2 is None:
             return x
         if self.pre:
@@ -125,7 +144,7 @@ class Trunk(nn.Module):
         context: int,
         is_causal: bool,
         device: Device = None,
-        block: type[Block] = Block,
+        cross: AttentionSpec | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -136,7 +155,9 @@ class Trunk(nn.Module):
         learned = model.positions == "learned"
         self.positions = nn.Embedding(context, model.dim, device=device) if learned else None
         self.dropout = nn.Dropout(model.dropout)
-        self.blocks = nn.ModuleList(block(model, number, device) for number in range(model.depth))
+        self.blocks = nn.ModuleList(
+            Block(model, number, device, cross) for number in range(model.depth)
+        )
         last = norm(model.norm, model.dim, model.norm_eps, device)
         self.norm = last if model.norm_order == "pre" else nn.Identity()
 
@@ -169,12 +190,12 @@ class Trunk(nn.Module):
         tokens: Tensor,
         present: Tensor | None = None,
         caches: list[Cache] | None = None,
-        *memory: Any,
+        memory: Memory | None = None,
     ) -> Tensor:
         """Return the hidden states; no token attends to padding, where `present` (B, n) is False.
 
-        With `caches` (from `new_caches`), `tokens` follow the tokens already cached. `memory` goes
-        on to the blocks. Raises ValueError for more tokens than there are learned positions.
+        With `caches` (from `new_caches`), `tokens` follow the tokens already cached. `memory` is
+        that of cross-attention. Raises ValueError for more tokens than learned positions.
         """
         before = 0 if caches is None else caches[0].position
         n, device = before + tokens.shape[1], tokens.device
@@ -187,11 +208,10 @@ class Trunk(nn.Module):
                     f"{n} tokens are more than the {self.context} positions this model learned"
                 )
             x = x + self.positions(positions)
-        elif self.model.positions.startswith("sinusoidal"):
+        elif self.model.positions in ("sinusoidal", "sinusoidal-reversed"):
             if self.model.positions == "sinusoidal-reversed":
                 positions = positions.flip(0)
-            is_fairseq = self.model.positions == "sinusoidal-fairseq"
-            x = x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
+            x = x + sinusoids(positions, self.model.dim).to(x.dtype)
         else:
             turn = rotary(positions, self.model.width_of_heads)
         x = self.dropout(x)
@@ -199,20 +219,13 @@ class Trunk(nn.Module):
         size = len(caches or ()) // len(self.blocks)
         for number, block in enumerate(self.blocks):
             own = (caches or [])[number * size : (number + 1) * size]
-            x = block(x, padding, self.is_causal, turn, own, *memory)
+            x = block(x, padding, self.is_causal, turn, own, memory)
         return self.norm(x)
 
 
-def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
-    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d).
-
-    In fairseq (and tensor2tensor) the last frequency is exactly 1 / 10,000, and in fairseq the
-    first token has position 2.
-    """
-    divisor = dim - 2 if is_fairseq else dim
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / divisor
-    if is_fairseq:
-        positions = positions + 2
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d)."""
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
     # This form equals that of Transformer-XL's code to the last bit.
     angles = torch.outer(positions.to(torch.float32), 1 / 10_000.0**exponents)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
@@ -235,9 +248,7 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            if init.embedding == "fairseq":
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-            elif init.embedding != "torch":
+            if init.embedding != "torch":
                 nn.init.normal_(module.weight, std=init.embedding)
             elif tied:
                 bound = 1 / math.sqrt(module.embedding_dim)

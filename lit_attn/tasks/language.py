@@ -37,21 +37,21 @@ class LanguageModelling(TaskModule):
         inputs, targets = batch
         return self.nll(inputs, targets).mean()
 
-    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return -log p of every target, and the targets."""
         inputs, targets = batch
         return self.nll(inputs, targets), targets
 
     def unit_values(self, *arguments: Tensor) -> Tensor:
-        nll, targets = arguments
+        nll, targets, *_ = arguments
         losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
         return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return probabilities (N, vocabulary) and the N targets that are to be predicted."""
-        inputs, targets = batch
+        targets = evaluated[1]
         predicted = targets != IGNORED
-        probabilities = self.network(inputs)[predicted].float().softmax(-1)
+        probabilities = self.network(*self.inputs(batch))[predicted].float().softmax(-1)
         return probabilities[:, : self.data.signature.vocabulary], targets[predicted]
 
     def nll(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Shapes: B pairs, m source tokens, n target tokens, t tokens of a translation. Ta
 padding are IGNORED.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ from lit_attn.attention.precision import wide
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.data.text.parallel import SPECIAL, UNKNOWN, ParallelData, Subwords
-from lit_attn.models.translation import EncoderDecoder, Search, translate
-from lit_attn.tasks.base import TaskModule
-from lit_attn.tasks.language import TokenLoss
+from lit_attn.models.translation import EncoderDecoder, translate
+from lit_attn.tasks.language import LanguageModelling, TokenLoss
 
 
-class Translation(TaskModule):
+class Translation(LanguageModelling):
     """Cross-entropy per target token; loss, perplexity and BLEU of a split."""
 
     config: TranslationConfig
@@ -59,9 +57,7 @@ class Translation(TaskModule):
         nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
         translations = targets[:, :0]
         if self.is_translating():
-            settings = self.config
-            search = Search(settings.beams, settings.length_penalty, settings.ratio, settings.extra)
-            ids = [torch.tensor(row) for row in translate(self.network, source, search)]
+            ids = [torch.tensor(row) for row in translate(self.network, source, self.config)]
             translations = pad_sequence(ids, batch_first=True, padding_value=IGNORED)
         return nll, targets, translations.to(targets.device)
 
@@ -73,11 +69,6 @@ class Translation(TaskModule):
         every, epoch = self.config.translate_every, self.global_step // self.data.steps_per_epoch
         is_due = every is not None and epoch % every == 0
         return bool(self.monitored) or is_due or self.global_step >= self.trainer.max_steps
-
-    def unit_values(self, *arguments: Tensor) -> Tensor:
-        nll, targets, _ = arguments
-        losses, counts = nll.sum(1).float(), (targets != IGNORED).sum(1).float()
-        return torch.stack([losses, counts, torch.full_like(losses, math.nan)], dim=1)
 
 
 class TranslationScores(TokenLoss):

@@ -16,8 +16,9 @@ from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import Init
 from lit_attn.config.models.translation import EncoderDecoderConfig
+from lit_attn.config.tasks import TranslationConfig
 from lit_attn.models import factory
-from lit_attn.models.translation import EncoderDecoder, Search, translate
+from lit_attn.models.translation import EncoderDecoder, translate
 from lit_attn.models.trunk import sinusoids
 
 WIDTH, HEADS, DEPTH, VOCABULARY = 24, 4, 2, 13
@@ -32,9 +33,9 @@ def config(**choices: object) -> EncoderDecoderConfig:
         "norm": "layernorm",
         "norm_order": "post",
         "bias": "all",
-        "positions": "sinusoidal-fairseq",
+        "positions": "sinusoidal",
         "embedding_scale": "sqrt-dim",
-        "init": Init(matrices="fairseq", embedding="fairseq", depth_scaled=False),
+        "init": Init(matrices="fairseq", depth_scaled=False),
     }
     return EncoderDecoderConfig.model_validate(values | choices)
 
@@ -102,7 +103,7 @@ def test_outputs_loss_and_gradients_equal_those_of_torch(order: str) -> None:
     source, inputs, targets = sentences()
 
     def embed(tokens: Tensor, embedding: nn.Embedding) -> Tensor:
-        places = sinusoids(torch.arange(tokens.shape[1]), WIDTH, is_fairseq=True)
+        places = sinusoids(torch.arange(tokens.shape[1]), WIDTH)
         return embedding(tokens) * WIDTH**0.5 + places
 
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.double)
@@ -217,16 +218,7 @@ def test_initial_values_are_those_of_fairseq() -> None:
         bound = math.sqrt(6 / (256 + 256))
         assert layer.proj.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
         assert not layer.proj.bias.any()
-    assert built.decoder.tokens.weight.std().item() == pytest.approx(1 / 16, rel=0.03)
-
-
-def test_positions_are_those_of_fairseq() -> None:
-    """Position 2 is the first; the frequencies go from 1 to exactly 1 / 10,000."""
-    places = sinusoids(torch.arange(3), 8, is_fairseq=True)
-    for i, k in itertools.product(range(3), range(4)):
-        angle = (i + 2) * 10_000 ** (-k / 3)
-        expected = [math.sin(angle), math.cos(angle)]
-        assert places[i, [k, k + 4]].tolist() == pytest.approx(expected, abs=1e-5)
+    assert built.decoder.tokens.weight.std().item() == pytest.approx(0.02, rel=0.03)
 
 
 def log_probability(built: EncoderDecoder, source: Tensor, ids: list[int]) -> float:
@@ -242,7 +234,9 @@ def test_a_wide_beam_equals_an_exhaustive_search(penalty: float) -> None:
     torch.manual_seed(3)
     built = EncoderDecoder(config(), 5, 64).double().eval()
     sources = torch.tensor([[2, 3, END, PADDING], [4, 4, 3, END], [3, END, PADDING, PADDING]])
-    found = translate(built, sources, Search(200, penalty, ratio=0.0, extra=4))
+    found = translate(
+        built, sources, TranslationConfig(beams=200, length_penalty=penalty, ratio=0.0, extra=4)
+    )
     for source, ids in zip(sources, found, strict=True):
         row = source[None, source != PADDING]
         best = max(
@@ -254,7 +248,7 @@ def test_a_wide_beam_equals_an_exhaustive_search(penalty: float) -> None:
 
 
 @torch.no_grad()
-def plain_search(built: EncoderDecoder, source: Tensor, search: Search) -> list[int]:
+def plain_search(built: EncoderDecoder, source: Tensor, search: TranslationConfig) -> list[int]:
     """Search one sentence, hypothesis by hypothesis, without caches."""
     limit = int(search.ratio * source.shape[1] + search.extra)
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -281,7 +275,7 @@ def plain_search(built: EncoderDecoder, source: Tensor, search: Search) -> list[
 def test_the_search_equals_a_plain_one(spec: AttentionSpec) -> None:
     """Sentences of one batch have different lengths and limits."""
     built, (source, _, _) = network(attention=spec), sentences()
-    search = Search(beams=3, length_penalty=1.0, ratio=0.8, extra=3)
+    search = TranslationConfig(beams=3, length_penalty=1.0, ratio=0.8, extra=3)
     assert translate(built, source, search) == [
         plain_search(built, row[None, row != PADDING], search) for row in source
     ]
@@ -291,4 +285,4 @@ def test_a_translation_is_no_longer_than_the_learned_positions() -> None:
     torch.manual_seed(0)
     built = EncoderDecoder(config(positions="learned"), VOCABULARY, 7).eval()
     source, _, _ = sentences()
-    assert max(map(len, translate(built, source, Search(extra=50)))) <= 6
+    assert max(map(len, translate(built, source, TranslationConfig(extra=50)))) <= 6

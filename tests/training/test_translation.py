@@ -14,7 +14,8 @@ from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.experiment import Experiment
-from lit_attn.models.translation import Search, translate
+from lit_attn.config.tasks import TranslationConfig
+from lit_attn.models.translation import translate
 from lit_attn.tasks.translation import Translation, TranslationScores
 from lit_attn.train import run_cell
 from lit_attn.training.build import build
@@ -47,7 +48,7 @@ def make_cell(folder: Path, epochs: int = 1, attention: str = "standard", **chan
         "data": data | changes.pop("data", {}),
         "model": {"kind": "encoder-decoder", "dim": 32, "depth": 1, "heads": 2}
         | {"ffn": {"width": 64}, "positions": "sinusoidal", "attention": attention}
-        | {"embedding_scale": "sqrt-dim", "init": {"matrices": "torch", "embedding": "fairseq"}},
+        | {"embedding_scale": "sqrt-dim", "init": {"matrices": "torch", "embedding": 0.2}},
         "optimizer": {"kind": "adamw", "lr": 5e-3},
         "training": {"epochs": epochs, "accelerator": "cpu"} | changes.pop("training", {}),
     }
@@ -95,22 +96,22 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
     """Translations are the references with some words exchanged; empty rows do not count."""
     task = make_task(tmp_path)
     scores, drawn = TranslationScores(task.data.encoder), np.random.default_rng(1)
-    hypotheses = []
+    hypotheses, references = [], []
     loader = task.data.evaluation_loader("test")
     for rows, (_, _, targets) in zip(loader.units, loader, strict=True):
         translations = torch.full((len(targets), 30), IGNORED)
         for number, (row, target) in enumerate(zip(rows, targets, strict=True)):
             if row < 20:
                 words = task.data.encoder.decode(target[target != IGNORED][:-1].tolist()).split()
+                references.append(" ".join(words))
                 words[drawn.integers(len(words))] = "dog"
                 text = " ".join(words) + " calls" * int(drawn.integers(2))
-                ((_, ids),) = task.data.encoder.encode([("", text)])
+                (ids,) = task.data.encoder.encode([text])
                 translations[number, : len(ids)] = torch.tensor(ids.astype(np.int64))
-                hypotheses.append((row, text))
+                hypotheses.append(text)
         scores.update(torch.zeros(targets.shape), targets, translations)
-    references = (tmp_path / "test.en").read_text().splitlines()
-    texts = [text for _, text in sorted(hypotheses)]
-    expected = sacrebleu.corpus_bleu(texts, [references], tokenize="none", force=True)
+    assert sorted(references) == sorted((tmp_path / "test.en").read_text().splitlines())
+    expected = sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none", force=True)
     assert 20 < expected.score < 90
     assert 100 * scores.compute()["bleu"].item() == pytest.approx(expected.score, rel=1e-5)
     scores.reset()
@@ -121,7 +122,7 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
 def test_unknown_characters_never_match(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     scores = TranslationScores(task.data.encoder)
-    ((_, ids),) = task.data.encoder.encode([("", "☃ the dog sees the dog")])
+    (ids,) = task.data.encoder.encode(["☃ the dog sees the dog"])
     target = torch.tensor([[*ids.tolist(), 1]])
     scores.update(torch.zeros(target.shape), target, target[:, :-1])
     assert scores.compute()["bleu"].item() < 0.9
@@ -165,8 +166,8 @@ def test_a_cell_learns_to_translate_word_by_word(attention: str, tmp_path: Path)
     assert arrays["test/loss"].shape == (20,)
     lines = (tmp_path / "test.en").read_text().splitlines()
     task = make_task(tmp_path)
-    encoded = [len(ids) for _, ids in task.data.encoder.encode([("", line) for line in lines])]
-    assert arrays["test/targets"].tolist() == [length + 1 for length in encoded]
+    encoded = [len(ids) + 1 for ids in task.data.encoder.encode(lines)]
+    assert sorted(arrays["test/targets"]) == sorted(encoded)
 
 
 def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping(
@@ -189,8 +190,16 @@ def test_the_settings_of_the_search_are_used(tmp_path: Path) -> None:
     task.is_translating = lambda: True  # type: ignore[method-assign]
     batch = next(iter(task.data.evaluation_loader("val")))
     *_, translations = task.evaluate(batch)
-    expected = translate(task.network, batch[0], Search(2, 0.0, 0.5, 1))
+    search = TranslationConfig(beams=2, length_penalty=0.0, ratio=0.5, extra=1)
+    expected = translate(task.network, batch[0], search)
     assert [row[row != IGNORED].tolist() for row in translations] == expected
+
+
+def test_the_shortest_limit_allows_one_word(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    batch = next(iter(task.data.evaluation_loader("val")))
+    words = translate(task.network, batch[0], TranslationConfig(ratio=0.0, extra=1))
+    assert [len(ids) for ids in words] == [1] * len(batch[0])
 
 
 def test_data_of_other_tasks_is_refused(tmp_path: Path) -> None:

@@ -21,15 +21,15 @@ class Init(Config):
 
     Biases start at zero and norm weights at one. `torch` is PyTorch's default for each kind of
     layer: uniform within 1 / sqrt(fan in), biases included; a tied embedding counts as a Linear.
-    `fairseq` is the same with Xavier's rule in attention layers, and 1 / sqrt(dim) for embeddings.
+    `fairseq` is the same with Xavier's rule in attention layers.
     Compositions across heads keep the initialisation of their paper.
     """
 
     matrices: PositiveFloat | Literal["torch", "fairseq"] = Field(
         0.02, description="standard deviation of the matrices, torch or fairseq"
     )
-    embedding: PositiveFloat | Literal["torch", "fairseq"] = Field(
-        0.02, description="standard deviation of the embeddings, torch or fairseq"
+    embedding: PositiveFloat | Literal["torch"] = Field(
+        0.02, description="standard deviation of the embeddings, or torch"
     )
     norms: float = Field(0.0, ge=0, description="standard deviation of the norm weights around 1")
     depth_scaled: bool = Field(True, description="divide output projections by sqrt(2 depth)")
@@ -47,13 +47,10 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal[
-        "learned", "rotary", "sinusoidal", "sinusoidal-reversed", "sinusoidal-fairseq"
-    ] = Field(
+    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
         "learned",
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
-        "the last token, as in Transformer-XL's code; sinusoidal-fairseq: fairseq's frequencies, "
-        "from position 2 on",
+        "the last token, as in Transformer-XL's code",
     )
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
         "layernorm-unbiased", description="kind of normalisation layer"

@@ -27,8 +27,8 @@ class EncoderDecoderConfig(TokenTransformer):
         "the encoder's input; separate: none",
     )
     # Reversed positions change with every new token, and the encoder would count padding.
-    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-fairseq"] = Field(
-        "learned", description="sinusoidal-fairseq: fairseq's frequencies, from position 2 on"
+    positions: Literal["learned", "rotary", "sinusoidal"] = Field(
+        "learned", description="positions of both parts"
     )
     weights: Literal["exact"] = Field("exact", description="matrices are not rounded")
 
@@ -38,13 +38,8 @@ class EncoderDecoderConfig(TokenTransformer):
         return self.cross_attention or self.attention
 
     def check(self, signature: TokenSignature) -> None:
-        super().check(signature)
-        limit = self.cross.similarity.max_tokens
-        if limit is not None and limit < signature.context:
-            raise ValueError(
-                f"cross_attention.similarity.positions: {limit} are fewer than the "
-                f"{signature.context} tokens of data.context"
-            )
+        for spec in (self.attention, self.cross):
+            TokenTransformer.check(self.model_copy(update={"attention": spec}), signature)
 
     @model_validator(mode="after")
     def _cross_attention_has_a_meaning(self) -> Self:

@@ -4,6 +4,8 @@ Shapes: B pairs, m source tokens, n target tokens. source: (B, m), inputs and ta
 int64. Sources end with END; inputs begin with END, and targets, one token later, end with it.
 """
 
+from itertools import chain
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,36 +20,47 @@ from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
-SPECIAL = {PADDING: "<pad>", END: "</s>", UNKNOWN: "<unk>"}
+# Names of PADDING, END and UNKNOWN.
+SPECIAL = ["<pad>", "</s>", "<unk>"]
 
 # The pairs of a batch are a multiple of this number if they are more, as in fairseq.
 MULTIPLE = 8
 
-Pair = tuple[NDArray[np.uint32], NDArray[np.uint32]]
+Ids = NDArray[np.uint32]
+Pair = tuple[Ids, Ids]
 
 
 class ParallelData(TokenDataModule):
     """Sentence pairs. Batches are formed once for a seed; every epoch has its own order of them.
 
-    Raises ConfigError if files are missing or malformed, or evaluated sentences are too long.
+    Evaluated pairs are ordered by length, so that batches have little padding. Raises ConfigError
+    if files are missing or malformed, or evaluated sentences are too long.
     """
 
     def __init__(self, data: ParallelText, seed: int, device: torch.device) -> None:
         super().__init__(data, seed, device)
         self.splits = ["val", "test"]
-        texts = {split: read_pairs(data, split) for split in SPLITS}
+        texts = {split: read_sides(data, split) for split in SPLITS}
         self.encoder = Subwords(texts["train"], data.vocabulary)
-        self.pairs = {split: self.encoder.encode(pairs) for split, pairs in texts.items()}
-        for split in self.splits:
-            self._require_short(data, split)
+        self.pairs: dict[str, list[Pair]] = {}
+        for split in SPLITS:
+            sides = [self.encoder.encode(sentences) for sentences in texts[split]]
+            self.pairs[split] = list(zip(*sides, strict=True))
+            for path, side in zip(data.files(split), sides, strict=True):
+                lengths = [len(ids) + 1 for ids in side]
+                if split != "train" and max(lengths) > data.context:
+                    raise ConfigError(
+                        f"{path}:{1 + int(np.argmax(lengths))}: has {max(lengths):,} subwords with "
+                        f"its end; set data.context to at least as many, not {data.context}"
+                    )
+            if split != "train":
+                self.pairs[split].sort(key=lambda pair: len(pair[0]))
         pairs = self.pairs["train"]
-        lengths = np.array([max(len(source), len(target)) + 1 for source, target in pairs])
-        kept = numpy_generator(seed, "pairs", 0).permutation(
-            np.flatnonzero(lengths <= data.context)
-        )
-        order = kept[np.argsort([len(pairs[row][1]) for row in kept], kind="stable")]
-        order = order[np.argsort([len(pairs[row][0]) for row in order], kind="stable")]
-        self.batches = cut_batches(order, lengths, data.batch_size)
+        sizes = np.array([[len(source) + 1, len(target) + 1] for source, target in pairs])
+        kept = np.flatnonzero(sizes.max(1) <= data.context)
+        kept = numpy_generator(seed, "pairs", 0).permutation(kept)
+        order = kept[np.lexsort(sizes[kept].T[::-1])]
+        self.batches = cut_batches(order, sizes.max(1), data.batch_size)
         if not self.batches:
             raise ConfigError(f"data.context: every pair of train is longer than {data.context}")
         self.steps_per_epoch = len(self.batches)
@@ -77,18 +90,10 @@ class ParallelData(TokenDataModule):
         return (*shared, *self.tensors(np.full(rows, mean, np.float32)))
 
     def evaluation_loader(self, split: str) -> EvaluationLoader:
-        """Return a loader of all pairs of `split` by length: batches have little padding."""
         pairs = self.pairs[split]
-        order = sorted(range(len(pairs)), key=lambda row: len(pairs[row][0]))
-
-        def load(rows: range) -> tuple[Tensor, ...]:
-            return self.collate([pairs[row] for row in order[rows.start : rows.stop]], len(rows))
-
-        loader = self.padded_loader(len(pairs), load)
-        loader.units = [
-            [order[row] if row < len(order) else row for row in rows] for rows in loader.units
-        ]
-        return loader
+        return self.padded_loader(
+            len(pairs), lambda rows: self.collate(pairs[rows.start : rows.stop], len(rows))
+        )
 
     def collate(self, pairs: list[Pair], rows: int) -> tuple[Tensor, ...]:
         """Return source, inputs and targets of `rows` rows; rows without a pair have no target."""
@@ -105,16 +110,6 @@ class ParallelData(TokenDataModule):
         tensors: tuple[Tensor, ...] = self.tensors(source, inputs, targets)
         return tensors
 
-    def _require_short(self, data: ParallelText, split: str) -> None:
-        """Raise ConfigError for an evaluated sentence of more tokens than the context."""
-        for number, pair in enumerate(self.pairs[split], start=1):
-            for path, ids in zip(data.files(split), pair, strict=True):
-                if len(ids) + 1 > data.context:
-                    raise ConfigError(
-                        f"{path}:{number}: has {len(ids) + 1:,} subwords with its end; set "
-                        f"data.context to at least as many, not {data.context}"
-                    )
-
 
 class Subwords:
     """Byte-pair encoding of words, learned from both languages of the training pairs.
@@ -122,7 +117,7 @@ class Subwords:
     The first subword of a word begins with "▁". Equal texts give an equal encoding.
     """
 
-    def __init__(self, pairs: list[tuple[str, str]], vocabulary: int) -> None:
+    def __init__(self, sides: list[list[str]], vocabulary: int) -> None:
         """Raise ConfigError if `tokenizers` is missing or the characters exceed the vocabulary."""
         library = require("tokenizers", "data.vocabulary", "text")
         # An end-of-word suffix would be numbered in the order of a hash table.
@@ -130,12 +125,9 @@ class Subwords:
         self.tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace()
         self.tokenizer.decoder = library.decoders.Metaspace()
         trainer = library.trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            special_tokens=[SPECIAL[number] for number in sorted(SPECIAL)],
-            show_progress=False,
+            vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False
         )
-        sentences = (" ".join(text.split()) for pair in pairs for text in pair)
-        self.tokenizer.train_from_iterator(sentences, trainer)
+        self.tokenizer.train_from_iterator(chain(*sides), trainer)
         # The text may contain the names of the special tokens.
         self.tokenizer.encode_special_tokens = True
         if (size := self.tokenizer.get_vocab_size()) > vocabulary:
@@ -143,14 +135,10 @@ class Subwords:
                 f"data.vocabulary: {vocabulary} is less than the {size} characters of train"
             )
 
-    def encode(self, pairs: list[tuple[str, str]]) -> list[Pair]:
-        """Return the ids of every pair, without the ends of the sentences."""
-        sides = []
-        for side in (0, 1):
-            texts = [" ".join(pair[side].split()) for pair in pairs]
-            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-            sides.append([np.asarray(part.ids, np.uint32) for part in encoded])
-        return list(zip(*sides, strict=True))
+    def encode(self, sentences: list[str]) -> list[Ids]:
+        """Return the ids of every sentence, without its end."""
+        encoded = self.tokenizer.encode_batch(sentences, add_special_tokens=False)
+        return [np.asarray(part.ids, np.uint32) for part in encoded]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, words between spaces."""
@@ -158,8 +146,8 @@ class Subwords:
         return text
 
 
-def read_pairs(data: ParallelText, split: str) -> list[tuple[str, str]]:
-    """Return the sentence pairs of `split`; raise ConfigError if one file has more lines."""
+def read_sides(data: ParallelText, split: str) -> list[list[str]]:
+    """Return the sources and the targets of `split`; raise ConfigError if one has more lines."""
     paths = data.files(split)
     # Only line feeds end lines: sentences may contain other separators.
     texts = [read_text(path).removesuffix("\n").split("\n") for path in paths]
@@ -167,7 +155,7 @@ def read_pairs(data: ParallelText, split: str) -> list[tuple[str, str]]:
         raise ConfigError(
             f"{paths[1]}: has {len(texts[1]):,} lines, and {paths[0].name} has {len(texts[0]):,}"
         )
-    return list(zip(*texts, strict=True))
+    return [[" ".join(line.split()) for line in lines] for lines in texts]
 
 
 def cut_batches(
