@@ -6,13 +6,16 @@ Shapes: B batch, h x w patches of P pixels, d width, K classes. Images (B, 3, H,
 (B, K, h, w).
 """
 
+from functools import partial
+
 import torch
 from mmengine.config import ConfigDict
 from mmengine.model import BaseModule, ModuleList
 from mmseg.models import EncoderDecoder
 from mmseg.models.decode_heads import SegmenterMaskTransformerHead
 from mmseg.registry import MODELS
-from timm.layers import Mlp
+from timm.layers import Mlp, resample_abs_pos_embed
+from timm.models import get_pretrained_cfg
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -91,13 +94,17 @@ class AttentionViT(BaseModule):
             vit.initialise(self.vit, "timm")
             copy_projections(self.vit)
             return
-        # The weights are copied, so they are read on the CPU whatever the default device is.
-        with torch.device("cpu"):
-            size, options = self.vit.patch_embed.img_size, {"num_classes": 0}
-            published = create_timm(name, size, options, True, self.model.checkpoint)
         try:
-            self.vit.load_state_dict(published.state_dict())
-        except RuntimeError as error:
+            # The weights are copied, so they are read on the CPU whatever the default device is.
+            with torch.device("cpu"):
+                size = getattr(get_pretrained_cfg(name), "input_size", ())[1:]
+                options = {"num_classes": 0}
+                weights = create_timm(name, size, options, True, self.model.checkpoint).state_dict()
+            grid = list(self.vit.patch_embed.grid_size)
+            # The released code interpolates linearly; timm's own reader has cubic polynomials.
+            resample = partial(resample_abs_pos_embed, interpolation="bilinear", antialias=False)
+            self.vit.load_state_dict(weights | {"pos_embed": resample(weights["pos_embed"], grid)})
+        except (KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"pretrained: '{name}': {reason}") from error
 
