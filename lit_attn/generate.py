@@ -68,10 +68,8 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     experiment = cell.experiment
     signature = experiment.data.signature()
     if not isinstance(signature, TokenStream):
-        raise ConfigError(
-            f"{options.run}: its task is {experiment.task.kind}. Choose a run of the task "
-            "language-modelling."
-        )
+        hint = "Choose a run of the task language-modelling."
+        raise ConfigError(f"{options.run}: its task is {experiment.task.kind}. {hint}")
     # Data outside the package can have token streams that are no text.
     if (make_encoder := getattr(experiment.data, "encoder", None)) is None:
         raise ConfigError(f"{options.run}: its data '{experiment.data.kind}' has no tokenizer.")
@@ -101,9 +99,8 @@ def load_gpt(run: Path, cell: Cell) -> "GPT":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_network(run / "checkpoints" / "weights.pt", cell, device)
     if not isinstance(network, GPT):
-        raise ConfigError(
-            f"{run}: its model '{cell.experiment.model.kind}' is not supported, only gpt."
-        )
+        kind = cell.experiment.model.kind
+        raise ConfigError(f"{run}: its model '{kind}' is not supported, only gpt.")
     return network
 
 
@@ -157,14 +154,12 @@ def _count_tokens(prompt: int, requested: int | None, positions: int | None) -> 
     # The last token needs no position.
     limit = float("inf") if positions is None else positions - prompt + 1
     if limit < 1:
-        raise ConfigError(
-            f"--prompt: has {prompt:,} tokens. The model has learned {positions:,} positions."
-        )
+        text = f"The model has learned {positions:,} positions."
+        raise ConfigError(f"--prompt: has {prompt:,} tokens. {text}")
     if requested is not None and requested > limit:
-        raise ConfigError(
-            f"--tokens: {requested:,} after a prompt of {prompt:,} exceed the {positions:,} "
-            f"positions that the model has learned. Choose at most {limit:,}."
-        )
+        text = f"exceed the {positions:,} positions that the model has learned"
+        hint = f"Choose at most {limit:,}."
+        raise ConfigError(f"--tokens: {requested:,} after a prompt of {prompt:,} {text}. {hint}")
     return requested or int(min(TOKENS, limit))
 
 

@@ -62,10 +62,9 @@ class Part(Config):
         The family's docstring names the inputs. Raises ConfigError if the part has no formula.
         """
         if not self.formula:
-            raise ConfigError(
-                f"'{self.kind}' cannot be compared with its formula: its class "
-                f"{type(self).__name__} needs a method `reference` (docs/adding-a-part.md)"
-            )
+            text = f"its class {type(self).__name__} needs a method `reference`"
+            where = f"'{self.kind}' cannot be compared with its formula"
+            raise ConfigError(f"{where}: {text} (docs/adding-a-part.md)")
         return load(f"lit_attn.attention.reference:{self.formula}")(module, *inputs)
 
     def check(self, layer: "AttentionSpec") -> None:
@@ -77,9 +76,10 @@ class Part(Config):
     def require_build(self) -> None:
         """Raise ValueError if the class of this part does not say how the part is built."""
         if not self.fast and type(self).build is Part.build:
+            text = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
+            name = type(self).__name__
             raise ValueError(
-                f"'{self.kind}' cannot be built: its class {type(self).__name__} needs a method "
-                "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
+                f"'{self.kind}' cannot be built: its class {name} needs a method {text}"
             )
 
 
@@ -303,9 +303,8 @@ class DifferentialConfig(NormaliserConfig):
 
     def check_heads(self, heads: int) -> None:
         if heads % 2:
-            raise ValueError(
-                f"normaliser: differential attention needs an even number of heads, not {heads}"
-            )
+            text = f"needs an even number of heads, not {heads}"
+            raise ValueError(f"normaliser: differential attention {text}")
 
 
 class ResidualConfig(Part, Kind):

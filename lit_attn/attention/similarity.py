@@ -97,9 +97,8 @@ class MixedKeys(Similarity):
         super().__init__(part, shape)
         m, heads, width, factory = part.keys, shape.key_heads, shape.head_dim, shape.options
         if part.source == "projected" and m > 1:
-            self.more = nn.Linear(
-                shape.dim, (m - 1) * heads * width, bias=shape.qkv_bias, **factory
-            )
+            added = (m - 1) * heads * width
+            self.more = nn.Linear(shape.dim, added, bias=shape.qkv_bias, **factory)
         if part.source == "shifted":
             self.shift = nn.Parameter(torch.empty(m, heads, width, **factory))
         scopes = {"head": (shape.heads, 1), "layer": (1, 1)}
@@ -140,10 +139,8 @@ class MixedKeys(Similarity):
         prior: Tensor = self.prior
         if self.part.prior_scope == "position":
             if first + n > self.part.positions:
-                raise ValueError(
-                    f"{first + n} tokens, but the mixture's weights are for {self.part.positions} "
-                    "positions"
-                )
+                text = f"the mixture's weights are for {self.part.positions} positions"
+                raise ValueError(f"{first + n} tokens, but {text}")
             prior = prior[..., first : first + n]
         prior = wide(prior).transpose(0, 1)
         if self.part.prior == "learned":
@@ -220,10 +217,8 @@ class Mixture(MixedKeys):
             pairs = pairs + weight.sum((0, 2))
         shared = {"head": (-1,), "layer": (0, -1), "position": ()}[self.part.prior_scope]
         if shared:
-            assigned, pairs = (
-                assigned.sum(shared, keepdim=True),
-                pairs.sum(shared, keepdim=True),
-            )
+            assigned = assigned.sum(shared, keepdim=True)
+            pairs = pairs.sum(shared, keepdim=True)
         mean = (assigned / pairs.clamp_min(1)).transpose(0, 1)
         before = self.prior[..., : mean.shape[-1]]
         before.copy_(torch.where(pairs.transpose(0, 1) > 0, mean, wide(before)))
@@ -251,9 +246,8 @@ class Linear(MixedKeys):
             k = self._mixed(wide(keys), 0 if past is None else past.position)
             if (mask := masks.attn_mask) is not None:
                 if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
-                    raise ValueError(
-                        "linear keys take a boolean mask of present keys, (B, 1, 1, n)"
-                    )
+                    text = "a boolean mask of present keys, (B, 1, 1, n)"
+                    raise ValueError(f"linear keys take {text}")
                 # Later calls for the same memory have its mask and no new keys.
                 k = k.masked_fill(~mask.transpose(-1, -2)[..., : k.shape[-2], :], 0)
             out = self._divided(self._phi(wide(inputs.q)), k, wide(v), masks.is_causal, past)

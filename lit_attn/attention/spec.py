@@ -11,25 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from lit_attn.attention import parts
 from lit_attn.attention.mixture_parts import GaussianConfig, LinearConfig, MixtureConfig
-from lit_attn.attention.parts import (
-    ComposeConfig,
-    DiscrepancyConfig,
-    DotConfig,
-    FullConfig,
-    KeyComposeConfig,
-    NoComposeConfig,
-    NormaliserConfig,
-    Part,
-    PerpendicularConfig,
-    QueryComposeConfig,
-    QueryKeyComposeConfig,
-    ResidualConfig,
-    SimilarityConfig,
-    SoftmaxConfig,
-    SplitConfig,
-    StaticConfig,
-)
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
 
@@ -41,20 +24,20 @@ class AttentionSpec(Config):
     differ from the preset.
     """
 
-    similarity: SimilarityConfig = Field(DotConfig(), description="logits of a head")
+    similarity: parts.SimilarityConfig = Field(parts.DotConfig(), description="logits of a head")
     zz: bool | Literal["like-k"] = Field(
         False,
         description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
         "normalised and rotated wherever k is",
     )
-    compose: ComposeConfig = Field(
-        NoComposeConfig(), description="mixing of the heads before and after the normaliser"
+    compose: parts.ComposeConfig = Field(
+        parts.NoComposeConfig(), description="mixing of the heads before and after the normaliser"
     )
-    normaliser: NormaliserConfig = Field(
-        SoftmaxConfig(), description="function that turns the logits into weights"
+    normaliser: parts.NormaliserConfig = Field(
+        parts.SoftmaxConfig(), description="function that turns the logits into weights"
     )
-    residual: ResidualConfig = Field(
-        FullConfig(),
+    residual: parts.ResidualConfig = Field(
+        parts.FullConfig(),
         description="part that goes through the output projection to the skip connection",
     )
     window: PositiveInt | None = Field(
@@ -67,10 +50,10 @@ class AttentionSpec(Config):
     )
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, parts.Part]:
         """Chosen member of each family, by the family's key."""
         members = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: member for name, member in members.items() if isinstance(member, Part)}
+        return {name: member for name, member in members.items() if isinstance(member, parts.Part)}
 
     def check_cross(self) -> None:
         """Raise ValueError, which begins with a key, if cross-attention has no such layer."""
@@ -87,10 +70,9 @@ class AttentionSpec(Config):
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
         if self.kv_heads is not None and heads % self.kv_heads:
-            raise ValueError(
-                f"kv_heads: {self.kv_heads} key heads do not divide {heads} heads; the nearest "
-                f"that do are {find_nearest_divisor(self.kv_heads, heads)}"
-            )
+            nearest = f"the nearest that do are {find_nearest_divisor(self.kv_heads, heads)}"
+            text = f"{self.kv_heads} key heads do not divide {heads} heads"
+            raise ValueError(f"kv_heads: {text}; {nearest}")
         for part in self.parts.values():
             part.check_heads(heads)
 
@@ -134,17 +116,17 @@ class AttentionSpec(Config):
 
 
 def _dcmha(**choices: Any) -> AttentionSpec:
-    return AttentionSpec(compose=QueryKeyComposeConfig(**choices))
+    return AttentionSpec(compose=parts.QueryKeyComposeConfig(**choices))
 
 
 PRESETS: dict[str, AttentionSpec] = {
     "standard": AttentionSpec(),
     # BeliefFormer, XSA, AttentionX, Belief2
-    "belief": AttentionSpec(residual=PerpendicularConfig()),
-    "belief-star": AttentionSpec(residual=PerpendicularConfig(scope="both")),
-    "xsa": AttentionSpec(residual=PerpendicularConfig(scope="head")),
-    "attentionx": AttentionSpec(residual=DiscrepancyConfig()),
-    "belief2": AttentionSpec(zz=True, residual=SplitConfig()),
+    "belief": AttentionSpec(residual=parts.PerpendicularConfig()),
+    "belief-star": AttentionSpec(residual=parts.PerpendicularConfig(scope="both")),
+    "xsa": AttentionSpec(residual=parts.PerpendicularConfig(scope="head")),
+    "attentionx": AttentionSpec(residual=parts.DiscrepancyConfig()),
+    "belief2": AttentionSpec(zz=True, residual=parts.SplitConfig()),
     # MGK, Tables 5 and 6
     "gaussian": AttentionSpec(similarity=GaussianConfig()),
     "mgk": AttentionSpec(similarity=MixtureConfig()),
@@ -159,14 +141,14 @@ PRESETS: dict[str, AttentionSpec] = {
     "mlk": AttentionSpec(similarity=LinearConfig(keys=2)),
     "smlk": AttentionSpec(similarity=LinearConfig(keys=2, source="shifted")),
     # DCMHA and its Table 9
-    "talking-heads": AttentionSpec(compose=StaticConfig()),
-    "static-projection": AttentionSpec(compose=StaticConfig(skip=True)),
+    "talking-heads": AttentionSpec(compose=parts.StaticConfig()),
+    "static-projection": AttentionSpec(compose=parts.StaticConfig(skip=True)),
     "dcmha": _dcmha(),
     "dcmha-projection": _dcmha(gate=False),
     "dcmha-gate": _dcmha(projection=False),
     "dcmha-all": _dcmha(static=True),
-    "dcmha-query": AttentionSpec(compose=QueryComposeConfig()),
-    "dcmha-key": AttentionSpec(compose=KeyComposeConfig()),
+    "dcmha-query": AttentionSpec(compose=parts.QueryComposeConfig()),
+    "dcmha-key": AttentionSpec(compose=parts.KeyComposeConfig()),
     "dcmha-pre": _dcmha(place="pre"),
     "dcmha-post": _dcmha(place="post"),
     "dcmha-rank-1": _dcmha(rank=1),

@@ -91,10 +91,8 @@ def create_timm(
             raise
         source = "timm's hub" if checkpoint is None else str(checkpoint)
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"pretrained: cannot load '{name}' from {source}: {reason}; `checkpoint` can name a "
-            "local file"
-        ) from error
+        text = f"cannot load '{name}' from {source}: {reason}; `checkpoint` can name a local file"
+        raise ValueError(f"pretrained: {text}") from error
 
 
 def build_transformers(model: TransformersConfig, signature: Any, device: Device) -> nn.Module:
@@ -188,9 +186,8 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
     except AttributeError as error:
         raise ValueError(f"import: {error}") from error
     parameters = inspect.signature(target).parameters
-    offered = {
-        field.name: getattr(signature, field.name) for field in dataclasses.fields(signature)
-    }
+    names = [field.name for field in dataclasses.fields(signature)]
+    offered = {name: getattr(signature, name) for name in names}
     offered |= {"signature": signature, "attention": attn_layer(model.attention)}
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:

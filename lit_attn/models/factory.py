@@ -89,15 +89,12 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
     widths = (1, 1025)
     at_one, at_large = (count(build(model.with_width(w), data, "meta")) for w in widths)
     if at_large == at_one:
-        raise ConfigError(
-            f"match: parameters: the parameter count of '{model.kind}' does not depend on ffn.width"
-        )
+        text = f"the parameter count of '{model.kind}' does not depend on ffn.width"
+        raise ConfigError(f"match: parameters: {text}")
     width = 1 + round(1024 * (target - at_one) / (at_large - at_one))
     if width < 1:
-        raise ConfigError(
-            f"match: parameters: {at_one:,} parameters with the narrowest FFN already exceed the "
-            f"{target:,} to match"
-        )
+        text = f"with the narrowest FFN already exceed the {target:,} to match"
+        raise ConfigError(f"match: parameters: {at_one:,} parameters {text}")
     return model.with_width(width)
 
 

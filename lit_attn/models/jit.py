@@ -7,6 +7,7 @@ Images (B, C, H, W) -> logits (B, classes).
 """
 
 import math
+from functools import partial
 
 import torch
 from timm.layers import SwiGLU
@@ -33,14 +34,8 @@ class Block(nn.Module):
     def __init__(self, model: JiTConfig, device: Device) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.dim, eps=EPS, device=device)
-        self.attn: Attention = attn_layer(model.attention)(
-            model.dim,
-            model.heads,
-            qkv_bias=True,
-            qk_norm=True,
-            norm_layer=HeadNorm,
-            device=device,
-        )
+        build = partial(attn_layer(model.attention), model.dim, model.heads, device=device)
+        self.attn: Attention = build(qkv_bias=True, qk_norm=True, norm_layer=HeadNorm)
         self.norm2 = self.ffn = None
         if model.ffn is not None:
             self.norm2 = nn.RMSNorm(model.dim, eps=EPS, device=device)
@@ -76,9 +71,8 @@ class JiTClassifier(nn.Module):
         super().__init__()
         channels, height, width = image_shape
         rows, columns = height // model.patch, width // model.patch
-        self.patches = nn.Conv2d(
-            channels, model.bottleneck, model.patch, model.patch, bias=False, device=device
-        )
+        size = (channels, model.bottleneck, model.patch, model.patch)
+        self.patches = nn.Conv2d(*size, bias=False, device=device)
         self.embed = nn.Conv2d(model.bottleneck, model.dim, 1, device=device)
         self.blocks = nn.ModuleList(Block(model, device) for _ in range(model.depth))
         self.norm = nn.RMSNorm(model.dim, eps=EPS, device=device)
@@ -109,10 +103,9 @@ def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rota
     """
     by_row = rotary(torch.arange(rows, device=device), head_dim // 2)
     by_column = rotary(torch.arange(columns, device=device), head_dim // 2)
-    cos, sin = (
-        torch.cat([row.repeat_interleave(columns, dim=0), column.repeat(rows, 1)], dim=-1)
-        for row, column in zip(by_row, by_column, strict=True)
-    )
+    spread = [row.repeat_interleave(columns, dim=0) for row in by_row]
+    pairs = zip(spread, by_column, strict=True)
+    cos, sin = (torch.cat([row, column.repeat(rows, 1)], dim=-1) for row, column in pairs)
     return Rotary(cos, sin)
 
 

@@ -91,10 +91,8 @@ class Adapter(nn.Module, ABC):
         """Raise ValueError if a layer with `spec` cannot take the place of `original`."""
         super().__init__()
         if self.adds_to_logits and not spec.similarity.has_logits:
-            raise ValueError(
-                f"'{spec.similarity.kind}' attention has no logits, to which this module adds "
-                "a mask or a position bias"
-            )
+            text = "has no logits, to which this module adds a mask or a position bias"
+            raise ValueError(f"'{spec.similarity.kind}' attention {text}")
         with torch.no_grad():
             self.layer = build_layer(self.read(original), spec)
         for name in self.moved:

@@ -59,10 +59,8 @@ class Hub(Adapter):
         if past is not None and not self.training and not x.is_meta:
             spec = self.layer.spec
             if not spec.similarity.has_logits:
-                raise ValueError(
-                    f"'{spec.similarity.kind}' attention has no keys and values to cache; call "
-                    "the model with use_cache=False"
-                )
+                text = "has no keys and values to cache; call the model with use_cache=False"
+                raise ValueError(f"'{spec.similarity.kind}' attention {text}")
             past = getattr(past, "self_attention_cache", past)
             cache = HubCache(past, self.index, spec.window)
             mask = None if mask is None else mask[..., -(cache.length + x.shape[1]) :]

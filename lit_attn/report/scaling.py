@@ -171,14 +171,10 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
         "scaling.tex": to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
-    files["scaling.html"] = render_page(
-        table.title.rstrip("."),
-        [Section(figures=["scaling"], tables=[table])],
-        images={"scaling": image},
-        captions={"scaling": read_asset("tables.yaml")["scaling"]["figure"]},
-        figures={"scaling": {}},
-        links=list(files),
-        name=plan.family,
-    )
+    caption = read_asset("tables.yaml")["scaling"]["figure"]
+    values = {"captions": {"scaling": caption}, "images": {"scaling": image}, "name": plan.family}
+    sections = [Section(figures=["scaling"], tables=[table])]
+    values |= {"figures": {"scaling": {}}, "links": list(files)}
+    files["scaling.html"] = render_page(table.title.rstrip("."), sections, **values)
     for name, content in files.items():
         write_atomic(reports / plan.family / name, content)

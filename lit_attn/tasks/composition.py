@@ -73,9 +73,8 @@ class Grid(Metric):
 
     def update(self, logits: Tensor, answers: Tensor, tasks: Tensor) -> None:
         """Add logits (B, V), answers (B,), IGNORED in padding rows, and tasks (B,)."""
-        self.total += F.cross_entropy(
-            logits, answers, ignore_index=IGNORED, reduction="sum"
-        ).double()
+        loss = F.cross_entropy(logits, answers, ignore_index=IGNORED, reduction="sum")
+        self.total += loss.double()
         self.questions.index_add_(0, tasks, (answers != IGNORED).double())
         self.correct.index_add_(0, tasks, (logits.argmax(-1) == answers).double())
 

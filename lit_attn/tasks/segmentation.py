@@ -48,9 +48,8 @@ class Segmentation(TaskModule):
         mean: Tensor = sum(value for name, value in losses.items() if "loss" in name)
         if self.trainer.world_size == 1:
             return mean
-        labelled = sum(
-            (sample.gt_sem_seg.data != IGNORED).sum() for sample in prepared["data_samples"]
-        )
+        samples = prepared["data_samples"]
+        labelled = sum((sample.gt_sem_seg.data != IGNORED).sum() for sample in samples)
         total = labelled.clone()
         distributed.all_reduce(total)
         # DDP averages the gradients over devices.

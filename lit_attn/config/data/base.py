@@ -37,10 +37,9 @@ class Data(Kind):
         if isinstance(kind := cls.model_fields["kind"].default, str):
             annotation = get_type_hints(cls.signature).get("return")
             if not (isinstance(annotation, type) and issubclass(annotation, Signature)):
-                raise ConfigError(
-                    f"class {cls.__name__} (kind '{kind}'): the return annotation of `signature` "
-                    "has to be a signature class, as in `def signature(self) -> ImageLabels`"
-                )
+                text = "has to be a signature class, as in `def signature(self) -> ImageLabels`"
+                where = f"class {cls.__name__} (kind '{kind}')"
+                raise ConfigError(f"{where}: the return annotation of `signature` {text}")
 
     @abstractmethod
     def signature(self) -> Signature:
@@ -89,10 +88,8 @@ class Data(Kind):
         if held_out >= samples:
             raise ValueError(f"validation: {held_out} of {samples} images leave none")
         if drop_last and self.batch_size > (most := passes * (samples - held_out)):
-            raise ValueError(
-                f"batch_size: {self.batch_size} is more than the {most} samples of an epoch; "
-                f"{most} at most"
-            )
+            text = f"is more than the {most} samples of an epoch; {most} at most"
+            raise ValueError(f"batch_size: {self.batch_size} {text}")
 
 
 class TokenData(Data):
@@ -113,9 +110,8 @@ class TokenData(Data):
     @model_validator(mode="after")
     def _accumulate_divides(self) -> Self:
         if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.accumulate} does not divide the batch of {self.batch_size}"
-            )
+            text = f"does not divide the batch of {self.batch_size}"
+            raise ValueError(f"accumulate: {self.accumulate} {text}")
         return self
 
 

@@ -44,9 +44,8 @@ class Images(Data):
             if stage == "bytes" and position > normalization:
                 raise ValueError(f"'{step.kind}' works on bytes: put it before normalize")
             if stage in ("normalized", "batch") and position < normalization:
-                raise ValueError(
-                    f"'{step.kind}' works on normalised images: put it after normalize"
-                )
+                text = "works on normalised images: put it after normalize"
+                raise ValueError(f"'{step.kind}' {text}")
             if stage == "batch" and position < len(steps) - 1:
                 raise ValueError(f"'{step.kind}' works on the batch: put it last")
         return steps
@@ -54,9 +53,8 @@ class Images(Data):
     @model_validator(mode="after")
     def _has_a_batch(self) -> Self:
         if self.training_images is not None:
-            self.require_a_batch(
-                self.training_images, self.validation, self.epoch_length, self.drop_last
-            )
+            passes = (self.epoch_length, self.drop_last)
+            self.require_a_batch(self.training_images, self.validation, *passes)
         return self
 
     build: ClassVar = method("lit_attn.data.images:ImageData")

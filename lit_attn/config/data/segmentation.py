@@ -129,10 +129,8 @@ class MasksConfig(Scenery):
     @model_validator(mode="after")
     def _each_class_has_a_colour(self) -> Self:
         if self.colours and len(set(self.colours) | {self.void}) != len(self.classes) + 1:
-            raise ValueError(
-                f"colours: {len(self.colours)} for {len(self.classes)} classes; each class and "
-                "`void` need a colour of their own"
-            )
+            text = f"{len(self.colours)} for {len(self.classes)} classes; each class and `void`"
+            raise ValueError(f"colours: {text} need a colour of their own")
         return self
 
     @property
@@ -198,10 +196,9 @@ def list_pairs(root: Path, split: str) -> list[Pair]:
         if not folder.is_dir():
             inside = root / "ADEChallengeData2016"
             hint = f"; did you mean {inside}?" if inside.is_dir() else ""
-            raise ConfigError(
-                f"data.root: {folder} is not a folder; root is ADE20K's ADEChallengeData2016 or "
-                f"has its layout (`kind: scenes` needs no download){hint}"
-            )
+            text = "root is ADE20K's ADEChallengeData2016 or has its layout"
+            hint = f"(`kind: scenes` needs no download){hint}"
+            raise ConfigError(f"data.root: {folder} is not a folder; {text} {hint}")
     paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
     labels = {path.stem: path for path in annotations.glob("*.png")}
     if not paths:

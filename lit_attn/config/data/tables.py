@@ -104,10 +104,9 @@ class LabelledTable(Table, OwnLabels):
     @model_validator(mode="after")
     def _has_room_for_padding(self) -> Self:
         if self.vocabulary <= self.tokenizer.vocabulary:
-            raise ValueError(
-                f"vocabulary: {self.vocabulary}, but the tokenizer has {self.tokenizer.vocabulary} "
-                f"ids and 0 is padding; choose at least {self.tokenizer.vocabulary + 1}"
-            )
+            count = self.tokenizer.vocabulary
+            text = f"the tokenizer has {count} ids and 0 is padding; choose at least {count + 1}"
+            raise ValueError(f"vocabulary: {self.vocabulary}, but {text}")
         return self
 
 

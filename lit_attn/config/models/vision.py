@@ -213,10 +213,8 @@ class SegmenterConfig(Transformer):
         crop = signature.shape[1]
         require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
         if self.stride is not None and self.stride > crop:
-            raise ValueError(
-                f"stride: {self.stride} leaves gaps between windows of {crop} (data.crop); {crop} "
-                "at most"
-            )
+            text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
+            raise ValueError(f"stride: {self.stride} {text}")
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         require_mmseg("model.kind")

@@ -32,9 +32,8 @@ class TextData(TokenDataModule):
         for name, stream in self.streams.items():
             needed = data.context + 1 if name == "train" else 2
             if len(stream) < needed:
-                raise ConfigError(
-                    f"data.context: {name} has {len(stream):,} tokens, at least {needed:,} needed"
-                )
+                text = f"{name} has {len(stream):,} tokens, at least {needed:,} needed"
+                raise ConfigError(f"data.context: {text}")
         tokens, size = len(self.streams["train"]), data.batch_size * data.context
         files = [len(source.ids) for source in self.streams["train"].sources]
         # Steps before each file, for `order: files`.
@@ -46,11 +45,9 @@ class TextData(TokenDataModule):
         }
         self.per_pass = others.get(data.order, (tokens - 1) // data.context // data.batch_size)
         if not self.per_pass and data.order != "random":
-            raise ConfigError(
-                f"data.batch_size: {data.batch_size} sequences of {data.context} are more than the "
-                f"{len(self.streams['train']):,} tokens of train; `order: random` draws with "
-                "replacement"
-            )
+            text = f"are more than the {len(self.streams['train']):,} tokens of train"
+            where = f"data.batch_size: {data.batch_size} sequences of {data.context}"
+            raise ConfigError(f"{where} {text}; `order: random` draws with replacement")
         self.steps_per_epoch = data.epoch_steps or max(1, self.per_pass)
 
     def fingerprint(self) -> str:
@@ -65,10 +62,8 @@ class TextData(TokenDataModule):
         stream, chosen = self.evaluated(split), self._windows(split)
 
         def load(places: range) -> Batch:
-            windows = [
-                self._window(stream, chosen[place] if place < len(chosen) else None)
-                for place in places
-            ]
+            numbers = [chosen[place] if place < len(chosen) else None for place in places]
+            windows = [self._window(stream, number) for number in numbers]
             return self.tensors(*map(np.stack, zip(*windows, strict=True)))
 
         return self.padded_loader(len(chosen), load)
@@ -112,9 +107,8 @@ class TextData(TokenDataModule):
 
     def batch(self, step: int) -> Batch:
         stream, count = self.streams["train"], self.data.context + 1
-        (rows,) = self.tensors(
-            np.stack([stream.read(int(start), count) for start in self.share(self.offsets(step))])
-        )
+        starts = self.share(self.offsets(step))
+        (rows,) = self.tensors(np.stack([stream.read(int(start), count) for start in starts]))
         return rows[:, :-1], rows[:, 1:]
 
     def offsets(self, step: int) -> NDArray[np.int64]:

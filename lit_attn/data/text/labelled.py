@@ -174,9 +174,8 @@ def read_labelled_text(data: LabelledText) -> dict[str, list[Sample]]:
             if len(texts) != columns - 1 or not all(texts):
                 raise ConfigError(f"{path}:{number}: needs {columns} columns with text in them")
             if not label.isdecimal() or int(label) >= data.classes:
-                raise ConfigError(
-                    f"{path}:{number}: label '{label}' is not one of 0 to {data.classes - 1}"
-                )
+                text = f"label '{label}' is not one of 0 to {data.classes - 1}"
+                raise ConfigError(f"{path}:{number}: {text}")
             # 0 is padding, so a byte's id is one more than the byte.
             ids = (np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1 for text in texts)
             samples.append(Sample(tuple(ids), int(label)))

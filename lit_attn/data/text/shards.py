@@ -36,10 +36,8 @@ def streams(folder: Path, vocabulary: int) -> dict[str, Stream]:
     """Return the splits in `folder`; raise ConfigError for a torn, empty or missing file."""
     meta = read_meta(folder)
     if meta and meta["vocabulary"] != vocabulary:
-        raise ConfigError(
-            f"{folder / META}: its vocabulary is {meta['vocabulary']} ({meta['tokenizer']}), "
-            f"configured is {vocabulary}"
-        )
+        text = f"{meta['vocabulary']} ({meta['tokenizer']}), configured is {vocabulary}"
+        raise ConfigError(f"{folder / META}: its vocabulary is {text}")
     dtype = np.dtype(meta.get("dtype", "uint16"))
     splits = {}
     for split in ("train", "val", "test"):
@@ -62,13 +60,11 @@ def open_shard(path: Path, dtype: np.dtype[Any]) -> Ids:
         magic, version, count = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
         offset = HEADER_BYTES if (magic, version) == (MAGIC, VERSION) else 0
         if offset and offset + 2 * count != size:
-            raise ConfigError(
-                f"{path}: its header counts {count:,} tokens, its size {(size - offset) // 2:,}"
-            )
+            text = f"its header counts {count:,} tokens, its size {(size - offset) // 2:,}"
+            raise ConfigError(f"{path}: {text}")
         if (size - offset) % dtype.itemsize:
-            raise ConfigError(
-                f"{path}: {size - offset:,} bytes are not whole tokens of {dtype.itemsize} bytes"
-            )
+            text = f"are not whole tokens of {dtype.itemsize} bytes"
+            raise ConfigError(f"{path}: {size - offset:,} bytes {text}")
         return np.memmap(path, dtype=dtype, mode="r", offset=offset)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -114,10 +110,8 @@ class ShardWriter:
         if (folder / PROGRESS).exists():
             self.progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
             if self.progress["recipe"] != recipe:
-                raise ConfigError(
-                    f"{folder}: was started with {self.progress['recipe']}, not {recipe}; choose "
-                    "another --out, or delete it"
-                )
+                text = f"was started with {self.progress['recipe']}, not {recipe}"
+                raise ConfigError(f"{folder}: {text}; choose another --out, or delete it")
         for partial in folder.glob("*.bin.partial"):
             split = partial.name.removesuffix(".bin.partial")
             counted = self.progress["splits"].get(split, {}).get("tokens", 0)

@@ -46,10 +46,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        sources: list[Source],
-        vocabulary: int,
-        text_bytes: int | None = None,
+        self, sources: list[Source], vocabulary: int, text_bytes: int | None = None
     ) -> None:
         for source in sources:
             if not len(source.ids):
@@ -72,10 +69,8 @@ class Stream:
             ids = source.ids[offset : offset + count]
             if ids.max() >= self.vocabulary:
                 place = int(np.argmax(ids >= self.vocabulary))
-                raise ConfigError(
-                    f"{source.name}: token {offset + place:,} is {ids[place]}, beyond the "
-                    f"vocabulary of {self.vocabulary}"
-                )
+                text = f"is {ids[place]}, beyond the vocabulary of {self.vocabulary}"
+                raise ConfigError(f"{source.name}: token {offset + place:,} {text}")
             parts.append(ids.astype(np.int64))
             start, count, number = start + len(ids), count - len(ids), number + 1
         return np.concatenate(parts)
@@ -124,9 +119,8 @@ def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
 def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     """Return (path, text) of every split; without `val`, the end of the training text is it."""
     paths = {"train": data.train, "val": data.val, "test": data.test}
-    texts = {
-        split: [(str(path), read_text(path))] for split, path in paths.items() if path is not None
-    }
+    files = {split: path for split, path in paths.items() if path is not None}
+    texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
     if data.val is None:
         name, text = texts["train"][0]
         # Cut after a complete line if there is one.

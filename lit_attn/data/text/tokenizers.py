@@ -101,16 +101,13 @@ class WordEncoder(Encoder):
         for text in documents:
             counts.update(_words(text))
         if size is not None and len(counts) != size:
-            raise ConfigError(
-                f"data.tokenizer.size: {size}, but the training text has {len(counts)} different "
-                f"words, {END_OF_LINE} included"
-            )
+            text = f"{len(counts)} different words, {END_OF_LINE} included"
+            raise ConfigError(f"data.tokenizer.size: {size}, but the training text has {text}")
         return cls(sorted(counts, key=lambda word: (-counts[word], word)))
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        return [
-            np.asarray([self._id(word) for word in _words(text)], np.uint32) for text in documents
-        ]
+        numbered = ([self._id(word) for word in _words(text)] for text in documents)
+        return [np.asarray(ids, np.uint32) for ids in numbered]
 
     def prompt(self, text: str) -> list[int]:
         """Return the ids of `text`, without the end of an unfinished last line.
