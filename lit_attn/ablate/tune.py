@@ -30,8 +30,7 @@ BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their 
 
 Point = tuple[int, ...]  # Index of the value of every tuned key.
 Evaluate = Callable[[str, Point, float], TuningTrial | None]
-"""Function that returns a trial of a variant, trained for a share of the steps, or None if cells of
-it have not ended."""
+"""Function that returns a trial of a variant with a share of the steps; None if it still runs."""
 Trial = tuple[Point, TuningTrial | None]
 
 

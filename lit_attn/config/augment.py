@@ -154,9 +154,7 @@ class Rescale(SceneAugmentation):
     """Resizing by a random factor, relative to the size of evaluation."""
 
     kind: Literal["rescale"] = "rescale"
-    ratio: tuple[PositiveFloat, PositiveFloat] = Field(
-        (0.5, 2.0), description="least and greatest factor"
-    )
+    ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         return {

@@ -34,7 +34,7 @@ class Experiment(Config):
 
     task: Task = Field(
         ImageClassificationConfig(),
-        description="objective and metrics; decides which data and models fit",
+        description="objective and metrics; decides on fitting data and models",
     )
     data: Data = Field(description="data set")
     model: Model = Field(description="network")

@@ -93,8 +93,7 @@ class Latex(Config):
     """LaTeX table of a study."""
 
     columns: tuple[str, ...] | None = Field(
-        None,
-        description="keys of columns in lit_attn/report/assets/columns.yaml; null: six columns",
+        None, description="keys of columns in lit_attn/report/assets/columns.yaml; null: six"
     )
 
 
@@ -133,9 +132,7 @@ class StudyConfig(Config):
         description="show the best epoch of `metric` on the test split in a separate column, as "
         "released code reports it; nothing selects or compares by it",
     )
-    parity: str = Field(
-        "", description="agreement with released code, for the caption (docs/parity.md)"
-    )
+    parity: str = Field("", description="agreement with released code in captions (docs/parity.md)")
     tune: Overrides = Field(
         EMPTY,
         description="keys with the values to try for every variant, and `select`, `seeds`, "

@@ -27,9 +27,7 @@ class ModelFFN(HiddenWidth):
     """Feed-forward network of a model from elsewhere."""
 
     width: PositiveInt | None = Field(
-        None,
-        description="hidden units in the first stage; null: those of the model; "
-        "`match: parameters` solves for them",
+        None, description="hidden units in the first stage, after matching; null: the model's"
     )
 
 
@@ -40,9 +38,7 @@ class ExternalModel(Model):
     builder: ClassVar[str]
     """Function in lit_attn.models.external that builds the model."""
 
-    ffn: ModelFFN = Field(
-        ModelFFN(), description="feed-forward network of every block, always present"
-    )
+    ffn: ModelFFN = Field(ModelFFN(), description="feed-forward network, which every block has")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
 
     @field_validator("ffn", mode="before")
@@ -74,9 +70,7 @@ class TimmConfig(ExternalModel):
     kind: Literal["timm"] = "timm"
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
-    checkpoint: Path | None = outside_identity(
-        None, "file of these weights; null: download by timm"
-    )
+    checkpoint: Path | None = outside_identity(None, "file of these weights; null: timm downloads")
 
     def check(self, signature: Any) -> None:
         require_one_size(self.kind, signature)
