@@ -33,17 +33,26 @@ def write_page() -> str:
     for config in _find_configs(Experiment, set()):
         if _is_family(config):
             parts.append(f"## {_title(config)}\n\n{_docstring(config)}")
-            for kind, member in config.family.items():
+            for kind, member in shipped_members(config).items():
                 parts += _section(f"`kind: {kind}`", member, level=3)
         else:
             parts += _section(_title(config), config)
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
+def shipped_members(family: type[Kind]) -> dict[str, Any]:
+    """Return the members of a family that this package defines, without those of plug-ins."""
+    return {
+        kind: member
+        for kind, member in family.family.items()
+        if member.__module__.startswith("lit_attn.")
+    }
+
+
 def iterate_fields(root: type[Config]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield every field of `root` and of the configurations below it as (class and key, field)."""
     for config in [root, *_find_configs(root, set())]:
-        for member in config.family.values() if _is_family(config) else [config]:
+        for member in shipped_members(config).values() if _is_family(config) else [config]:
             for name, field in member.model_fields.items():
                 if name != "kind":
                     yield f"{member.__name__}.{name}", field
@@ -51,9 +60,12 @@ def iterate_fields(root: type[Config]) -> Iterator[tuple[str, FieldInfo]]:
 
 def _task_table() -> str:
     rows = ["| task | data | model |", "|---|---|---|"]
-    for task, member in Task.family.items():
-        data = {kind: d for kind, d in Data.family.items() if is_fit(d, member)}
-        models = [k for k, m in Model.family.items() if any(is_fit(d, m) for d in data.values())]
+    for task, member in shipped_members(Task).items():
+        data = {kind: d for kind, d in shipped_members(Data).items() if is_fit(d, member)}
+        fits = {
+            k: any(is_fit(d, m) for d in data.values()) for k, m in shipped_members(Model).items()
+        }
+        models = [kind for kind, has_data in fits.items() if has_data]
         row = [f"`{task}`", *(", ".join(f"`{kind}`" for kind in kinds) for kinds in (data, models))]
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(rows)

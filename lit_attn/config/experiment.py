@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 # Importing these modules registers the members of the families.
-from lit_attn.config.data import composition, images, parallel, segmentation, tables, text
+from lit_attn.config.data import images, parallel, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
 from lit_attn.config.models import external, language, translation, vision
@@ -20,7 +20,7 @@ from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError
 
-DATA = (composition, images, parallel, segmentation, tables, text)
+DATA = (images, parallel, segmentation, tables, text)
 MEMBERS = (*DATA, vision, language, translation, external)
 """Modules with the data sets and models of this package."""
 

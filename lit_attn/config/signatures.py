@@ -185,16 +185,3 @@ class LabelledTokens(PaddedTokens):
     def sample(self) -> "tuple[Tensor, ...]":
         inputs = super().sample()
         return tuple(part[:, None].repeat(1, 2, 1) for part in inputs) if self.pairs else inputs
-
-
-@dataclass(frozen=True)
-class Questions(TokenSignature):
-    """Questions of `context` tokens, each answered by the token that follows.
-
-    Batches are tokens (B, n), answers (B,) and the number of each question's task (B,), all int64;
-    rows with the answer -100 pad a batch and do not count. A network maps tokens to logits
-    (B, n, vocabulary or more). `held_out` are the numbers of the tasks that are not trained.
-    """
-
-    tasks: tuple[str, ...]
-    held_out: tuple[int, ...] = ()

@@ -16,7 +16,6 @@ from lit_attn.config.signatures import (
     ImageTargets,
     LabelledTokens,
     ParallelTokens,
-    Questions,
     Signature,
     TaggedTokens,
     TokenStream,
@@ -226,24 +225,6 @@ class TranslationConfig(Task):
             MetricInfo("bleu", "BLEU", 100.0, "max"),
             MetricInfo("loss", "loss (nats per token)"),
             MetricInfo("perplexity", "perplexity"),
-        )
-
-
-class HeadCompositionTaskConfig(Task):
-    """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
-
-    kind: Literal["head-composition"] = "head-composition"
-    takes = (Questions,)
-    module = "lit_attn.tasks.composition:HeadComposition"
-    predicts = ("probabilities", "vocabulary")
-
-    def metrics(self, signature: Questions) -> tuple[MetricInfo, ...]:
-        return (
-            percent("accuracy", "accuracy"),
-            percent("trained", "accuracy on trained tasks"),
-            percent("held-out", "accuracy on held-out tasks"),
-            MetricInfo("loss", "loss (nats)"),
-            *(percent(name, f"accuracy on {name}") for name in signature.tasks),
         )
 
 

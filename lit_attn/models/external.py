@@ -22,7 +22,6 @@ from lit_attn.config.models.external import ModuleConfig, TimmConfig, Transforme
 from lit_attn.config.signatures import (
     ImageSignature,
     LabelledTokens,
-    Questions,
     Signature,
     TaggedTokens,
     TokenStream,
@@ -171,7 +170,6 @@ HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
     ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
     LabelledTokens: ("SequenceClassification", call_labelled),
     TaggedTokens: ("TokenClassification", call_labelled),
-    Questions: ("CausalLM", call_stream),
     TokenStream: ("CausalLM", call_stream),
 }
 """Class of transformers and its call, by the type of the signature."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import studies
 from helpers.runs import TIMEOUT, count_runs, make_body, wait_until
-from helpers.training_cells import composition_cell, digits_cell, folder_of, scenes_cell, text_cell
+from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
 # Imports what the server imports, and prints what each cell imports in addition.
 CODE = """\
@@ -37,7 +37,6 @@ def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     cells = {
         "classification": digits_cell(training=looking),
         "language": text_cell(),
-        "composition": composition_cell(),
         "segmentation": scenes_cell(tmp_path / "scenes"),
     }
     folders = [str(folder_of(cell, tmp_path / name)) for name, cell in cells.items()]

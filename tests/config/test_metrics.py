@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers import fake_study, studies
 from helpers.paths import ROOT
-from helpers.training_cells import digits_cell, scenes_cell, text_cell
+from helpers.training_cells import COMPOSITION, digits_cell, scenes_cell, text_cell
 
 from lit_attn.ablate.variants import resolve
 from lit_attn.cells.records import Metric
@@ -19,6 +19,7 @@ from lit_attn.config.source import load
 from lit_attn.config.tasks import Task
 from lit_attn.report.__main__ import main as report
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {training.ema: 0.5}}\n"
 
@@ -34,6 +35,7 @@ def names_of_task(cell: Cell) -> list[str]:
 
 
 def composition_cell() -> Cell:
+    load_parts([COMPOSITION])
     fields = text_cell().model_dump(mode="json")
     fields["metric"]["name"] = "test/held-out"
     data = {"kind": "head-composition", "batch_size": 8, "eval_questions": 2}
@@ -55,12 +57,13 @@ EXPERIMENTS = {
     "image-classification": "digits_vit",
     "sequence-classification": "lra_listops",
     "language-modelling": "python_text_gpt",
-    "head-composition": "head_composition",
     "segmentation": "scenes_segmenter",
 }
 
 
 def shipped(name: str) -> Experiment:
+    if name == COMPOSITION.stem:
+        load_parts([COMPOSITION])
     return Experiment.model_validate(load(ROOT / "experiments" / f"{name}.yaml"))
 
 

@@ -7,6 +7,9 @@ import yaml
 
 from helpers.paths import DOCUMENTS, EXPERIMENTS
 from lit_attn.config.cell import Cell
+from lit_attn.schema.plugins import load_parts
+
+COMPOSITION = EXPERIMENTS / "head_composition.py"
 
 
 def digits_cell(**changes: Any) -> Cell:
@@ -75,11 +78,19 @@ def text_cell(**changes: Any) -> Cell:
 
 def composition_cell() -> Cell:
     """Return a cell of the shipped head-composition experiment with few questions."""
+    load_parts([COMPOSITION])
     experiment = yaml.safe_load((EXPERIMENTS / "head_composition.yaml").read_text())
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
     metric = {"name": "test/accuracy"}
     return Cell.model_validate(
-        {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
+        {
+            "study": "t",
+            "variant": "v",
+            "seed": 0,
+            "experiment": experiment,
+            "metric": metric,
+            "parts": [str(COMPOSITION)],
+        }
     )
 
 

@@ -10,7 +10,6 @@ from lit_attn.config.signatures import (
     ImageLabels,
     ImageTargets,
     LabelledTokens,
-    Questions,
     Signature,
     TaggedTokens,
     TokenStream,
@@ -85,7 +84,7 @@ class TransformersConfig(ExternalModel):
     image, sequence or token classification, or language modelling, follows from them.
     """
 
-    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, TokenStream, Questions)
+    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, TokenStream)
     builder = "build_transformers"
 
     kind: Literal["transformers"] = "transformers"

@@ -8,7 +8,6 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
 from lit_attn.config.signatures import (
     LabelledTokens,
-    Questions,
     TaggedTokens,
     TokenSignature,
     TokenStream,
@@ -123,7 +122,7 @@ class GPTConfig(TokenTransformer):
     classes.
     """
 
-    takes = (TokenStream, Questions)
+    takes = (TokenStream,)
 
     builder = ("language:GPT", "vocabulary", "context")
 

@@ -1,11 +1,19 @@
-"""Data for head composition: patterns times transformations (DCMHA section 4.3)."""
+"""Plug-in for head composition: questions whose answer needs two heads in sequence.
 
+The study `dcmha-synthetic` names this file under `parts`. It adds data, a kind of sample and a
+task; their torch code is in head_composition_questions.py, which a cell imports when it is built.
+
+Source: DCMHA (arXiv:2405.08553), section 4.3 and Table 11 (docs/setups.md, section 11).
+"""
+
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from lit_attn.config.data.base import TokenData, method
-from lit_attn.config.signatures import Questions
+from lit_attn.config.signatures import TokenStream
+from lit_attn.config.tasks import MetricInfo, Task, percent
 
 # Patterns: how the query finds its source (the QK circuit of a head).
 PATTERNS = ("same-key", "other-key", "same-value", "different", "other-class")
@@ -30,6 +38,19 @@ ENTITIES, CLASSES, CAPABILITIES = 16, 4, 4
 VOCABULARY = ENTITIES + CLASSES + CAPABILITIES + len(PATTERNS) + len(TRANSFORMATIONS) + 1
 
 
+@dataclass(frozen=True)
+class Questions(TokenStream):
+    """Questions of `context` tokens, each answered by the token that follows.
+
+    Batches are tokens (B, n), answers (B,) and the number of each question's task (B,), all int64;
+    rows with the answer -100 pad a batch and do not count. `held_out` are the numbers of the tasks
+    that are not trained.
+    """
+
+    tasks: tuple[str, ...] = ()
+    held_out: tuple[int, ...] = ()
+
+
 class HeadCompositionConfig(TokenData):
     """Questions on three facts; each pattern with each transformation is one task.
 
@@ -51,4 +72,22 @@ class HeadCompositionConfig(TokenData):
     def signature(self) -> Questions:
         return Questions(VOCABULARY, CONTEXT, TASK_NAMES, HELD_OUT)
 
-    build: ClassVar = method("lit_attn.data.composition:CompositionData")
+    build: ClassVar = method("head_composition_questions:CompositionData")
+
+
+class HeadCompositionTaskConfig(Task):
+    """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
+
+    kind: Literal["head-composition"] = "head-composition"
+    takes = (Questions,)
+    module = "head_composition_questions:HeadComposition"
+    predicts = ("probabilities", "vocabulary")
+
+    def metrics(self, signature: Questions) -> tuple[MetricInfo, ...]:
+        return (
+            percent("accuracy", "accuracy"),
+            percent("trained", "accuracy on trained tasks"),
+            percent("held-out", "accuracy on held-out tasks"),
+            MetricInfo("loss", "loss (nats)"),
+            *(percent(name, f"accuracy on {name}") for name in signature.tasks),
+        )

@@ -1,39 +1,37 @@
-"""Tests of head composition: questions, answers, the grid of tasks, and a trained cell."""
+"""The plug-in for head composition: questions, answers, the grid of tasks, and a trained cell."""
+
+import importlib
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.training_cells import folder_of
+from helpers.training_cells import COMPOSITION, folder_of
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.config.data.composition import (
-    CONTEXT,
-    HELD_OUT,
-    PATTERNS,
-    TASK_NAMES,
-    TRANSFORMATIONS,
-    HeadCompositionConfig,
-)
 from lit_attn.config.data.text import IGNORED
-from lit_attn.data.composition import TASKS, CompositionData, Lexicon
-from lit_attn.tasks.composition import Grid
+from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
+
+load_parts([COMPOSITION])
+config = importlib.import_module("head_composition")
+questions = importlib.import_module("head_composition_questions")
 
 CPU = torch.device("cpu")
 
 
-def data(seed: int = 0, **changes: object) -> CompositionData:
+def data(seed: int = 0, **changes: object) -> Any:
     fields = {"eval_questions": 4, "batch_size": 64, **changes}
-    return CompositionData(HeadCompositionConfig.model_validate(fields), seed, CPU)
+    return questions.CompositionData(config.HeadCompositionConfig.model_validate(fields), seed, CPU)
 
 
-def find_source(lexicon: Lexicon, question: list[int]) -> int:
+def find_source(lexicon: Any, question: list[int]) -> int:
     """Return the source that answers a question, computed from its tokens only."""
     facts = [tuple(question[i : i + 2]) for i in (0, 2, 4)]
-    item, pattern = question[6], PATTERNS[question[7] - lexicon.first_pattern]
+    item, pattern = question[6], config.PATTERNS[question[7] - lexicon.first_pattern]
     values = [value for _, value in facts]
     classes = {
         entity: lexicon.first_class + number
@@ -53,32 +51,32 @@ def find_source(lexicon: Lexicon, question: list[int]) -> int:
 
 def test_answers_follow_from_the_questions() -> None:
     module = data()
-    module.trained = np.arange(TASKS)
+    module.trained = np.arange(questions.TASKS)
     tasks = set()
     for step in range(10):
         for question, answer, task in zip(*(p.tolist() for p in module.batch(step)), strict=True):
-            pattern, transformation = divmod(task, len(TRANSFORMATIONS))
+            pattern, transformation = divmod(task, len(config.TRANSFORMATIONS))
             lexicon = module.lexicon
             assert question[7] - lexicon.first_pattern == pattern
             assert question[8] - lexicon.first_transformation == transformation
             assert answer == lexicon.maps[transformation, find_source(lexicon, question)]
             tasks.add(task)
-    assert tasks == set(range(TASKS))
+    assert tasks == set(range(questions.TASKS))
 
 
 def test_the_source_of_an_answer_is_at_every_place() -> None:
     module = data()
-    questions, *_ = module.batch(0)
+    tokens, *_ = module.batch(0)
     places = [
         [k for k in range(6) if question[k] == find_source(module.lexicon, question)][-1] // 2
-        for question in questions.tolist()
+        for question in tokens.tolist()
     ]
     assert min(np.bincount(places, minlength=3)) > 10
 
 
 def test_transformations_of_entities_match_their_names() -> None:
     lexicon = data().lexicon
-    maps = dict(zip(TRANSFORMATIONS, lexicon.maps, strict=True))
+    maps = dict(zip(config.TRANSFORMATIONS, lexicon.maps, strict=True))
     entities = np.arange(16)
     assert (maps["copy"] == entities).all()
     assert np.bincount(maps["class"] - lexicon.first_class).tolist() == [4] * 4
@@ -94,14 +92,14 @@ def test_transformations_of_entities_match_their_names() -> None:
 
 def test_the_diagonal_is_never_trained_and_always_evaluated() -> None:
     module = data()
-    assert [TASK_NAMES[task] for task in HELD_OUT] == [
+    assert [config.TASK_NAMES[task] for task in config.HELD_OUT] == [
         f"{pattern}:{transformation}"
-        for pattern, transformation in zip(PATTERNS, TRANSFORMATIONS, strict=True)
+        for pattern, transformation in zip(config.PATTERNS, config.TRANSFORMATIONS, strict=True)
     ]
     trained = {task for step in range(20) for task in module.batch(step)[2].tolist()}
-    assert trained == set(range(TASKS)) - {0, 6, 12, 18, 24}
+    assert trained == set(range(questions.TASKS)) - {0, 6, 12, 18, 24}
     for split in ("val", "test"):
-        assert np.bincount(module.questions[split][2]).tolist() == [4] * TASKS
+        assert np.bincount(module.questions[split][2]).tolist() == [4] * questions.TASKS
 
 
 def test_training_questions_depend_on_seed_and_step_but_evaluated_ones_do_not() -> None:
@@ -126,11 +124,11 @@ def test_ranks_share_questions(world: int) -> None:
         batches = list(module.val_dataloader()[0])
         assert len(batches) == len(module.val_dataloader()[0]) == -(-100 // (32 * world))
         question_count += sum(int((answers != IGNORED).sum()) for _, answers, _ in batches)
-    assert question_count == 4 * TASKS
+    assert question_count == 4 * questions.TASKS
 
 
 def test_the_grid_counts_every_task_by_itself() -> None:
-    grid = Grid(TASK_NAMES, held_out=(0,))
+    grid = questions.Grid(config.TASK_NAMES, held_out=(0,))
     answers = torch.tensor([3, 3, 4, 4, IGNORED])
     logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 4, 0]), 5) * 50.0
     grid.update(logits, answers, torch.tensor([0, 0, 1, 7, 0]))
@@ -179,6 +177,7 @@ def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactor
                 "training": {"epochs": 2, "accelerator": "cpu"},
             },
             "metric": {"name": "test/held-out", "label": "accuracy (%)"},
+            "parts": [str(COMPOSITION)],
         }
     )
     folder = folder_of(cell, tmp_path_factory.mktemp("cell"))
@@ -187,7 +186,7 @@ def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactor
     # Better than any of the 24 answers that there are.
     assert result.metrics["test/accuracy"] > 1.5 / 24
     assert result.metrics["test/loss"] < np.log(24)
-    assert sum(key.startswith("test/") and ":" in key for key in result.metrics) == TASKS
+    assert sum(key.startswith("test/") and ":" in key for key in result.metrics) == questions.TASKS
     assert result.metrics["train/tokens_per_second"] == pytest.approx(
-        64 * CONTEXT / result.step_time.median
+        64 * config.CONTEXT / result.step_time.median
     )
