@@ -218,8 +218,8 @@ class Trunk(nn.Module):
         padding = None if present is None else present[:, None, None, :]
         size = len(caches or ()) // len(self.blocks)
         for number, block in enumerate(self.blocks):
-            own = (caches or [])[number * size : (number + 1) * size]
-            x = block(x, padding, self.is_causal, turn, own, memory)
+            layer_caches = (caches or [])[number * size : (number + 1) * size]
+            x = block(x, padding, self.is_causal, turn, layer_caches, memory)
         return self.norm(x)
 
 

@@ -234,10 +234,10 @@ def test_a_wide_beam_equals_an_exhaustive_search(penalty: float) -> None:
     torch.manual_seed(3)
     built = EncoderDecoder(config(), 5, 64).double().eval()
     sources = torch.tensor([[2, 3, END, PADDING], [4, 4, 3, END], [3, END, PADDING, PADDING]])
-    found = translate(
+    translated = translate(
         built, sources, TranslationConfig(beams=200, length_penalty=penalty, ratio=0.0, extra=4)
     )
-    for source, ids in zip(sources, found, strict=True):
+    for source, ids in zip(sources, translated, strict=True):
         row = source[None, source != PADDING]
         best = max(
             (log_probability(built, row, list(words)) / (length + 1) ** penalty, list(words))
