@@ -7,10 +7,10 @@ from typing import Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 # Importing these modules registers the members of the families.
-from lit_attn.config.data import images, parallel, segmentation, tables, text
+from lit_attn.config.data import images, segmentation, tables, text
 from lit_attn.config.data.base import Data
 from lit_attn.config.metrics import AddedMetric, MetricChoice
-from lit_attn.config.models import external, language, translation, vision
+from lit_attn.config.models import external, language, vision
 from lit_attn.config.models.base import Model
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Constant, Schedule
@@ -20,8 +20,8 @@ from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError
 
-DATA = (images, parallel, segmentation, tables, text)
-MEMBERS = (*DATA, vision, language, translation, external)
+DATA = (images, segmentation, tables, text)
+MEMBERS = (*DATA, vision, language, external)
 """Modules with the data sets and models of this package."""
 
 

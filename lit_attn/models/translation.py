@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.precision import wide
-from lit_attn.config.data.parallel import END, PADDING
-from lit_attn.config.models.translation import EncoderDecoderConfig
+from lit_attn.config.data.text import END, PADDING
+from lit_attn.config.models.language import EncoderDecoderConfig
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import draw_parameters
@@ -61,10 +61,7 @@ class EncoderDecoder(nn.Module):
 def translate(
     network: EncoderDecoder, source: Tensor, search: TranslationConfig
 ) -> list[list[int]]:
-    """Return the ids of the best translation of every sentence of `source` (B, m), without END.
-
-    Raises ValueError if the network is in training mode.
-    """
+    """Return the ids of the best translation of every sentence of `source` (B, m), without END."""
     batch, beams, device = len(source), search.beams, source.device
     lengths = (source != PADDING).sum(1).tolist()
     limits = [max(2, int(search.ratio * length + search.extra)) for length in lengths]

@@ -62,20 +62,14 @@ class Translation(LanguageModelling):
         return nll, targets, translations.to(targets.device)
 
     def is_translating(self) -> bool:
-        """Return True if this evaluation measures BLEU: the last one, and every few epochs.
-
-        With early stopping any evaluation can be the last one.
-        """
+        """Return True if this evaluation measures BLEU, as every one with early stopping does."""
         every, epoch = self.config.translate_every, self.global_step // self.data.steps_per_epoch
         is_due = every is not None and epoch % every == 0
         return bool(self.monitored) or is_due or self.global_step >= self.trainer.max_steps
 
 
 class TranslationScores(TokenLoss):
-    """Loss in nats per token, perplexity, and BLEU of the text of all translations, if any.
-
-    BLEU compares words between spaces, as sacrebleu does with `--tokenize none`, from 0 to 1.
-    """
+    """Loss in nats per token, perplexity, and BLEU of the words of all translations, if any."""
 
     def __init__(self, encoder: Subwords) -> None:
         super().__init__()

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.paths import SHARED
 
-from lit_attn.config.data.parallel import END, PADDING, ParallelText
-from lit_attn.config.data.text import IGNORED
+from lit_attn.config.data.text import END, IGNORED, PADDING, ParallelText
 from lit_attn.data.text.parallel import ParallelData, Subwords, cut_batches
 from lit_attn.schema.errors import ConfigError
 
@@ -184,9 +183,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         data.check_files()
 
 
-def test_a_context_beyond_the_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a sentence of 128 tokens does not fit into a batch"):
-        write(tmp_path, context=128)
+def test_pairs_that_no_batch_can_contain_are_left_out(tmp_path: Path) -> None:
+    data = build(write(tmp_path, context=128, batch_size=8))
+    sizes = [max(map(len, pair)) + 1 for pair in data.pairs["train"]]
+    kept = [row for batch in data.batches for row in batch]
+    assert sorted(kept) == [row for row, size in enumerate(sizes) if size <= 8]
+    assert 0 < len(kept) < 120
+    with pytest.raises(ConfigError, match=r"data\.context: every pair of train is longer"):
+        build(write(tmp_path, context=128, batch_size=1))
 
 
 @pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="needs Multi30k")

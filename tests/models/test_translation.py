@@ -11,11 +11,9 @@ from torch.nn import functional as F
 
 from lit_attn.attention.mixture_parts import MixtureConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.config.data.parallel import END, PADDING
-from lit_attn.config.data.text import IGNORED
+from lit_attn.config.data.text import END, IGNORED, PADDING
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.language import Init
-from lit_attn.config.models.translation import EncoderDecoderConfig
+from lit_attn.config.models.language import EncoderDecoderConfig, Init
 from lit_attn.config.tasks import TranslationConfig
 from lit_attn.models import factory
 from lit_attn.models.translation import EncoderDecoder, translate

@@ -1,4 +1,4 @@
-"""Data sets of text: tokenizers, streams of tokens for language models, labelled sequences."""
+"""Data sets of text: tokenizers, streams for language models, labelled sequences, translations."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.data.base import TokenData, method, require_files
-from lit_attn.config.signatures import LabelledTokens, TokenStream
+from lit_attn.config.signatures import LabelledTokens, ParallelTokens, TokenStream
 from lit_attn.files import read_text
 from lit_attn.schema.base import Kind, load, outside_identity
 from lit_attn.schema.errors import ConfigError
@@ -16,6 +16,8 @@ from lit_attn.schema.errors import ConfigError
 # Target that is not to be predicted: padding, or a token that an earlier window predicts.
 IGNORED = -100
 
+# Ids in sentence pairs: padding, the end of a sentence (also the decoder's first input), unknown.
+PADDING, END, UNKNOWN = range(3)
 
 # File of the words beside shards, one word a line.
 VOCABULARY = "vocabulary.txt"
@@ -378,3 +380,43 @@ class LabelledText(OwnLabels, Labelled):
         require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
+
+
+class ParallelText(TokenData):
+    """Translation from `source` to `target`: files NAME.LANGUAGE, line i of both is one pair.
+
+    The text is tokenised; words are split at white space. Byte-pair encoding is learned from both
+    languages of train. Step by step, a batch has pairs of similar length, with padding.
+    """
+
+    kind: Literal["parallel-text"] = "parallel-text"
+    name: str = Field(description="name of the data set in identities and tables")
+    folder: Path = outside_identity(..., "folder of the text files")
+    source: str = Field("de", description="language that is translated, the files' ending")
+    target: str = Field("en", description="language of the translations, the files' ending")
+    train_name: str = outside_identity("train", "training files without their ending")
+    val_name: str = outside_identity("valid", "files of the split val without their ending")
+    test_name: str = outside_identity("test", "files of the split test without their ending")
+    vocabulary: PositiveInt = Field(10_000, ge=4, description="subwords of both languages together")
+    context: PositiveInt = Field(
+        1024,
+        description="most subwords of a sentence with its end; longer training pairs, and those "
+        "that no batch can contain, are left out",
+    )
+    batch_size: PositiveInt = Field(
+        4096, description="tokens of a step, over all devices: pairs times their longest sentence"
+    )
+
+    build: ClassVar = method("lit_attn.data.text.parallel:ParallelData")
+
+    def signature(self) -> ParallelTokens:
+        return ParallelTokens(self.vocabulary, self.context)
+
+    def files(self, split: str) -> tuple[Path, Path]:
+        """Return the source file and the target file of `split`."""
+        name = getattr(self, f"{split}_name")
+        return self.folder / f"{name}.{self.source}", self.folder / f"{name}.{self.target}"
+
+    def check_files(self) -> None:
+        for split in ("train", "val", "test"):
+            require_files(f"data.{split}_name", self.files(split))

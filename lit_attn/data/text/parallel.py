@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.parallel import END, PADDING, UNKNOWN, ParallelText
-from lit_attn.config.data.text import IGNORED
+from lit_attn.config.data.text import END, IGNORED, PADDING, UNKNOWN, ParallelText
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
@@ -57,12 +56,12 @@ class ParallelData(TokenDataModule):
                 self.pairs[split].sort(key=lambda pair: len(pair[0]))
         pairs = self.pairs["train"]
         sizes = np.array([[len(source) + 1, len(target) + 1] for source, target in pairs])
-        kept = np.flatnonzero(sizes.max(1) <= data.context)
+        kept = np.flatnonzero(sizes.max(1) <= min(data.context, data.batch_size))
         kept = numpy_generator(seed, "pairs", 0).permutation(kept)
         order = kept[np.lexsort(sizes[kept].T[::-1])]
         self.batches = cut_batches(order, sizes.max(1), data.batch_size)
         if not self.batches:
-            raise ConfigError(f"data.context: every pair of train is longer than {data.context}")
+            raise ConfigError("data.context: every pair of train is longer, or than a batch")
         self.steps_per_epoch = len(self.batches)
 
     def fingerprint(self) -> str:
