@@ -174,7 +174,7 @@ def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--paper", "mkg"], "mkg.yaml: no such paper; did you mean 'mgk'?"),
         (["--paper", "mgk", "--table", "11"], "no table or figure '11'; did you mean"),
-        (["--paper", "mgk", "--table", "4"], "nothing to run: No study translates yet"),
+        (["--paper", "mgk", "--table", "likelihoods"], "nothing to run: No diagnostic records"),
         (["--paper", "mgk", "--study", "digits"], "replaces the file of studies"),
         (["ablations.yaml", "--table", "1"], "--table: needs --paper"),
         ([], "name a file of studies"),

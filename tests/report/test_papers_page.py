@@ -342,7 +342,7 @@ def test_small_pages_state_no_condition_of_the_published_set_up(tmp_path: Path) 
             assert not source.references(item) or f"{item.caption}. Not measured" not in page
             assert item.small_note in page
     assert (
-        "Not measured: No study translates"
+        "Not measured: No diagnostic records the likelihood"
         in write_paper(read_paper("mgk", "embedded", FOLDER), tmp_path / "runs", tmp_path)
         .with_name("index.md")
         .read_text()
