@@ -46,8 +46,8 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     images: dict[str, dict[str, bytes]] = {}
     for number, item in items.items():
         name = f"Table {number}".replace("Table figure-", "Figure ")
-        is_absent = item.absent and not source.references(item)
-        reason = f" Not measured: {item.absent}" if is_absent else ""
+        is_absent = not source.references(item)
+        reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
         note = item.small_note if source.size else item.note
         caption = f"{name}. {item.caption}.{reason}"
         drawings: dict[str, dict[str, bytes]] = {}
@@ -96,7 +96,8 @@ def make_tables(
     notes = list(filter(None, [item.small_note if source.size else item.note]))
     if source.size:
         published = _lay_out(item, grid, f"{caption} Published.", notes, "p")
-        return [published, _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")]
+        ours = _lay_out(item, grid, f"{caption} {SMALL['title']}", titles, "o")
+        return [published, ours] if source.references(item) else [published]
     tables = [_lay_out(item, grid, caption, [*notes, *titles], "po")]
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)

@@ -333,6 +333,12 @@ def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     assert "<td>Belief2-Attention on handwritten digits</td>" in claims
 
 
+def test_a_table_without_small_models_is_printed_as_published_only(tmp_path: Path) -> None:
+    source = read_paper("dcmha", "embedded", FOLDER)
+    counts = [len(make_tables(source, source.paper.tables[n], {}, "Table.")) for n in ("2", "9")]
+    assert counts == [1, 2]
+
+
 def test_small_pages_state_no_condition_of_the_published_set_up(tmp_path: Path) -> None:
     for paper in ("beliefformer", "dcmha"):
         source = read_paper(paper, "embedded", FOLDER)
@@ -342,7 +348,7 @@ def test_small_pages_state_no_condition_of_the_published_set_up(tmp_path: Path) 
             assert not source.references(item) or f"{item.caption}. Not measured" not in page
             assert item.small_note in page
     assert (
-        "Not measured: No diagnostic records the likelihood"
+        "Not measured: No small model is trained for it"
         in write_paper(read_paper("mgk", "embedded", FOLDER), tmp_path / "runs", tmp_path)
         .with_name("index.md")
         .read_text()
