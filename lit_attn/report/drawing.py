@@ -106,6 +106,16 @@ def draw_band(axes: "Axes", curve: "pd.Series[float]", colour: Any, dash: str, l
         name_values(line, label, (f"{mean:.4g} at {x:.4g}" for x, mean in means.items()))
 
 
+def use_log_scale(axes: "Axes", name: str) -> None:
+    """Make the axis `name` ("x" or "y") logarithmic; report.mplstyle prints no powers as text."""
+    from matplotlib.ticker import LogFormatter
+
+    getattr(axes, f"set_{name}scale")("log")
+    axis = getattr(axes, f"{name}axis")
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter())
+
+
 def name_values(artist: "Artist", label: str, texts: Iterable[str] = ()) -> None:
     """Write the label of an artist and the text of each point into the SVG file, for the page."""
     artist.set_gid(json.dumps([label, *texts]))

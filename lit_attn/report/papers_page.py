@@ -214,7 +214,7 @@ def _draw_panels(
         axes.set_xlabel(AXIS_LABELS[panel.x])
         axes.set_ylabel(panel.label or (metrics[0] if panel.y == "metric" and metrics else panel.y))
         for axis in panel.log:
-            getattr(axes, f"set_{axis}scale")("log")
+            drawing.use_log_scale(axes, axis)
     if any(panel.x != "variant" for panel in item.panels):
         drawing.add_legend(figure, key)
     return None if all(frame.empty for frame in frames) else figure

@@ -144,8 +144,8 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
             exponent, intercept = (statistics.fmean(part) for part in zip(*lines, strict=True))
             (line,) = axes.plot(costs, math.e**intercept * costs**-exponent, color=colour, lw=1)
             drawing.name_values(line, name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    for axis in ("x", "y"):
+        drawing.use_log_scale(axes, axis)
     axes.set_xlabel("training FLOPs")
     axes.set_ylabel(plan.metric.label)
     drawing.add_legend(figure, key)

@@ -8,9 +8,15 @@ import pytest
 from helpers import fake_study
 
 from lit_attn.cells.records import Metric, Plan
-from lit_attn.report import write_reports
+from lit_attn.report import drawing, write_reports
 from lit_attn.report.read import StudyRecord, read_studies
-from lit_attn.report.scaling import Point, fit_lines, make_scaling_table, read_points
+from lit_attn.report.scaling import (
+    Point,
+    draw_scaling,
+    fit_lines,
+    make_scaling_table,
+    read_points,
+)
 
 METRIC = Metric(name="val/loss", label="loss", goal="min", scale=1.0)
 SIZES = {"small": 1e6, "medium": 4e6, "large": 16e6}
@@ -143,6 +149,22 @@ def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:
     assert len(rows) == 1 + 2 * 3 * 3
     index = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
     assert 'href="ladder/scaling.html"' in index
+
+
+def test_the_numbers_of_logarithmic_axes_are_no_mathematical_text(tmp_path: Path) -> None:
+    write_ladder(tmp_path, {"standard": 1.0, "better": 2.0})
+    points, study = read_ladder(tmp_path)
+    with drawing.appearance():
+        figure = draw_scaling(points, study.plan)
+        drawing.render(figure)
+        (axes,) = figure.axes
+        labels = [
+            label.get_text()
+            for axis in (axes.xaxis, axes.yaxis)
+            for label in axis.get_ticklabels(which="both")
+        ]
+    assert {"1e+09"} <= {text for text in labels if text}
+    assert not any("$" in text for text in labels)
 
 
 def test_a_metric_to_maximise_and_a_single_level_have_no_page(tmp_path: Path) -> None:
