@@ -42,9 +42,7 @@ class TuningOptions(Config):
     sampler: Literal["grid", "random", "tpe"] = Field(
         "grid", description="all combinations, a random choice of them, or Optuna's TPE"
     )
-    trials: PositiveInt | None = Field(
-        None, description="trials of each variant; null: all combinations"
-    )
+    trials: PositiveInt | None = Field(None, description="trials of each variant; null: all points")
     halving: Annotated[int, Field(ge=2)] | None = Field(
         None,
         description="successive halving: 3 trains the best third of the trials for three times the "

@@ -76,10 +76,8 @@ class Part(Config):
         """Raise ValueError if the class of this part does not say how the part is built."""
         if not self.fast and type(self).build is Part.build:
             text = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
-            name = type(self).__name__
-            raise ValueError(
-                f"'{self.kind}' cannot be built: its class {name} needs a method {text}"
-            )
+            text = f"its class {type(self).__name__} needs a method {text}"
+            raise ValueError(f"'{self.kind}' cannot be built: {text}")
 
 
 class SimilarityConfig(Part, Kind):

@@ -171,9 +171,8 @@ class Mixture(MixedKeys):
         variance = part.variance or (1.0,) * part.keys
         self.register_buffer("variance", torch.tensor(variance, **shape.options), persistent=False)
         # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
-        self.query_matters = part.kernel == "gaussian" and (
-            self.needs_row_terms or len(set(variance)) > 1
-        )
+        has_terms = self.needs_row_terms or len(set(variance)) > 1
+        self.query_matters = part.kernel == "gaussian" and has_terms
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         q, keys = as_multiplied(q), as_multiplied(keys)

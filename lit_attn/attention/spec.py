@@ -36,12 +36,11 @@ class AttentionSpec(Config):
         parts.SoftmaxConfig(), description="function that turns the logits into weights"
     )
     residual: parts.ResidualConfig = Field(
-        parts.FullConfig(),
-        description="part that goes through the output projection to the skip path",
+        parts.FullConfig(), description="part that passes the output projection to the skip path"
     )
     window: PositiveInt | None = Field(
         None,
-        description="keys that a query sees up to its token; without causal mask as many after it",
+        description="keys seen by a query up to its token; without causal mask as many after it",
     )
     kv_heads: PositiveInt | None = Field(
         None, description="heads of keys and values, shared by groups of query heads"
@@ -60,10 +59,8 @@ class AttentionSpec(Config):
         reasons += [("window:", "is a distance within one sequence" if self.window else "")]
         for key, reason in reasons:
             if reason:
-                raise ValueError(
-                    f"{key} {reason}, which cross-attention does not have; set "
-                    "`cross_attention`, for example to standard"
-                )
+                text = "which cross-attention does not have; set `cross_attention`, as to standard"
+                raise ValueError(f"{key} {reason}, {text}")
 
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""

@@ -33,8 +33,7 @@ class Experiment(Config):
     """
 
     task: Task = Field(
-        ImageClassificationConfig(),
-        description="objective and metrics; decides on fitting data and models",
+        ImageClassificationConfig(), description="objective and metrics; data and models must fit"
     )
     data: Data = Field(description="data set")
     model: Model = Field(description="network")

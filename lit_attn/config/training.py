@@ -130,9 +130,7 @@ class Stopping(Config):
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
-    epochs: PositiveInt = Field(
-        description="passes over the data, or multiples of `data.epoch_steps`"
-    )
+    epochs: PositiveInt = Field(description="passes over data, or multiples of `data.epoch_steps`")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="arithmetic of the forward and backward pass"
     )
@@ -150,10 +148,7 @@ class Training(Config):
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     ema: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="decay of an average of the weights, evaluated too; null: none",
+        None, gt=0, lt=1, description="decay of an average of weights, evaluated too; null: none"
     )
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")

@@ -30,10 +30,8 @@ def load_class(target: str) -> type[L.LightningModule]:
         if getattr(module_class, name) is getattr(L.LightningModule, name):
             raise ConfigError(f"{target} does not define {name}")
     if module_class.configure_optimizers is not L.LightningModule.configure_optimizers:
-        raise ConfigError(
-            f"{target} defines configure_optimizers, but `optimizer` and `schedule` of the "
-            "experiment train it; remove the method"
-        )
+        text = "`optimizer` and `schedule` of the experiment train it; remove the method"
+        raise ConfigError(f"{target} defines configure_optimizers, but {text}")
     return module_class
 
 
@@ -83,9 +81,8 @@ class Adapter(TaskModule):
             raise ConfigError(f"task: validation_step does not log '{missing[0]}' of `measures`")
         for name in self.measures:
             if isinstance(self.logged[name], Metric):
-                raise ConfigError(
-                    f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
-                )
+                text = "is a metric; log a number, or add the metric to `metrics`"
+                raise ConfigError(f"task: '{name}' {text}")
         values = batch.values() if isinstance(batch, dict) else batch
         samples = next(len(value) for value in values if isinstance(value, Tensor))
         return dict(self.logged), samples, returned

@@ -252,8 +252,7 @@ class ImageFiles(Data):
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
     std: Range3 = Field(
-        (0.229, 0.224, 0.225),
-        description="deviation of each channel for the normalisation, from 0 to 1",
+        (0.229, 0.224, 0.225), description="deviation of each channel for normalisation, 0 to 1"
     )
     interpolation: Literal["bilinear", "bicubic"] = Field("bicubic", description="way of resizing")
     crop_share: float = Field(

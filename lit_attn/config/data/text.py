@@ -173,9 +173,8 @@ class Tokens(TokenData):
     @model_validator(mode="after")
     def _scores_all_tokens(self) -> Self:
         if self.eval_stride is not None and self.eval_stride > self.context:
-            raise ValueError(
-                f"eval_stride: {self.eval_stride} would skip tokens; choose at most {self.context}"
-            )
+            text = f"would skip tokens; choose at most {self.context}"
+            raise ValueError(f"eval_stride: {self.eval_stride} {text}")
         return self
 
 
@@ -281,9 +280,8 @@ class PaddedText(TokenData):
     @model_validator(mode="after")
     def _tokens_have_positions(self) -> Self:
         if self.max_tokens is not None and self.max_tokens > self.context:
-            raise ValueError(
-                f"max_tokens: {self.max_tokens} tokens do not fit into a context of {self.context}"
-            )
+            text = f"tokens do not fit into a context of {self.context}"
+            raise ValueError(f"max_tokens: {self.max_tokens} {text}")
         return self
 
 
@@ -344,10 +342,8 @@ class ListOps(Labelled):
         # are found in reasonable time.
         largest = self.arguments ** (self.depth - 1)
         if shortest > largest // 5:
-            raise ValueError(
-                f"lengths: trees of depth {self.depth} with {self.arguments} arguments almost "
-                f"never reach {shortest} tokens"
-            )
+            text = f"with {self.arguments} arguments almost never reach {shortest} tokens"
+            raise ValueError(f"lengths: trees of depth {self.depth} {text}")
         return self
 
 

@@ -133,10 +133,8 @@ class PackageModel(Model):
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:
     """Raise ValueError, which names the nearest divisor, if `number` does not divide `total`."""
     if total % number:
-        raise ValueError(
-            f"{key}: {number} {noun} do not divide {total_name}; the nearest that do are "
-            f"{find_nearest_divisor(number, total)}"
-        )
+        nearest = f"the nearest that do are {find_nearest_divisor(number, total)}"
+        raise ValueError(f"{key}: {number} {noun} do not divide {total_name}; {nearest}")
 
 
 def require_heads(attention: AttentionSpec, heads: int) -> None:
@@ -154,9 +152,9 @@ def require_tiling(
     for height, width in sizes:
         if height % patch or width % patch:
             nearest = find_nearest_divisor(patch, math.gcd(height, width))
+            text = f"do not tile {noun} of {height} x {width}{source}"
             raise ValueError(
-                f"patch: patches of {patch} do not tile {noun} of {height} x {width}{source}; "
-                f"the nearest that do are of {nearest}"
+                f"patch: patches of {patch} {text}; the nearest that do are of {nearest}"
             )
 
 

@@ -85,8 +85,7 @@ class LocalViTConfig(Transformer):
 
     kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "fixed"] = Field(
-        "learned",
-        description="learned; fixed: a new image size makes new positions that never train",
+        "learned", description="learned; fixed: a new image size has new, constant positions"
     )
     ffn: base.FFN | None = base.ffn_field(1536, "hard-swish")
     drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
