@@ -116,9 +116,9 @@ def _read_cell(cell_dir: Path) -> Cell:
 def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
     """Read the cell, clean its folder, and join its process group."""
     cell = _read_cell(cell_dir)
-    from lit_attn.training.process_group import join_process_group, read_rank_info
+    from lit_attn.training.process_group import join_process_group, read_ranks
 
-    rank = read_rank_info().rank
+    rank, _ = read_ranks()
     require_no_links(cell_dir)
     if rank == 0:
         _clean(cell_dir, cell.fingerprint)
