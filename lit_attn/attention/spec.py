@@ -59,8 +59,9 @@ class AttentionSpec(Config):
         reasons += [("window:", "is a distance within one sequence" if self.window else "")]
         for key, reason in reasons:
             if reason:
-                text = "which cross-attention does not have; set `cross_attention`, as to standard"
-                raise ValueError(f"{key} {reason}, {text}")
+                text = "which cross-attention does not have"
+                hint = "set `cross_attention`, for example to standard"
+                raise ValueError(f"{key} {reason}, {text}; {hint}")
 
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""
