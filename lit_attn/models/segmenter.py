@@ -121,12 +121,18 @@ class AttentionMaskHead(SegmenterMaskTransformerHead):
     """
 
     def __init__(self, model: SegmenterConfig, num_classes: int) -> None:
-        widths = dict.fromkeys(("in_channels", "channels", "embed_dims"), model.dim)
-        counts = {"num_classes": num_classes, "num_layers": 0, "num_heads": model.heads}
-        # The mean over labelled pixels; mmsegmentation's default divides by all pixels.
-        loss = {"type": "CrossEntropyLoss", "avg_non_ignore": True}
-        options = {"dropout_ratio": 0.0, "ignore_index": IGNORED, "loss_decode": loss}
-        super().__init__(**widths, **counts, **options)
+        super().__init__(
+            in_channels=model.dim,
+            channels=model.dim,
+            num_classes=num_classes,
+            num_layers=0,
+            num_heads=model.heads,
+            embed_dims=model.dim,
+            dropout_ratio=0.0,
+            ignore_index=IGNORED,
+            # The mean over labelled pixels; mmsegmentation's default divides by all pixels.
+            loss_decode={"type": "CrossEntropyLoss", "avg_non_ignore": True},
+        )
         is_same = model.decoder_attention == "same"
         blocks: list[nn.Module] = []
         for _ in range(model.decoder_depth):

@@ -37,11 +37,16 @@ class Hub(Adapter):
             original.config.use_cache = False
 
     def read(self, original: Any) -> Projections:
-        projections = (original.q_proj, original.k_proj, original.v_proj)
-        heads, key_heads, _ = (part.out_features // original.head_dim for part in projections)
-        norms = getattr(original, "q_norm", None), getattr(original, "k_norm", None)
-        qkv, drop, scale = join(*projections), original.attention_dropout, original.scaling
-        return Projections(heads, qkv, original.o_proj, key_heads, *norms, drop, scale=scale)
+        return Projections(
+            heads=original.q_proj.out_features // original.head_dim,
+            key_heads=original.k_proj.out_features // original.head_dim,
+            qkv=join(original.q_proj, original.k_proj, original.v_proj),
+            proj=original.o_proj,
+            q_norm=getattr(original, "q_norm", None),
+            k_norm=getattr(original, "k_norm", None),
+            attn_drop=original.attention_dropout,
+            scale=original.scaling,
+        )
 
     def forward(self, *values: Any, **named: Any) -> tuple[Tensor, None]:
         """Return the output and None, in place of the weights, for the arguments of the module."""
@@ -115,9 +120,15 @@ class GPT2(Hub):
     moved = ("c_attn", "c_proj", "attn_dropout", "resid_dropout")
 
     def read(self, original: Any) -> Projections:
-        qkv, proj = (linear(p.weight.T, p.bias) for p in (original.c_attn, original.c_proj))
-        drops = {"attn_drop": original.attn_dropout.p, "proj_drop": original.resid_dropout.p}
-        return Projections(original.num_heads, qkv, proj, **drops, scale=original.scaling)
+        qkv, proj = original.c_attn, original.c_proj
+        return Projections(
+            heads=original.num_heads,
+            qkv=linear(qkv.weight.T, qkv.bias),
+            proj=linear(proj.weight.T, proj.bias),
+            attn_drop=original.attn_dropout.p,
+            proj_drop=original.resid_dropout.p,
+            scale=original.scaling,
+        )
 
 
 class GPTNeoX(Hub):
@@ -127,9 +138,13 @@ class GPTNeoX(Hub):
 
     def read(self, original: Any) -> Projections:
         heads = original.config.num_attention_heads
-        qkv = by_head(original.query_key_value, heads)
-        options = {"attn_drop": original.attention_dropout, "scale": original.scaling}
-        return Projections(heads, qkv, original.dense, **options)
+        return Projections(
+            heads=heads,
+            qkv=by_head(original.query_key_value, heads),
+            proj=original.dense,
+            attn_drop=original.attention_dropout,
+            scale=original.scaling,
+        )
 
 
 class Bert(Hub):
@@ -139,9 +154,14 @@ class Bert(Hub):
 
     def read(self, original: Any) -> Projections:
         inner, output = original.self, original.output
-        heads, qkv = inner.num_attention_heads, join(inner.query, inner.key, inner.value)
-        drops = {"attn_drop": inner.dropout.p, "proj_drop": output.dropout.p}
-        source = Projections(heads, qkv, output.dense, **drops, scale=inner.scaling)
+        source = Projections(
+            heads=inner.num_attention_heads,
+            qkv=join(inner.query, inner.key, inner.value),
+            proj=output.dense,
+            attn_drop=inner.dropout.p,
+            proj_drop=output.dropout.p,
+            scale=inner.scaling,
+        )
         del inner.query, inner.key, inner.value, output.dense
         return source
 
@@ -165,8 +185,12 @@ class Torch(Adapter):
     def read(self, original: nn.MultiheadAttention) -> Projections:
         if original.in_proj_weight is None or original.bias_k is not None or original.add_zero_attn:
             raise ValueError("it has keys or values of another width, or additional ones")
-        qkv = linear(original.in_proj_weight, original.in_proj_bias)
-        return Projections(original.num_heads, qkv, original.out_proj, attn_drop=original.dropout)
+        return Projections(
+            heads=original.num_heads,
+            qkv=linear(original.in_proj_weight, original.in_proj_bias),
+            proj=original.out_proj,
+            attn_drop=original.dropout,
+        )
 
     def forward(
         self,

@@ -17,8 +17,17 @@ import pandas as pd
 
 from lit_attn.cells.records import Plan
 from lit_attn.files import write_atomic
-from lit_attn.report import drawing, formats, stats
+from lit_attn.report import drawing, stats
 from lit_attn.report.columns import NOTHING, format_number
+from lit_attn.report.formats import (
+    Cell,
+    Table,
+    named_table,
+    read_asset,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
 
@@ -74,7 +83,7 @@ def fit_lines(points: list[Point]) -> Lines:
     return lines
 
 
-def make_scaling_table(points: list[Point], plan: Plan) -> formats.Table:
+def make_scaling_table(points: list[Point], plan: Plan) -> Table:
     """Return exponent, misfit, and the compute multiplier at every level of each variant."""
     levels = list(dict.fromkeys(point.level for point in points))
     baseline = fit_lines([point for point in points if point.variant == plan.baseline])
@@ -95,10 +104,10 @@ def make_scaling_table(points: list[Point], plan: Plan) -> formats.Table:
                 if baseline.get(x.seed, (0.0, 0.0))[0] > 0
             ]
             texts.append(_describe(logs, ".2f", is_log=True))
-        rows.append([formats.Cell(text) for text in texts])
+        rows.append([Cell(text) for text in texts])
     counts = Counter((point.variant, point.level) for point in points).values()
     few, most = min(counts), max(counts)
-    return formats.named_table(
+    return named_table(
         "scaling",
         rows,
         ["variant", "exponent [95 %]", "misfit (%)", *(f"compute at {x}" for x in levels)],
@@ -156,12 +165,12 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     with drawing.appearance():
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
-        "scaling.csv": formats.to_csv(pd.DataFrame(points)),
-        "scaling.md": formats.to_markdown(table),
-        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
+        "scaling.csv": to_csv(pd.DataFrame(points)),
+        "scaling.md": to_markdown(table),
+        "scaling.tex": to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
-    caption = formats.read_asset("tables.yaml")["scaling"]["figure"]
+    caption = read_asset("tables.yaml")["scaling"]["figure"]
     values = {"captions": {"scaling": caption}, "images": {"scaling": image}, "name": plan.family}
     sections = [Section(figures=["scaling"], tables=[table])]
     values |= {"figures": {"scaling": {}}, "links": list(files)}

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lit_attn.config.models import base
+from lit_attn.config.models.base import (
+    FFN,
+    FFN_MEANING,
+    PackageModel,
+    ffn_field,
+    require_division,
+    require_heads,
+    require_one_size,
+    require_tiling,
+)
 from lit_attn.config.signatures import ImageLabels, ImageMasks, ImageTargets, Signature
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.base import Share, outside_identity
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Transformer(base.PackageModel):
+class Transformer(PackageModel):
     """Base of the models of images; the defaults are those of ViT-S/16."""
 
     has_one_size: ClassVar[bool] = False
@@ -26,21 +35,21 @@ class Transformer(base.PackageModel):
     depth: PositiveInt = Field(12, description="number of blocks")
     heads: PositiveInt = Field(6, description="attention heads of a block")
     patch: PositiveInt = Field(16, description="side of a patch in pixels")
-    ffn: base.FFN | None = base.ffn_field(1536)
+    ffn: FFN | None = ffn_field(1536)
     drop_path: Share = Field(0.0, description="drop-path rate of the last layer; linear from 0")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        base.require_heads(self.attention, self.heads)
+        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        require_heads(self.attention, self.heads)
         return self
 
     def check(self, signature: Any) -> None:
         """Raise ValueError if the patches do not tile images of every size."""
         if self.has_one_size:
-            base.require_one_size(self.kind, signature)
+            require_one_size(self.kind, signature)
         sizes = [(n, n) for n in getattr(signature, "training_sizes", ())]
-        base.require_tiling(self.patch, [signature.shape[1:], *sizes])
+        require_tiling(self.patch, [signature.shape[1:], *sizes])
 
 
 class ImageViTConfig(Transformer):
@@ -87,7 +96,7 @@ class LocalViTConfig(Transformer):
     positions: Literal["learned", "fixed"] = Field(
         "learned", description="learned; fixed: a new image size has new, constant positions"
     )
-    ffn: base.FFN | None = base.ffn_field(1536, "hard-swish")
+    ffn: FFN | None = ffn_field(1536, "hard-swish")
     drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
 
 
@@ -107,7 +116,7 @@ class JiTConfig(Transformer):
     kind: Literal["jit"] = "jit"
     dim: PositiveInt = Field(768, description="width of the residual stream")
     heads: PositiveInt = Field(12, description="attention heads of a block")
-    ffn: base.FFN | None = base.ffn_field(2048, "swiglu")
+    ffn: FFN | None = ffn_field(2048, "swiglu")
     bottleneck: PositiveInt = Field(128, description="width between the maps of the embedding")
 
     @model_validator(mode="after")
@@ -115,7 +124,7 @@ class JiTConfig(Transformer):
         if self.dim % 4:
             raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
         noun = "heads of a width that is a multiple of 4"
-        base.require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
+        require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
         return self
 
 
@@ -131,7 +140,7 @@ class ViTConfig(Transformer):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     patch: PositiveInt = Field(description="side of a patch in pixels")
-    ffn: base.FFN | None = Field(description=base.FFN_MEANING)
+    ffn: FFN | None = Field(description=FFN_MEANING)
     qkv_bias: bool = Field(False, description="biases of the projections to q, k and v")
     patchify: Literal["plain", "shifted"] = Field(
         "plain", description="shifted: shifted patch tokenisation (SPT), four one-pixel shifts"
@@ -139,7 +148,7 @@ class ViTConfig(Transformer):
     local_self_attention: bool = Field(
         False, description="LSA: learned temperature per layer, no token attends to itself"
     )
-    dropout: Share = Field(0.0, description="dropout rate after W and inside the base.FFN")
+    dropout: Share = Field(0.0, description="dropout rate after W and inside the FFN")
     embed_dropout: Share = Field(0.0, description="dropout rate of the embeddings")
     drop_path: Share = Field(
         0.0, description="drop-path rate of the last layer (linear) or of all layers (constant)"
@@ -174,7 +183,7 @@ class SegmenterConfig(Transformer):
     kind: Literal["segmenter"] = "segmenter"
     dim: PositiveInt = Field(192, description="width of the residual stream")
     heads: PositiveInt = Field(3, description="attention heads of a block")
-    ffn: base.FFN | None = base.ffn_field(768)
+    ffn: FFN | None = ffn_field(768)
     drop_path: Share = Field(0.1, description="drop-path rate of the last encoder layer; linear")
     decoder_depth: PositiveInt = Field(2, description="blocks of the mask transformer")
     decoder_attention: Literal["same", "standard"] = Field(
@@ -195,7 +204,7 @@ class SegmenterConfig(Transformer):
 
     def check(self, signature: ImageMasks) -> None:
         crop = signature.shape[1]
-        base.require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
+        require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
         if self.stride is not None and self.stride > crop:
             text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
             raise ValueError(f"stride: {self.stride} {text}")
