@@ -67,7 +67,9 @@ class HeadCompositionConfig(TokenData):
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
     epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
     eval_batch_size: PositiveInt = Field(512, description="questions of an evaluation batch")
-    eval_questions: PositiveInt = Field(80, description="evaluation questions of a task in a split")
+    eval_questions: PositiveInt = Field(
+        80, description="evaluation questions of each task in each split"
+    )
 
     def signature(self) -> Questions:
         return Questions(VOCABULARY, CONTEXT, TASK_NAMES, HELD_OUT)

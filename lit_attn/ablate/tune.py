@@ -30,7 +30,8 @@ BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their 
 
 Point = tuple[int, ...]  # Index of the value of every tuned key.
 Evaluate = Callable[[str, Point, float], TuningTrial | None]
-"""Function that returns a trial of a variant with a share of the steps; None if it still runs."""
+"""Function that returns a trial of a variant, trained for a share of the steps, or None if cells of
+it have not ended."""
 Trial = tuple[Point, TuningTrial | None]
 
 
@@ -229,10 +230,8 @@ def read_search(
         ]
     count, trials = math.prod(len(v) for v in keys.values() if isinstance(v, list)), options.trials
     sampler, common = options.sampler, set(options.seeds) & set(seeds)
-    next_round = (trials or count) // (options.halving or 1)
-    few = (
-        f"leaves {next_round} of {trials or count} trials for the second round; it needs at least 2"
-    )
+    second = (trials or count) // (options.halving or 1)
+    few = f"leaves {second} of {trials or count} trials for the second round; it needs at least 2"
     limit = {"grid": (None, count), "random": range(1, count + 1), "tpe": (trials,)}[sampler]
     checks += [
         ("trials", trials is None and sampler != "grid", f"sampler: {sampler} needs their number"),
@@ -241,7 +240,7 @@ def read_search(
         ("select", not options.select.startswith("val/"), "needs a validation metric: val/loss"),
         ("sampler", sampler == "tpe" and find_spec("optuna") is None, MISSING),
         ("halving", bool(options.halving) and sampler == "tpe", "needs sampler: grid or random"),
-        ("halving", next_round < 2, few),
+        ("halving", second < 2, few),
     ]
     for key, is_wrong, message in checks:
         if is_wrong:

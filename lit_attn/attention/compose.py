@@ -4,7 +4,8 @@
 - DCMHA: Xiao et al. 2024, "Improving Transformers with Dynamically Composable Multi-Head
   Attention", https://arxiv.org/abs/2405.08553, eq. 5-8 and appendix D.
 
-Shapes: B batch, n tokens, d width, H heads, R rank; a (B, H, c, m): c queries' logits or weights.
+Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), logits or weights of c queries
+and m keys.
 
 A dynamic composition adds a map that depends on the query's token and one that depends on the key's
 token, each w2 w1^T + diag(gate). Both read the same a.

@@ -12,7 +12,8 @@ from lit_attn.attention.residual import projected
 # Smallest singular value that counts towards a rank (MGK, section 3.4).
 TOLERANCE = 1e-6
 
-# A projection shorter than this fraction of its vector is a rounding error and has no angle.
+# A vector shorter than this fraction of the vector that it was projected from is a rounding error
+# and has no angle.
 NO_LENGTH = 1e-9
 
 

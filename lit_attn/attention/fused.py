@@ -49,7 +49,8 @@ def attend(
 ) -> Tensor:
     """Return softmax(scale (q.k + z.z)) over all M n keys, times v: (B, H, n, D).
 
-    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. No second derivatives.
+    q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. Second derivatives are
+    not supported.
     """
     out: Tensor = _attend(q, k, z, v, is_causal, scale)[0]
     return out
@@ -213,7 +214,8 @@ def _add(total: Tensor, part: Tensor, earlier: int) -> None:
 def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
     """Return the kernel for q, k and values of the same width: flash, memory-efficient or MATH.
 
-    cuDNN's kernel is never returned: its backward pass needs more than output and log-sum-exp.
+    cuDNN's kernel is never returned, because its backward pass needs more than the output and the
+    log-sum-exp.
     """
     if q.device.type != "cuda":
         return SDPBackend(torch._fused_sdp_choice(q, k, k, None, 0.0, is_causal))

@@ -40,7 +40,8 @@ class MixedKeysConfig(SimilarityConfig):
     )
     shift_init: Literal["normal", "released"] = Field(
         "normal",
-        description="initial offsets; N(0, 1) (paper), or 0 first, then N(0, 1/4) (released)",
+        description="initial offsets; normal: N(0, 1) (paper); released: the first is 0, "
+        "the others N(0, 1/4)",
     )
 
     @model_validator(mode="after")
@@ -116,10 +117,12 @@ class LinearConfig(MixedKeysConfig):
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(
-        "after", description="mixing of the keys after phi (paper) or before it (released LRA code)"
+        "after",
+        description="order of mixing the keys and phi; after (paper) or before (released LRA code)",
     )
     features: Literal["plain", "sum-to-one"] = Field(
-        "plain", description="sum-to-one: phi over its sum in a head (released LM code)"
+        "plain",
+        description="sum-to-one: phi divided by its sum over the head's width (released LM code)",
     )
     divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
         "sum",

@@ -8,7 +8,8 @@
 - Offset softmax: the released language models of Nguyen et al. 2022 (MGK), rows + 1e-6;
   github.com/minhtannguyen/transformer-mgk.
 
-Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys per token.
+Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, M keys for every
+token.
 """
 
 import functools
@@ -30,7 +31,8 @@ class Normaliser(nn.Module):
     """Base of the normalisers: `forward(logits, visible)` returns weights (B, H, c, m).
 
     `logits` (B, H, c, m) are in float32 or wider, the lowest number of their precision where a
-    query may not attend to a key. `visible` (broadcastable) is True where it may; None: everywhere.
+    query may not attend to a key. `visible`, broadcastable to them, is True where it may; None
+    means everywhere.
     """
 
     def __init__(self, part: Any, shape: LayerShape) -> None:
@@ -59,7 +61,8 @@ class Softmax(Normaliser):
         """Return the sum of the softmax over all M m keys: it needs no log-sum-exp over M.
 
         Compiled, it is written out. The gradient of a sum over one axis of a flattened tensor is
-        read with remainders of indices, which doubles the time of the softmax's backward pass.
+        read with remainders of indices, and the backward pass of the softmax then takes twice as
+        long.
         """
         dtype = torch.promote_types(logits.dtype, torch.float32)
         if logits.shape[3] == 1:

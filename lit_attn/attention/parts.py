@@ -1,7 +1,8 @@
 """Configuration classes of the parts of an attention layer, in four families.
 
 A part's configuration class says how the module that computes it is built (`build`) and where its
-formula is (`reference`). This file imports no torch; modules and formulas are loaded at their use.
+formula is (`reference`). This file imports no torch: modules and formulas are loaded when they are
+used.
 
 Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of shape (n, D); H_m
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
@@ -164,7 +165,9 @@ class StaticConfig(PlacedCompose):
     fast = "compose:HeadMaps"
     formula = "compose"
     kind: Literal["static"] = "static"
-    skip: bool = Field(False, description="add the heads themselves (DCMHA's static projection)")
+    skip: bool = Field(
+        False, description="add the heads themselves, as in DCMHA's static projection"
+    )
     has_matrix: ClassVar[bool] = True
     sides: ClassVar[tuple[str, ...]] = ()
 
@@ -189,10 +192,12 @@ class DynamicConfig(PlacedCompose):
     static: bool = Field(False, description="add a learned H x H matrix")
     rank: int = Field(2, ge=1, description="rank of the projection")
     gate_init: Literal["pytorch", "jax"] = Field(
-        "pytorch", description="scale of the gate's initial weights in a code: 0.05, or 0.005 (jax)"
+        "pytorch",
+        description="scale of the gate's initial weights in a released code: 0.05, or 0.005 (jax)",
     )
     gelu: Literal["exact", "tanh"] = Field(
-        "exact", description="form of GELU; exact (released PyTorch code) or tanh (JAX code)"
+        "exact",
+        description="form of GELU; exact in the released PyTorch code, tanh in the JAX code",
     )
 
     @model_validator(mode="after")
@@ -330,7 +335,7 @@ class PerpendicularConfig(ResidualConfig):
     kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = Field(
         "global",
-        description="projection over all heads (global), in each (head), or their sum (both)",
+        description="projection over all heads (global), in each head (head), or both added (both)",
     )
     bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
 
@@ -360,7 +365,9 @@ class DiscrepancyConfig(ResidualConfig):
     fast = "residual:Discrepancy"
     formula = "discrepancy"
     kind: Literal["discrepancy"] = "discrepancy"
-    gamma: float = Field(1.0, gt=0, le=1, description="factor of V; 1 (paper), 0.5 (its GPT-2)")
+    gamma: float = Field(
+        1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
+    )
 
 
 class SplitConfig(ResidualConfig):

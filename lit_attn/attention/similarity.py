@@ -39,7 +39,8 @@ class Similarity(nn.Module):
 
     A softmax over all M n products is then a soft mixture over each token's keys. A term that is
     equal for all keys of a query can be left out unless `needs_row_terms`. A similarity without
-    logits overrides `attend`, `new_cache` and `weights`, not `features`. The base has dot products.
+    logits overrides `attend`, `new_cache` and `weights` instead of `features`. The base itself
+    computes dot products.
     """
 
     # A member overrides at least one of these methods.

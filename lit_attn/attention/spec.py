@@ -20,7 +20,8 @@ from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, sug
 class AttentionSpec(Config):
     """Specification of an attention layer: one part of every family.
 
-    In YAML it is a preset's name, a mapping of parts, or `{preset: NAME, ...}` with other parts.
+    In YAML it is a preset's name, a mapping of parts, or `{preset: NAME, ...}` with the parts that
+    differ from the preset.
     """
 
     similarity: parts.SimilarityConfig = Field(parts.DotConfig(), description="logits of a head")
@@ -36,11 +37,12 @@ class AttentionSpec(Config):
         parts.SoftmaxConfig(), description="function that turns the logits into weights"
     )
     residual: parts.ResidualConfig = Field(
-        parts.FullConfig(), description="part that passes the output projection to the skip path"
+        parts.FullConfig(),
+        description="part that goes through the output projection to the skip connection",
     )
     window: PositiveInt | None = Field(
         None,
-        description="keys seen by a query up to its token; without causal mask as many after it",
+        description="keys that a query sees up to its token; without causal mask as many after it",
     )
     kv_heads: PositiveInt | None = Field(
         None, description="heads of keys and values, shared by groups of query heads"

@@ -154,7 +154,9 @@ class Rescale(SceneAugmentation):
     """Resizing by a random factor, relative to the size of evaluation."""
 
     kind: Literal["rescale"] = "rescale"
-    ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
+    ratio: tuple[PositiveFloat, PositiveFloat] = Field(
+        (0.5, 2.0), description="least and greatest factor"
+    )
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         return {

@@ -33,7 +33,9 @@ class Cell(Config):
     seed: int = Field(ge=0, le=LARGEST_SEED, description="random seed")
     experiment: Experiment = Field(description="everything but the variant name and the seed")
     match_to: Model | None = Field(
-        None, description="model with the parameter count to match; null: the FFN width as written"
+        None,
+        description="model whose parameter count the FFN width is solved for; null: the "
+        "width as written",
     )
     metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")

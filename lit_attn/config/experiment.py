@@ -33,7 +33,8 @@ class Experiment(Config):
     """
 
     task: Task = Field(
-        ImageClassificationConfig(), description="objective and metrics; data and models must fit"
+        ImageClassificationConfig(),
+        description="objective and metrics; decides which data and models fit",
     )
     data: Data = Field(description="data set")
     model: Model = Field(description="network")

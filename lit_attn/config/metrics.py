@@ -200,7 +200,8 @@ class MetricChoice(Config):
     """
 
     name: str = Field(
-        DEFAULT_METRIC.name, description="name of the metric after its split, as test/accuracy"
+        DEFAULT_METRIC.name,
+        description="name of the metric, beginning with its split, as test/accuracy",
     )
     label: str | None = Field(None, description="heading of the column; null: the metric's own")
     goal: Goal | None = Field(None, description="better direction; null: the metric's")

@@ -124,7 +124,7 @@ class OneCycle(Schedule):
     end: End = 0.0
     cycle: tuple[Share, Share] | None = Field(
         (0.95, 0.85),
-        description="momentum (beta1) at the ends and at the peak; null: the optimiser's",
+        description="momentum (Adam's beta1) at both ends and at the peak; null: the optimiser's",
     )
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:

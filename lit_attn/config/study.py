@@ -93,7 +93,8 @@ class Latex(Config):
     """LaTeX table of a study."""
 
     columns: tuple[str, ...] | None = Field(
-        None, description="keys of columns in lit_attn/report/assets/columns.yaml; null: six"
+        None,
+        description="keys of columns in lit_attn/report/assets/columns.yaml; null: six columns",
     )
 
 
@@ -132,7 +133,9 @@ class StudyConfig(Config):
         description="show the best epoch of `metric` on the test split in a separate column, as "
         "released code reports it; nothing selects or compares by it",
     )
-    parity: str = Field("", description="agreement with released code in captions (docs/parity.md)")
+    parity: str = Field(
+        "", description="agreement with released code, for the caption (docs/parity.md)"
+    )
     tune: Overrides = Field(
         EMPTY,
         description="keys with the values to try for every variant, and `select`, `seeds`, "
@@ -250,8 +253,7 @@ def _split(source: StudySource) -> Iterator[StudySource]:
         for key, name in zip(keys, names, strict=True):
             axes[key] = Mapping(axes.where[key])
             axes[key].put(name, study.axes[key][name], study.axes[key].where[name])
-        update = {"axes": axes, "title": f"{study.title}, {level}"}
-        changed = study.model_copy(update=update)
+        changed = study.model_copy(update={"axes": axes, "title": f"{study.title}, {level}"})
         name = f"{source.name}-{level}"
         yield replace(source, name=name, study=changed, family=source.name, level=level)
 

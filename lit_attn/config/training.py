@@ -70,7 +70,8 @@ class MLflowLogger(MetricLogger):
     package: ClassVar[str] = "mlflow"
     kind: Literal["mlflow"] = "mlflow"
     uri: str = Field(
-        description="address of the server or database: http://host:5000, sqlite:////path/mlflow.db"
+        description="address of the server or the database, as in http://host:5000 or "
+        "sqlite:////path/mlflow.db"
     )
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
@@ -148,16 +149,18 @@ class Training(Config):
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of an average of weights, evaluated too; null: none"
+        None, gt=0, lt=1, description="decay of a second, averaged set of weights; null: none"
     )
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")
     devices: PositiveInt = outside_identity(1, "devices that share every batch (DDP)")
     checkpoint_every: PositiveFloat = outside_identity(60.0, "seconds between checkpoints")
-    diagnostics: DiagnosticsConfig | None = outside_identity(None, "attention records; null: none")
+    diagnostics: DiagnosticsConfig | None = outside_identity(
+        None, "records of attention layers; null: none"
+    )
     loggers: tuple[MetricLogger, ...] = outside_identity(
-        (), "trackers that receive the metrics beside metrics.csv and TensorBoard"
+        (), "experiment trackers that receive the metrics beside metrics.csv and TensorBoard"
     )
 
     def steps(self, steps_per_epoch: int) -> int:

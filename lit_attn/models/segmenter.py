@@ -2,7 +2,8 @@
 
 It follows github.com/rstrudel/segmenter.
 
-Shapes: B batch, h x w patches, d width, K classes. Images (B, 3, H, W) -> masks (B, K, h, w).
+Shapes: B batch, h x w patches of P pixels, d width, K classes. Images (B, 3, H, W) -> masks
+(B, K, h, w).
 """
 
 from functools import partial

@@ -9,7 +9,8 @@ Sources of the shapes that the experiments use:
 - LocalViT "hs" (Li et al. 2021, arXiv:2104.05707), for BeliefFormer's ImageNet study:
   github.com/BorealisAI/efficient-vit-training
 
-Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches of P pixels, w FFN width.
+Shapes: images (B, C, H, W) -> logits (B, classes); d width, n patches, w FFN width, P side of a
+patch in pixels.
 """
 
 import math

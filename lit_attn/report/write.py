@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 def write_reports(studies: Iterable[StudyRecord], reports: Path) -> list[Path]:
-    """Write the report of each study, and reports/index.html. Returns the reports' folders.
-
-    Studies that are levels of one study with `compare_within` get a page of their scaling.
-    """
+    """Write reports of studies and of the scaling of families, and return the studies' folders."""
     folders, families = [], defaultdict(list)
     for study in studies:
         folders.append(_write_study(study, reports))

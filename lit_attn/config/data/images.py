@@ -199,8 +199,12 @@ class TimmAugmentation(Config):
     crop: Literal["resized", "inception", "centre"] = Field(
         "resized", description="a random area (resized), a random height (inception) or the centre"
     )
-    area: Range = Field((0.08, 1.0), description="range of the image's share in a random crop")
-    aspect: Range = Field((3 / 4, 4 / 3), description="range of the aspect ratio of a random crop")
+    area: Range = Field(
+        (0.08, 1.0), description="least and greatest share of the image in a random crop"
+    )
+    aspect: Range = Field(
+        (3 / 4, 4 / 3), description="least and greatest aspect ratio of a random crop"
+    )
     flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left-right")
     policy: str | None = Field(
         None,
@@ -208,8 +212,12 @@ class TimmAugmentation(Config):
         description="timm's name of the policy, as rand-m9-mstd0.5-inc1; null: none",
     )
     erasing: float = Field(0.0, ge=0, le=1, description="probability of random erasing with noise")
-    mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: no MixUp")
-    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
+    mixup: float = Field(
+        0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
+    )
+    cutmix: float = Field(
+        0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
+    )
 
     @model_validator(mode="after")
     def _ranges_are_not_empty(self) -> Self:
@@ -228,7 +236,8 @@ class TimmAugmentation(Config):
 class ImageFiles(Data):
     """Images on the disk: path/train/CLASS/* for training, path/val or path/test likewise.
 
-    A single evaluated folder is the split "test"; two folders are the splits of their names.
+    A single evaluated folder is the split "test". With both folders, val is the split "val" and
+    test the split "test".
 
     Image sizes may be progressive: the first `epochs_per_size` epochs have images of `sizes[0]`
     pixels, and so on; all later epochs and every evaluation have `size`. With repeated augmentation
@@ -252,11 +261,17 @@ class ImageFiles(Data):
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
     std: Range3 = Field(
-        (0.229, 0.224, 0.225), description="deviation of each channel for normalisation, 0 to 1"
+        (0.229, 0.224, 0.225),
+        description="standard deviation of each channel for the normalisation, from 0 to 1",
     )
-    interpolation: Literal["bilinear", "bicubic"] = Field("bicubic", description="way of resizing")
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bicubic", description="method of resizing"
+    )
     crop_share: float = Field(
-        0.875, gt=0, le=1, description="evaluation: `size` over the short side of the resized image"
+        0.875,
+        gt=0,
+        le=1,
+        description="evaluation crop: `size` over the short side of the resized image",
     )
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"

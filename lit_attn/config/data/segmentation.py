@@ -51,7 +51,9 @@ class Scenery(Data):
     root: Path = Field(description="folder of the images and annotations")
     crop: PositiveInt = Field(512, description="side of a training window in pixels")
     short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(2048, description="largest long side of a resized image")
+    long_side: PositiveInt = Field(
+        2048, description="most pixels of the long side of a resized image"
+    )
     batch_size: PositiveInt = Field(8, description="windows of a training step, over all devices")
     eval_batch_size: Literal[1] = Field(1, description="1, because images differ in size")
     drop_last: bool = Field(False, description="leave out an epoch's last batch if it is not full")
@@ -168,7 +170,9 @@ class Scenes(Scenery):
     )
     crop: PositiveInt = Field(32, description="side of a training window in pixels")
     short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(128, description="largest long side of a resized image")
+    long_side: PositiveInt = Field(
+        128, description="most pixels of the long side of a resized image"
+    )
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     @model_validator(mode="after")

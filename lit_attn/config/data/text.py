@@ -67,7 +67,9 @@ class Gpt2(Tokenizer):
     """
 
     kind: Literal["gpt2"] = "gpt2"
-    folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
+    folder: Path | None = outside_identity(
+        None, "folder of encoder.json and vocab.bpe; null: from the hub"
+    )
     vocabulary: ClassVar = 50_257
     encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
 
@@ -143,7 +145,8 @@ class Tokens(TokenData):
         None, description="evaluate on that many tokens at the start of each split; all if null"
     )
     eval_windows: PositiveInt | None = Field(
-        None, description="evaluate on so many windows, evenly spaced over a split; all if null"
+        None,
+        description="evaluate on that many windows, evenly spaced over each split; all if null",
     )
 
     def signature(self) -> TokenStream:
@@ -312,7 +315,9 @@ class ListOps(Labelled):
     lengths: tuple[PositiveInt, PositiveInt] = Field(
         (500, 2000), description="least and greatest number of tokens of an expression"
     )
-    depth: PositiveInt = Field(10, ge=2, description="levels of a tree; the last one has digits")
+    depth: PositiveInt = Field(
+        10, ge=2, description="levels of a tree; the last level contains digits"
+    )
     arguments: PositiveInt = Field(10, ge=2, description="most arguments of an operation")
     train: PositiveInt = Field(96_000, description="training expressions")
     val: PositiveInt = Field(2000, description="validation expressions")

@@ -26,7 +26,9 @@ class ModelFFN(HiddenWidth):
     """Feed-forward network of a model from elsewhere."""
 
     width: PositiveInt | None = Field(
-        None, description="hidden units in the first stage, after matching; null: the model's"
+        None,
+        description="hidden units in the first stage; null: those of the model; "
+        "`match: parameters` solves for them",
     )
 
 
@@ -37,7 +39,9 @@ class ExternalModel(Model):
     builder: ClassVar[str]
     """Function in lit_attn.models.external that builds the model."""
 
-    ffn: ModelFFN = Field(ModelFFN(), description="feed-forward network, which every block has")
+    ffn: ModelFFN = Field(
+        ModelFFN(), description="feed-forward network of every block, always present"
+    )
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
 
     @field_validator("ffn", mode="before")
@@ -69,7 +73,9 @@ class TimmConfig(ExternalModel):
     kind: Literal["timm"] = "timm"
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
-    checkpoint: Path | None = outside_identity(None, "file of these weights; null: timm downloads")
+    checkpoint: Path | None = outside_identity(
+        None, "file of these weights; null: download by timm"
+    )
 
     def check(self, signature: Any) -> None:
         require_one_size(self.kind, signature)

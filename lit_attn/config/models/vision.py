@@ -66,7 +66,8 @@ class ImageViTConfig(Transformer):
 
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
-        "token", description="input of the classifier: the class token, or the mean of the patches"
+        "token",
+        description="input of the classifier: the class token, or the average of the patches",
     )
     positions: Literal["learned", "sincos"] = Field(
         "learned", description="position embeddings: learned, or fixed sines and cosines"
@@ -94,7 +95,7 @@ class LocalViTConfig(Transformer):
 
     kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "fixed"] = Field(
-        "learned", description="learned; fixed: a new image size has new, constant positions"
+        "learned", description="fixed: a change of the image size makes new, untrained positions"
     )
     ffn: FFN | None = ffn_field(1536, "hard-swish")
     drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
@@ -117,7 +118,9 @@ class JiTConfig(Transformer):
     dim: PositiveInt = Field(768, description="width of the residual stream")
     heads: PositiveInt = Field(12, description="attention heads of a block")
     ffn: FFN | None = ffn_field(2048, "swiglu")
-    bottleneck: PositiveInt = Field(128, description="width between the maps of the embedding")
+    bottleneck: PositiveInt = Field(
+        128, description="width between the maps of the patch embedding"
+    )
 
     @model_validator(mode="after")
     def _heads_rotate_by_row_and_column(self) -> Self:
@@ -194,7 +197,9 @@ class SegmenterConfig(Transformer):
     pretrained: str | None = Field(
         None, description="timm's name of the encoder's weights; null: random weights"
     )
-    checkpoint: Path | None = outside_identity(None, "file of those weights; null: timm downloads")
+    checkpoint: Path | None = outside_identity(
+        None, "file of those weights; downloaded through timm if null"
+    )
 
     @model_validator(mode="after")
     def _checkpoint_has_a_name(self) -> Self:
