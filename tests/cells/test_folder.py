@@ -1,11 +1,13 @@
 """State of a cell, read from its folder."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 from helpers import fake_cells
 from helpers.runs import jobs
 
+from lit_attn import train
 from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus, Progress
 from lit_attn.cells.lock import hold_lock
@@ -55,3 +57,13 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
 def test_invalid_progress_is_ignored(text: str, progress: Progress | None, tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text(text)
     assert folder.read_progress(tmp_path) == progress
+
+
+def test_train_accepts_the_command_that_a_failed_cell_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smoke run printed --smoke in it, which `train` refuses."""
+    words = shlex.split(folder.rerun_command(tmp_path / "a cell"))
+    assert words[:3] == ["python", "-m", "lit_attn.train"]
+    assert train.main(words[3:]) == 2
+    assert "a cell/config.yaml: cannot be read" in capsys.readouterr().err
