@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from lit_attn.config.data.base import TokenData, method
-from lit_attn.config.signatures import TokenStream
+from lit_attn.config.signatures import CausalTokens
 from lit_attn.config.tasks import MetricInfo, Task, percent
 
 # Patterns: how the query finds its source (the QK circuit of a head).
@@ -39,7 +39,7 @@ VOCABULARY = ENTITIES + CLASSES + CAPABILITIES + len(PATTERNS) + len(TRANSFORMAT
 
 
 @dataclass(frozen=True)
-class Questions(TokenStream):
+class Questions(CausalTokens):
     """Questions of `context` tokens, each answered by the token that follows.
 
     Batches are tokens (B, n), answers (B,) and the number of each question's task (B,), all int64;

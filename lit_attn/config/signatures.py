@@ -105,11 +105,15 @@ class TokenSignature(Signature):
 
 
 @dataclass(frozen=True)
-class TokenStream(TokenSignature):
+class CausalTokens(TokenSignature):
+    """Sequences for causal networks: tokens (B, n) to logits (B, n, vocabulary or more)."""
+
+
+@dataclass(frozen=True)
+class TokenStream(CausalTokens):
     """Sequences cut from a stream, in which each token is to be predicted from those before it.
 
-    Batches are inputs and targets (B, n); a target of -100 is not to be predicted. A network maps
-    tokens (B, n) to logits (B, n, vocabulary or more).
+    Batches are inputs and targets (B, n); a target of -100 is not to be predicted.
     """
 
 

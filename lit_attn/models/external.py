@@ -20,11 +20,11 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
 from lit_attn.config.signatures import (
+    CausalTokens,
     ImageSignature,
     LabelledTokens,
     Signature,
     TaggedTokens,
-    TokenStream,
 )
 from lit_attn.extras import require
 from lit_attn.models.layers import Device
@@ -170,7 +170,7 @@ HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
     ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
     LabelledTokens: ("SequenceClassification", call_labelled),
     TaggedTokens: ("TokenClassification", call_labelled),
-    TokenStream: ("CausalLM", call_stream),
+    CausalTokens: ("CausalLM", call_stream),
 }
 """Class of transformers and its call, by the type of the signature."""
 

@@ -52,8 +52,7 @@ Lines = dict[int, tuple[float, float]]
 def read_points(studies: list[StudyRecord]) -> list[Point]:
     """Return the finished cells of all levels, in the order of the levels' smallest FLOPs.
 
-    Values that are not positive have no logarithm and are left out, as are old records without a
-    batch size.
+    Values that are not positive, and old records without a batch size, are left out.
     """
     points = []
     for study in studies:

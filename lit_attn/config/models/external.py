@@ -7,12 +7,12 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
 from lit_attn.config.signatures import (
+    CausalTokens,
     ImageLabels,
     ImageTargets,
     LabelledTokens,
     Signature,
     TaggedTokens,
-    TokenStream,
 )
 from lit_attn.schema.base import OwnClass, load, outside_identity
 from lit_attn.schema.errors import ConfigError
@@ -90,7 +90,7 @@ class TransformersConfig(ExternalModel):
     image, sequence or token classification, or language modelling, follows from them.
     """
 
-    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, TokenStream)
+    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, CausalTokens)
     builder = "build_transformers"
 
     kind: Literal["transformers"] = "transformers"

@@ -7,11 +7,11 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
 from lit_attn.config.signatures import (
+    CausalTokens,
     LabelledTokens,
     ParallelTokens,
     TaggedTokens,
     TokenSignature,
-    TokenStream,
 )
 from lit_attn.schema.base import Config, Share
 
@@ -123,7 +123,7 @@ class GPTConfig(TokenTransformer):
     classes.
     """
 
-    takes = (TokenStream,)
+    takes = (CausalTokens,)
 
     builder = ("language:GPT", "vocabulary", "context")
 
