@@ -7,9 +7,8 @@ this machine (config.json), and a model card (README.md). `load_exported` return
 import json
 import pickle
 import re
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -121,5 +120,5 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
     results = [EvalResult(task, data, data, metric.name, value)]
     name = f"{cell.study}-{cell.variant}"
     header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
-    fill = partial(ModelCard.from_template, header, str(CARD), cell=cell, model=model)
-    fill(result=result, data=data, value=value * metric.scale).save(path)
+    values: Any = {"cell": cell, "model": model, "result": result, "data": data}
+    ModelCard.from_template(header, str(CARD), value=value * metric.scale, **values).save(path)

@@ -116,7 +116,7 @@ class Launcher:
         module = target.partition(":")[0]
         heavy = TRAINING if module == "lit_attn.train" else []
         # cells.fork_server comes first: it ends the server with its runner, also during the other
-        # imports. The command line: multiprocessing imports the main module in every child.
+        # imports. The command line is listed because every child imports the main module.
         light = ["lit_attn.cells.fork_server", "lit_attn.cells.ranks", "lit_attn.ablate.__main__"]
         self.context.set_forkserver_preload([*light, module, *heavy])
 
@@ -146,11 +146,11 @@ class Launcher:
 
 
 def _start_server() -> None:
-    """Start the fork server if it is not running; SIGINT is blocked: it is for the runner only."""
+    """Start the fork server if needed, with SIGINT blocked: Ctrl-C must reach only the runner."""
     if os.access(SOCKET_FOLDER, os.W_OK | os.X_OK):
         previous, tempfile.tempdir = tempfile.tempdir, SOCKET_FOLDER
         try:
-            # multiprocessing keeps its first folder; on a full disk it creates one in TMPDIR later.
+            # multiprocessing keeps its first folder. On a full disk it creates one in TMPDIR later.
             with contextlib.suppress(OSError):
                 util.get_temp_dir()
         finally:

@@ -58,7 +58,7 @@ MAX_ARRAY = 1000  # Jobs of one array; SLURM's default limit is 1001.
 WARNING = 120  # Seconds before the time limit at which a job is told to write a checkpoint.
 POLL = 10.0  # Seconds between two requests to SLURM.
 ABSENCES = 2
-"""Requests without job and result before a cell has failed: a network disk may be late."""
+"""Requests that find neither job nor result until a cell has failed: a disk may be late."""
 
 
 @dataclass(frozen=True)

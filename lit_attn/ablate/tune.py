@@ -30,8 +30,7 @@ BATCH = 4  # Trials that the TPE sampler proposes at once, before it gets their 
 
 Point = tuple[int, ...]  # Index of the value of every tuned key.
 Evaluate = Callable[[str, Point, float], TuningTrial | None]
-"""Function that returns a trial of a variant, trained for a share of the steps, or None if cells of
-it have not ended."""
+"""Function that returns a trial of a variant with a share of the steps, or None before its end."""
 Trial = tuple[Point, TuningTrial | None]
 
 
@@ -110,7 +109,8 @@ class Search:
         variants = []
         for name in names:
             is_tpe = self.options.sampler == "tpe"
-            trials = list((self._search_tpe if is_tpe else self._search_rounds)(name, evaluate))
+            search = self._search_tpe if is_tpe else self._search_rounds
+            trials = list(search(name, evaluate))
             ended = [(point, trial) for point, trial in trials if trial is not None]
             ranked = self._rank([pair for pair in ended if pair[1].share == 1])
             if ranked and len(ended) == len(trials):

@@ -107,8 +107,7 @@ def choose_path(
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
     `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or
-    cross-attention.
-    `tokens` is the number of queries.
+    cross-attention. `tokens` is the number of queries.
     """
     if is_hard or is_composed or normaliser != "softmax":
         return Path.CHUNKED

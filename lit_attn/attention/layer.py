@@ -99,6 +99,7 @@ class Attention(nn.Module):
             options=options,
         )
         self.attn_drop = attn_drop
+        self.cross_problem = self.spec.find_cross_problem()
         self.qkv = nn.Linear(dim, inner + 2 * shared, bias=qkv_bias, **options)
         head_norm = (
             functools.partial(norm_layer, self.head_dim, **options)
@@ -198,7 +199,8 @@ class Attention(nn.Module):
         else:
             if is_causal or rotary is not None or self.local_self_attention:
                 raise ValueError("cross-attention takes no order and no local self-attention")
-            self.spec.check_cross()
+            if self.cross_problem:
+                raise ValueError(self.cross_problem)
             offset += memory.shape[1] - x.shape[1]
         q, k, v = self._project(x, memory)
         q = self.q_norm(q).transpose(1, 2)

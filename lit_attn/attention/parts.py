@@ -76,8 +76,8 @@ class Part(Config):
     def require_build(self) -> None:
         """Raise ValueError if the class of this part does not say how the part is built."""
         if not self.fast and type(self).build is Part.build:
-            text = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
-            text = f"its class {type(self).__name__} needs a method {text}"
+            method = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
+            text = f"its class {type(self).__name__} needs a method {method}"
             raise ValueError(f"'{self.kind}' cannot be built: {text}")
 
 

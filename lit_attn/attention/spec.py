@@ -54,8 +54,8 @@ class AttentionSpec(Config):
         members = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: member for name, member in members.items() if isinstance(member, parts.Part)}
 
-    def check_cross(self) -> None:
-        """Raise ValueError, which begins with a key, if cross-attention has no such layer."""
+    def find_cross_problem(self) -> str:
+        """Return why cross-attention has no such layer, beginning with a key, or an empty text."""
         reasons = [(f"{name}: '{p.kind}'", p.needs_self) for name, p in self.parts.items()]
         reasons += [("zz:", "relates two tokens of one sequence" if self.zz else "")]
         reasons += [("window:", "is a distance within one sequence" if self.window else "")]
@@ -63,7 +63,8 @@ class AttentionSpec(Config):
             if reason:
                 text = "which cross-attention does not have"
                 hint = "set `cross_attention`, for example to standard"
-                raise ValueError(f"{key} {reason}, {text}; {hint}")
+                return f"{key} {reason}, {text}; {hint}"
+        return ""
 
     def check_heads(self, heads: int) -> None:
         """Raise ValueError, which begins with a key, if a layer of `heads` heads is impossible."""

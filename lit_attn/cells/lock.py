@@ -30,7 +30,7 @@ from lit_attn.files import require_writable
 from lit_attn.schema.errors import ConfigError
 
 HEARTBEAT = 10.0  # Seconds between two heartbeats.
-STALE_AFTER = 600.0  # Seconds without heartbeat: a holder that cannot be looked up is dead.
+STALE_AFTER = 600.0  # Seconds without a heartbeat until a holder on another machine is dead.
 LOST_LOCK = 75  # Exit code of a process that finds its lock replaced (EX_TEMPFAIL of sysexits.h).
 
 

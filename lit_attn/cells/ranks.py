@@ -71,7 +71,7 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
             start_heartbeat()
             # Senders that know only this process reach the ranks too.
             signal.signal(signal.SIGTERM, pass_on)
-            # To a cell that hangs the runner sends SIGABRT: the ranks write their stacks and end.
+            # The runner sends SIGABRT to a cell that hangs: the ranks write their stacks and end.
             signal.signal(signal.SIGABRT, signal.SIG_IGN)
             ended = _wait_for_ranks(processes)
         finally:

@@ -24,7 +24,7 @@ class Signature(ABC):
 
     @property
     def sample_count(self) -> int:
-        """Number of samples that the inputs of `sample` are, for FLOPs of one sample."""
+        """Number of samples in the inputs of `sample`, by which their FLOPs are divided."""
         return 1
 
     @abstractmethod

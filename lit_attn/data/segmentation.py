@@ -191,8 +191,8 @@ def _read_colours(path: Path, colours: NDArray[np.uint8], data: Scenery) -> NDAr
         if colour not in numbers:
             classes = [key for key, label in numbers.items() if label != IGNORED]
             nearest = classes[int(np.abs(np.array(classes) - colour).sum(1).argmin())]
-            text = f"the nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}'"
-            text = f"which no class has; {text} (data.void: the colour of pixels without a class)"
+            near = f"the nearest is {list(nearest)} of '{data.class_names[numbers[nearest]]}'"
+            text = f"which no class has; {near} (data.void: the colour of pixels without a class)"
             raise ConfigError(f"data.colours: {path} has the colour {list(colour)}, {text}")
         labels[place] = numbers[colour]
     return labels[places].reshape(packed.shape)

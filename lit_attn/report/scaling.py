@@ -45,15 +45,11 @@ class Point(NamedTuple):
     value: float
 
 
-Lines = dict[int, tuple[float, float]]
-"""Exponent b and intercept a by seed."""
+Lines = dict[int, tuple[float, float]]  # Exponent b and intercept a by seed.
 
 
 def read_points(studies: list[StudyRecord]) -> list[Point]:
-    """Return the finished cells of all levels, in the order of the levels' smallest FLOPs.
-
-    Values that are not positive, and old records without a batch size, are left out.
-    """
+    """Return the finished cells with a positive value and a batch size, smallest levels first."""
     points = []
     for study in studies:
         for cell in study.finished_cells():
@@ -132,8 +128,8 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
     """Draw the metric of every variant over its training FLOPs, with the fitted lines."""
     figure = drawing.new_figure(3.4)
     axes = figure.subplots()
-    names = [variant.name for variant in plan.variants]
-    key: drawing.Key = {n: (c, "-") for n, c in zip(names, drawing.COLOURS, strict=False)}
+    pairs = zip(plan.variants, drawing.COLOURS, strict=False)
+    key: drawing.Key = {variant.name: (colour, "-") for variant, colour in pairs}
     for name, (colour, _) in key.items():
         cells = [point for point in points if point.variant == name]
         groups = pd.DataFrame(cells, columns=Point._fields).groupby("level", sort=False)

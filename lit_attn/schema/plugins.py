@@ -66,11 +66,14 @@ def hash_source(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            # A statement that is only a string has no effect.
-            constants = [getattr(getattr(item, "value", None), "value", None) for item in body]
-            pairs = zip(body, constants, strict=True)
-            body[:] = [i for i, c in pairs if not (isinstance(i, ast.Expr) and isinstance(c, str))]
+            body[:] = [item for item in body if not _is_docstring(item)]
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    """Return True for a statement that is only a string; it has no effect."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 @cache

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,13 @@ def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
         return
     # All ranks together use the cores that one process would use.
     torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
-    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    place = f"file://{os.environ[RENDEZVOUS]}"
-    meet = partial(distributed.init_process_group, backend, init_method=place)
-    meet(rank=rank, world_size=world_size, device_id=device_id)
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{os.environ[RENDEZVOUS]}",
+        rank=rank,
+        world_size=world_size,
+        device_id=device if device.type == "cuda" else None,
+    )
     yield ProcessGroup(rank, world_size, device)
     # Not in a `finally`: after an error another rank may still wait in a collective operation, and
     # this call would wait for that rank.

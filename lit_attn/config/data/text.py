@@ -387,7 +387,7 @@ class ParallelText(TokenData):
     """Translation from `source` to `target`: files NAME.LANGUAGE, line i of both is one pair.
 
     The text is tokenised; words are split at white space. Byte-pair encoding is learned from both
-    languages of train. Step by step, a batch has pairs of similar length, with padding.
+    languages of train. A batch has pairs of similar length, padded to the longest sentence.
     """
 
     kind: Literal["parallel-text"] = "parallel-text"

@@ -220,9 +220,7 @@ class EncoderDecoderConfig(TokenTransformer):
     @model_validator(mode="after")
     def _cross_attention_has_a_meaning(self) -> Self:
         key = "attention" if self.cross_attention is None else "cross_attention"
-        try:
-            self.cross.check_cross()
-        except ValueError as error:
-            raise ValueError(f"{key}.{error}") from error
+        if problem := self.cross.find_cross_problem():
+            raise ValueError(f"{key}.{problem}")
         require_heads(self.cross, self.heads)
         return self
