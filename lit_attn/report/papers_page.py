@@ -63,7 +63,8 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
                 end = f"-{place}" if place else ""
                 drawn = _draw_figure(source, item, records, reading).items()
                 drawings |= (stems := {f"{number}-{kind}{end}": files for kind, files in drawn})
-                title = f"{caption} {_name_reading(reading) if place else note}".strip()
+                named = _name_reading(reading) if place else ""
+                title = " ".join(filter(None, [caption, named, note]))
                 captions |= dict.fromkeys(stems, title)
             tables = [] if drawings else [Table([""], [[Cell("not drawn")]], caption)]
         images |= drawings
@@ -103,7 +104,7 @@ def make_tables(
         lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
             title = f"{caption} {_name_reading(reading)}"
-            tables.append(_lay_out(item, shown, title, [], "o"))
+            tables.append(_lay_out(item, shown, title, titles, "o"))
     return tables
 
 

@@ -17,19 +17,12 @@ import pandas as pd
 
 from lit_attn.cells.records import Plan
 from lit_attn.files import write_atomic
-from lit_attn.report import drawing, stats
+from lit_attn.report import drawing, formats, stats
 from lit_attn.report.columns import NOTHING, format_number
-from lit_attn.report.formats import (
-    Cell,
-    Table,
-    named_table,
-    read_asset,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from lit_attn.report.formats import Cell, Table, named_table, read_asset
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
+from lit_attn.report.results import describe_parity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,12 +151,13 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     if plan.metric.goal == "max" or len({point.level for point in points}) < 2:
         return
     table = make_scaling_table(points, plan)
+    table.notes.extend(describe_parity(plan))
     with drawing.appearance():
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
-        "scaling.csv": to_csv(pd.DataFrame(points)),
-        "scaling.md": to_markdown(table),
-        "scaling.tex": to_latex(table, f"{plan.family}-scaling"),
+        "scaling.csv": formats.to_csv(pd.DataFrame(points)),
+        "scaling.md": formats.to_markdown(table),
+        "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
     caption = read_asset("tables.yaml")["scaling"]["figure"]

@@ -32,7 +32,6 @@ from released.recording import (
 from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
-DEPARTURE = ", but RandAugment is timm's and not TensorFlow's"
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
 TOLERANCES = {"loss": 1e-7, "gradient": 1e-5, "change": 1e-5, "sample": 1e-6, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2

@@ -3,8 +3,10 @@
 The command replays every recorded run and writes how well this project agrees with it.
 """
 
+import re
 import tempfile
 from collections.abc import Callable
+from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -64,10 +66,11 @@ weights, by the standard deviation and a two-sample Kolmogorov-Smirnov test.
 
 Continuous integration replays every run and fails if a difference exceeds the tolerance of its
 set-up, so a change that moves a set-up away from its released code is noticed. The captions of
-published studies state the tolerance of the losses (`parity` in `ablations.yaml`). The differences
-that remain are listed with their reasons in
-[section 15 of the set-ups](setups.md#15-known-differences-from-the-released-code). A second row of
-a set-up has the runs to which such a difference applies.
+published studies state the tolerance of the losses (`parity` in `ablations.yaml`) and, in one
+sentence each, the differences that remain. Sections
+[15](setups.md#15-known-differences-from-the-released-code) and
+[16](setups.md#16-translation-iwslt-2014-wmt-2014-and-multi30k) of the set-ups list them. A second
+row of a set-up has the runs to which such a difference applies.
 
 Talking heads have no released training code. `tests/attention/test_mechanisms.py` trains this
 project's layer beside the one that timm has for CaiT, without the biases that only timm's has.
@@ -131,10 +134,7 @@ def tolerances(setup: str, run: str) -> dict[str, float]:
 
 
 def words(setup: str) -> str:
-    """Return the agreement of a set-up for captions: the tolerance of losses, by group of runs.
-
-    It ends with the departure of the set-up that changes its numbers, if there is one.
-    """
+    """Return the agreement of a set-up for captions: the tolerance of losses, by group of runs."""
     module = SETUPS[setup]
     text = f"{module.REPOSITORY}, losses within {module.TOLERANCES['loss']:.0e}"
     groups: dict[float, list[str]] = {}
@@ -144,7 +144,34 @@ def words(setup: str) -> str:
         f", {limit:.0e} in the run{'s' * (len(runs) > 1)} {' and '.join(runs)}"
         for limit, runs in groups.items()
     )
-    return text + getattr(module, "DEPARTURE", "")
+    return text
+
+
+class Departure(NamedTuple):
+    """Row of the tables of departures in docs/setups.md: file patterns of experiments, sentence."""
+
+    experiments: list[str]
+    sentence: str
+
+
+def departures() -> list[Departure]:
+    """Return the departures from released code that docs/setups.md lists, in their order."""
+    rows = []
+    for line in (ROOT / "docs" / "setups.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        patterns = re.findall(r"`([^`]+\.yaml)`", cells[0])
+        if line.startswith("| `") and patterns:
+            rows.append(Departure(patterns, cells[-1]))
+    return rows
+
+
+def caption_words(agreement_words: str, experiment: str) -> str:
+    """Return the words of a study's captions: its agreement and the departures of its experiment.
+
+    `experiment` is the name of its file.
+    """
+    rows = [row for row in departures() if any(fnmatch(experiment, p) for p in row.experiments)]
+    return " ".join([f"{agreement_words}.", *(row.sentence for row in rows)])
 
 
 def records(setup: str) -> dict[str, recording.Arrays]:

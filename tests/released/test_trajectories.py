@@ -1,5 +1,6 @@
 """Recorded training steps of released code, and the same steps of this project."""
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -77,18 +78,32 @@ def test_the_page_lists_every_record() -> None:
     assert files == set(setups)
 
 
-def test_captions_of_published_studies_state_the_recorded_agreement() -> None:
+def test_captions_of_published_studies_state_the_recorded_agreement_and_all_departures() -> None:
     words = {setup: parity.words(setup) for setup in parity.SETUPS}
-    others, named = {*words.values(), parity.UNRECORDED}, {}
+    others, named = {*words.values(), parity.UNRECORDED}, set()
     for name, source in read_studies(ROOT / "ablations.yaml").items():
-        path = f"experiments/{source.experiment_path.name}"
-        setups = [s for s in words if path in parity.SETUPS[s].EXPERIMENT]
+        path = source.experiment_path.name
+        setups = [s for s in words if f"experiments/{path}" in parity.SETUPS[s].EXPERIMENT]
+        stated = [words[s] for s in setups] or others
         if text := source.study.parity:
-            named[name] = text
-            assert text in ([words[s] for s in setups] or others), name
+            (agreement,) = {w for w in stated if text == parity.caption_words(w, path)}
+            named.add(agreement)
         assert not setups or text, name
         assert not source.study.published or text, name
-    assert set(named.values()) == others - {words["dcformer_pytorch"]}
+    assert named == others - {words["dcformer_pytorch"]}
+
+
+def test_every_listed_departure_concerns_a_published_study() -> None:
+    sources = read_studies(ROOT / "ablations.yaml").values()
+    stating = {source.experiment_path.name for source in sources if source.study.parity}
+    departures = parity.departures()
+    tables = (ROOT / "docs" / "setups.md").read_text().split("| sentence of the captions |")[1:]
+    assert len(tables) == 2
+    assert sum(table.split("\n\n")[0].count("\n| ") for table in tables) == len(departures)
+    for departure in departures:
+        assert departure.sentence.endswith("."), departure
+        for pattern in departure.experiments:
+            assert any(fnmatch(name, pattern) for name in stating), pattern
 
 
 def test_the_best_test_epoch_is_shown_where_the_released_code_reports_it() -> None:

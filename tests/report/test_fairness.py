@@ -348,4 +348,4 @@ def test_the_best_test_epoch_of_a_damaged_curve_is_empty(tmp_path: Path) -> None
 def test_the_caption_states_the_agreement_with_released_code(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", parity="someone/code, losses within 1e-12")
     page = read_page(tmp_path)
-    assert "released code: someone/code, losses within 1e-12 (relative; docs/parity.md" in page
+    assert "15 and 16, what differs): someone/code, losses within 1e-12." in page

@@ -137,13 +137,17 @@ def test_the_interval_of_the_multiplier_covers_its_true_value() -> None:
 
 
 def test_the_page_of_the_family_is_written_and_listed(tmp_path: Path) -> None:
-    write_ladder(tmp_path / "runs", {"standard": 1.0, "better": 2.0}, noise=0.01)
+    leads = {"standard": 1.0, "better": 2.0}
+    write_ladder(tmp_path / "runs", leads, noise=0.01, parity="someone/code. The head is ours.")
     write_reports(tmp_path / "runs", tmp_path / "reports")
     page = (tmp_path / "reports/ladder/scaling.html").read_text(encoding="utf-8")
     assert "Scaling of ladder" in page
     assert "3 for each variant and size" in page
     for kind in ("csv", "md", "tex", "svg", "png"):
         assert (tmp_path / f"reports/ladder/scaling.{kind}").stat().st_size > 100
+    for kind in ("html", "md", "tex"):
+        text = (tmp_path / f"reports/ladder/scaling.{kind}").read_text(encoding="utf-8")
+        assert "someone/code. The head is ours." in text
     rows = (tmp_path / "reports/ladder/scaling.csv").read_text().splitlines()
     assert rows[0] == "variant,level,seed,flops,value"
     assert len(rows) == 1 + 2 * 3 * 3
