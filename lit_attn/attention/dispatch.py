@@ -302,5 +302,4 @@ def _compose(place: str, formed: Formed, a: Tensor, rows: slice, columns: slice)
         if maps is not None:
             maps = maps._make(None if part is None else part[:, tokens] for part in maps)
         selected.append(maps)
-    composed: Tensor = formed.inputs.composers[place](a, *selected)
-    return composed
+    return formed.inputs.composers[place](a, *selected)

@@ -52,8 +52,7 @@ def attend(
     q (B, H, n, E), k (B, H, M, n, E), z and v (B, H, n, D), of one dtype. Second derivatives are
     not supported.
     """
-    out: Tensor = _attend(q, k, z, v, is_causal, scale)[0]
-    return out
+    return _attend(q, k, z, v, is_causal, scale)[0]
 
 
 @torch.library.custom_op("lit_attn::attend", mutates_args=())

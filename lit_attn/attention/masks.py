@@ -30,13 +30,8 @@ class Masks(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """True in self-attention if the causal mask, if any, is the only mask."""
-        return (
-            self.attn_mask is None
-            and self.window is None
-            and not self.without_self
-            and not self.offset
-            and not self.is_cross
-        )
+        is_masked = self.attn_mask is not None or self.window is not None
+        return not (is_masked or self.without_self or self.offset or self.is_cross)
 
     def chunk(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
         """Return (B, H, c, m) or smaller, True where a query of `rows` may attend to a key.

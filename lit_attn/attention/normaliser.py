@@ -43,8 +43,7 @@ class Normaliser(nn.Module):
         """Return weights of logits (B, H, c, M, m); a token's logit is their log-sum-exp over M."""
         logits = wide(logits)
         logits = logits.squeeze(3) if logits.shape[3] == 1 else logits.logsumexp(3)
-        weights: Tensor = self(logits, visible)
-        return weights
+        return self(logits, visible)
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return the heads' weighted sums (B, H, n, D) after what follows them; unchanged here."""

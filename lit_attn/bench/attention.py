@@ -89,8 +89,7 @@ class Step:
         self.causal = causal
 
     def forward(self) -> Tensor:
-        out: Tensor = self.call(self.x, is_causal=self.causal)
-        return out
+        return self.call(self.x, is_causal=self.causal)
 
     def backward(self, out: Tensor) -> None:
         out.backward(self.gradient)

@@ -141,8 +141,7 @@ class Logits(nn.Module):
         self.call = call
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.call(self.model, *inputs).logits
-        return logits
+        return self.call(self.model, *inputs).logits
 
 
 def call_stream(model: nn.Module, tokens: Tensor) -> Any:

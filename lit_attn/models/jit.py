@@ -91,8 +91,7 @@ class JiTClassifier(nn.Module):
         x = x + self.positions
         for block in self.blocks:
             x = block(x, condition, Rotary(self.cos, self.sin))
-        logits: Tensor = self.head(self.norm(x).mean(dim=1))
-        return logits
+        return self.head(self.norm(x).mean(dim=1))
 
 
 def axial(rows: int, columns: int, head_dim: int, device: Device = None) -> Rotary:

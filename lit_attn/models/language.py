@@ -60,8 +60,7 @@ class GPT(nn.Module):
             flat = self.head.log_probabilities(hidden.flatten(0, 1), self.trunk.tokens.weight)
             return flat.unflatten(0, hidden.shape[:2])
         if self.head is not None:
-            logits: Tensor = self.head(hidden)
-            return logits
+            return self.head(hidden)
         return F.linear(hidden, self.trunk.tokens.weight)
 
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -120,8 +119,7 @@ class SequenceClassifier(nn.Module):
             features = self.trunk(tokens, present)
         else:
             features = self.document(tokens, present)
-        logits: Tensor = self.classifier(features)
-        return logits
+        return self.classifier(features)
 
     def document(self, tokens: Tensor, present: Tensor) -> Tensor:
         """Return the pooled vector of each document, (B, d)."""

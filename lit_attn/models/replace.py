@@ -232,8 +232,7 @@ def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     """Return what replaces `module`, or None; raise ValueError if it cannot be replaced."""
     if adapter := ADAPTERS.get(_class_name(module)):
         adapter_class = load(adapter) if isinstance(adapter, str) else adapter
-        new: nn.Module = adapter_class(module, spec)
-        return new
+        return adapter_class(module, spec)
     name = _class_name(module)
     is_attention = name in UNFIT or ATTENTION_NAME.search(type(module).__name__)
     if is_attention and not any(_class_name(child) in ADAPTERS for child in module.modules()):

@@ -63,8 +63,7 @@ class TimmAdapter(Adapter):
         return read(original)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+        return self.layer(x)
 
 
 class Rotated(TimmAdapter):
@@ -96,8 +95,7 @@ class Rotated(TimmAdapter):
             # Class and register tokens are not rotated.
             before = (0, 0, self.num_prefix_tokens, 0)
             rotary = Rotary(F.pad(cos, before, value=1.0), F.pad(sin, before))
-        out: Tensor = self.layer(x, attn_mask, is_causal, rotary)
-        return out
+        return self.layer(x, attn_mask, is_causal, rotary)
 
 
 def halve(source: Projections, heads: int) -> None:
@@ -124,8 +122,7 @@ class Beit(TimmAdapter):
         bias = shared_rel_pos_bias
         if self.relative_position_bias_table is not None:
             bias = self._get_rel_pos_bias() + (0 if bias is None else bias)
-        out: Tensor = self.layer(x, bias)
-        return out
+        return self.layer(x, bias)
 
 
 class RelPos(TimmAdapter):
@@ -135,8 +132,7 @@ class RelPos(TimmAdapter):
         """Return the output for tokens in a grid or a row, (B, ..., d)."""
         rel_pos = self.rel_pos
         bias = shared_rel_pos if rel_pos is None else rel_pos.get_bias()
-        out: Tensor = self.layer(x.flatten(1, -2), bias)
-        return out.view_as(x)
+        return self.layer(x.flatten(1, -2), bias).view_as(x)
 
 
 class ChannelsLast(RelPos):
@@ -170,8 +166,7 @@ class Swin(TimmAdapter):
         bias = self._get_rel_pos_bias()
         if mask is not None:
             bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
-        out: Tensor = self.layer(x, bias)
-        return out
+        return self.layer(x, bias)
 
 
 class ClassToken(TimmAdapter):
@@ -209,8 +204,7 @@ class HeadMap(Composer):
         self.heads = heads
 
     def forward(self, a: Tensor, query: None, key: None) -> Tensor:
-        out: Tensor = self.heads(a.movedim(1, -1)).movedim(-1, 1)
-        return out
+        return self.heads(a.movedim(1, -1)).movedim(-1, 1)
 
 
 class MaskUnits(TimmAdapter):

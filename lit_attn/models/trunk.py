@@ -47,18 +47,18 @@ class FeedForward(nn.Module):
         self.inner_dropout = self.dropout if inner is None else nn.Dropout(inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            hidden = self.activation(self.up(x))
-        else:
-            hidden = self.activation(self.gate(x)) * self.up(x)
+        hidden = self.activation(self.up(x) if self.gate is None else self.gate(x))
+        if self.gate is not None:
+            hidden = hidden * self.up(x)
         return self.dropout(self.down(self.inner_dropout(hidden)))
 
 
 class Block(nn.Module):
     """Attention, then the FFN if there is one, each with its norm and skip connection.
 
-    Pre-norm computes x + f(norm(x)), post-norm computes norm(x + f(x)). A decoder's block has
-    cross-attention to a memory between them.
+    Pre-norm computes x + f(norm(x)), post-norm computes norm(x + f(x)). Parallel branches compute
+    x + attention(norm1(x)) + ffn(norm2(x)). A decoder's block has cross-attention to a memory
+    between attention and FFN.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Block(nn.Module):
     ) -> None:
         """Build the block of layer `number`; layers may have different windows."""
         super().__init__()
-        self.pre = model.norm_order == "pre"
+        self.pre, self.parallel = model.norm_order == "pre", model.branches == "parallel"
         self.attention_scale = 1.0
         if model.attention_branch == "depth-scaled":
             self.attention_scale = (2 * model.depth) ** -0.5
         self.norm1 = norm(model.norm, model.dim, model.norm_eps, device)
         self.attn = build_attention(model, model.attention_of(number), device)
-        self.norm2 = self.ffn = self.norm3 = self.cross = None
+        self.ffn = self.cross = None
         if model.ffn is not None:
             self.norm2 = norm(model.norm, model.dim, model.norm_eps, device)
             self.ffn = FeedForward(model, model.ffn, device)
@@ -98,24 +98,25 @@ class Block(nn.Module):
         attended = self.attn(
             self.norm1(x) if self.pre else x, attn_mask, is_causal, rotary, *caches[:1]
         )
-        x = x + self.attention_scale * attended
-        if not self.pre:
-            x = self.norm1(x)
-        if self.cross is not None and self.norm3 is not None and memory is not None:
+        block_input, x = x, self._add(x, self.attention_scale * attended, self.norm1)
+        if self.cross is not None and memory is not None:
             cache, (tokens, mask) = caches[1] if caches else None, memory
             if cache is not None and cache.length:
                 # The cache has the keys and values of the memory since the first call.
                 tokens = tokens[:, :0]
             normed = self.norm3(x) if self.pre else x
             attended = self.cross(normed, attn_mask=mask, cache=cache, memory=tokens)
-            x = x + self.attention_scale * attended
-            if not self.pre:
-                x = self.norm3(x)
-        if self.ffn is None or self.norm2 is None:
+            x = self._add(x, self.attention_scale * attended, self.norm3)
+        if self.ffn is None:
             return x
-        if self.pre:
-            return x + self.ffn(self.norm2(x))
-        return self.norm2(x + self.ffn(x))
+        if self.parallel:
+            return x + self.ffn(self.norm2(block_input))
+        return self._add(x, self.ffn(self.norm2(x) if self.pre else x), self.norm2)
+
+    def _add(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+        """Return x plus the output of a branch; post-norm normalises the sum."""
+        total = x + branch
+        return total if self.pre else norm(total)
 
 
 def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device) -> Attention:
@@ -197,7 +198,8 @@ class Trunk(nn.Module):
         With `caches` (from `new_caches`), `tokens` follow the tokens already cached. `memory` is
         that of cross-attention. Raises ValueError for more tokens than learned positions.
         """
-        before = 0 if caches is None else caches[0].position
+        caches = caches or []
+        before = caches[0].position if caches else 0
         n, device = before + tokens.shape[1], tokens.device
         x = self.tokens(tokens) * self.embedding_scale
         positions = torch.arange(before, n, device=device)
@@ -213,12 +215,12 @@ class Trunk(nn.Module):
                 positions = positions.flip(0)
             x = x + sinusoids(positions, self.model.dim).to(x.dtype)
         else:
-            turn = rotary(positions, self.model.width_of_heads)
+            turn = rotary(positions, self.model.rotated_width, self.model.rotary_base)
         x = self.dropout(x)
         padding = None if present is None else present[:, None, None, :]
-        size = len(caches or ()) // len(self.blocks)
+        size = len(caches) // len(self.blocks)
         for number, block in enumerate(self.blocks):
-            layer_caches = (caches or [])[number * size : (number + 1) * size]
+            layer_caches = caches[number * size : (number + 1) * size]
             x = block(x, padding, self.is_causal, turn, layer_caches, memory)
         return self.norm(x)
 

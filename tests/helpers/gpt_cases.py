@@ -40,6 +40,15 @@ CHOICES: dict[str, dict[str, Any]] = {
         "cutoffs": (10, 25),
         "init": Init(norms=0.02, depth_scaled=False),
     },
+    "pythia": {
+        "positions": "rotary",
+        "rotary_share": 0.25,
+        "rotary_base": 500.0,
+        "branches": "parallel",
+        "norm": "layernorm",
+        "bias": "all",
+        "head": "untied",
+    },
     "without-ffn": {"ffn": None, "norm": "layernorm", "bias": "all"},
 }
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import SplitConfig
+from lit_attn.attention.rotary import Rotary, rotary, rotate
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.text import IGNORED
 from lit_attn.config.models.base import FFN
@@ -189,6 +190,32 @@ def test_depth_scaled_attention_branch() -> None:
     torch.testing.assert_close(block(x, None, True, None), x + attended / 2**0.5)
 
 
+def test_parallel_branches_read_the_input_of_the_block() -> None:
+    block = gpt_cases.network("pythia", depth=1).trunk.blocks[0]
+    x = torch.randn(1, 5, 24, dtype=torch.double)
+    attended = block.attn(block.norm1(x), is_causal=True)
+    expected = x + attended + block.ffn(block.norm2(x))
+    torch.testing.assert_close(block(x, None, True, None), expected)
+
+
+def test_rotary_share_and_base_select_the_rotated_components() -> None:
+    """A quarter of 8 components are one pair, which turns by one radian at every position."""
+    network = gpt_cases.network("pythia", depth=1)
+    angles: list[Rotary] = []
+    block = network.trunk.blocks[0]
+    block.register_forward_pre_hook(lambda _, inputs: angles.append(inputs[3]))
+    network(gpt_cases.tokens())
+    assert angles[0].cos.shape == (gpt_cases.CONTEXT, 1)
+    torch.testing.assert_close(angles[0].sin[:, 0], torch.arange(16.0).sin())
+    x = torch.randn(1, 3, 16, 8, dtype=torch.double)
+    turned = rotate(x, angles[0])
+    assert torch.equal(turned[..., 2:], x[..., 2:])
+    assert (turned[..., 1:, :2] - x[..., 1:, :2]).abs().amin() > 0
+    half = gpt_cases.config("pythia", rotary_share=0.5)
+    turn = rotary(torch.tensor([1]), half.rotated_width, half.rotary_base)
+    torch.testing.assert_close(turn.sin[0], torch.tensor([1.0, 500**-0.5]).sin())
+
+
 def test_more_tokens_than_learned_positions_are_an_error() -> None:
     network = gpt_cases.network("nanogpt")
     with pytest.raises(ValueError, match="17 tokens are more than the 16 positions"):
@@ -201,6 +228,15 @@ def test_more_tokens_than_learned_positions_are_an_error() -> None:
     [
         ({"heads": 5}, "heads: 5 heads do not divide dim 24"),
         ({"heads": 8, "positions": "rotary"}, "positions: rotary needs heads of an even width"),
+        (
+            {"positions": "rotary", "rotary_share": 0.4},
+            "an even width, not 8 times rotary_share 0.4",
+        ),
+        ({"positions": "rotary", "rotary_share": 0.1}, "an even width"),
+        ({"positions": "rotary", "rotary_share": 0}, "greater than 0"),
+        ({"rotary_base": 500.0}, "rotary_share, rotary_base: need `positions: rotary`"),
+        ({"branches": "parallel", "norm_order": "post"}, "parallel needs `norm_order: pre`"),
+        ({"branches": "parallel", "ffn": "none"}, "parallel needs `norm_order: pre` and an ffn"),
         ({"head": "adaptive"}, "cutoffs: `head: adaptive` needs cutoffs"),
         ({"head": "adaptive", "cutoffs": [20, 10]}, "cutoffs: must increase"),
         ({"positons": "rotary"}, "did you mean 'positions'"),

@@ -126,8 +126,7 @@ class PackageModel(Model):
         self.check(signature)
         function, *fields = self.builder
         values = (getattr(signature, field) for field in fields)
-        network: nn.Module = load(f"lit_attn.models.{function}")(self, *values, device)
-        return network
+        return load(f"lit_attn.models.{function}")(self, *values, device)
 
 
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:

@@ -54,8 +54,7 @@ class ExternalModel(Model):
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
         self.check(signature)
         function = load(f"lit_attn.models.external:{self.builder}")
-        network: nn.Module = function(self, signature, device)
-        return network
+        return function(self, signature, device)
 
     def try_out(self, signature: Any) -> None:
         try:

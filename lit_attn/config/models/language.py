@@ -52,12 +52,21 @@ class TokenTransformer(PackageModel):
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
         "the last token, as in Transformer-XL's code",
     )
+    rotary_share: float = Field(
+        1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
+    )
+    rotary_base: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
     norm: Literal["layernorm", "layernorm-unbiased", "rmsnorm", "rmsnorm-unweighted"] = Field(
         "layernorm-unbiased", description="kind of normalisation layer"
     )
     norm_eps: PositiveFloat = Field(1e-5, description="epsilon of the norms")
     norm_order: Literal["pre", "post"] = Field(
         "pre", description="norm before (pre) or after (post) attention and FFN"
+    )
+    branches: Literal["sequential", "parallel"] = Field(
+        "sequential",
+        description="parallel: attention and FFN read the block's input, each through its own "
+        "norm, as in GPT-NeoX",
     )
     qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
     bias: Literal["none", "ffn", "all"] = Field("none", description="Linears with a bias in blocks")
@@ -87,6 +96,11 @@ class TokenTransformer(PackageModel):
         """Width D of a head."""
         return self.head_dim or self.dim // self.heads
 
+    @property
+    def rotated_width(self) -> int:
+        """Number of components of a head that rotary positions rotate."""
+        return int(self.width_of_heads * self.rotary_share)
+
     def attention_of(self, layer: int) -> AttentionSpec:
         """Return the attention of layer `layer`, with the window of that layer."""
         window = self.windows[layer % len(self.windows)]
@@ -108,10 +122,14 @@ class TokenTransformer(PackageModel):
         require_heads(self.attention, self.heads)
         if any(self.windows) and self.attention.similarity.kind == "linear":
             raise ValueError("windows: not supported by linear keys")
-        if self.positions == "rotary" and self.width_of_heads % 2:
-            raise ValueError(
-                f"positions: rotary needs heads of an even width, not {self.width_of_heads}"
-            )
+        if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
+            share = "" if self.rotary_share == 1 else f" times rotary_share {self.rotary_share}"
+            text = f"positions: rotary needs heads of an even width, not {self.width_of_heads}"
+            raise ValueError(text + share)
+        if self.positions != "rotary" and (self.rotary_share, self.rotary_base) != (1, 10_000):
+            raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
+        if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
+            raise ValueError("branches: parallel needs `norm_order: pre` and an ffn")
         return self
 
 
@@ -207,6 +225,7 @@ class EncoderDecoderConfig(TokenTransformer):
         "learned", description="positions of both parts"
     )
     weights: Literal["exact"] = Field("exact", description="matrices are not rounded")
+    branches: Literal["sequential"] = Field("sequential", description="order of the branches")
 
     @property
     def cross(self) -> AttentionSpec:
