@@ -17,16 +17,8 @@ from torch import Tensor
 
 from lit_attn.attention.cache import Cache
 from lit_attn.attention.spec import PRESETS
-from lit_attn.bench import WINDOWS
-from lit_attn.bench.measure import (
-    TITLES,
-    Setup,
-    Spread,
-    Table,
-    measure_seconds,
-    summarize,
-    summarize_ratios,
-)
+from lit_attn.bench import WINDOWS, measure
+from lit_attn.bench.measure import TITLES, Setup, Spread, Table, summarize, summarize_ratios
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import GPTConfig
 from lit_attn.models.factory import count
@@ -138,7 +130,7 @@ def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
         # The order matters: the tokens of a round follow its prompt.
         calls["prefill " + name] = decoder.prefill
         calls["decode " + name] = decoder.decode
-    seconds = measure_seconds(calls, setup.rounds, setup.device, setup.clock)
+    seconds = measure.measure_seconds(calls, setup.rounds, setup.device, setup.clock)
     rows = []
     for name, decoder in decoders.items():
         decoding, windowed = seconds["decode " + name], "decode " + BASELINE + WINDOWS

@@ -237,20 +237,20 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
     create = partial(
         create_transform, size, interpolation=data.interpolation, mean=data.mean, std=data.std
     )
-    if not augmented:
-        return create(crop_pct=data.crop_share)
     augment = data.augment
-    resized = augment.crop != "centre"
+    if not augmented:
+        transform = create(crop_pct=data.crop_share)
+        if augment.crop == "centre":
+            transform.transforms[:2] = [partial(crop_centre, data, size, data.crop_share)]
+        return transform
     try:
         # timm reads the table of operations when it makes the policy.
         names = [name for name in auto_augment.NAME_TO_OP if name.startswith("Posterize")]
         with patch.dict(auto_augment.NAME_TO_OP, dict.fromkeys(names, posterize)):
             transform = create(
                 is_training=True,
-                # "rkrc" keeps the aspect of the image, and with these arguments also its scale.
-                train_crop_mode="rrc" if resized else "rkrc",
-                scale=augment.area if resized else (1.0, 1.0),
-                ratio=augment.aspect if resized else (1.0, 1.0),
+                scale=augment.area,
+                ratio=augment.aspect,
                 hflip=augment.flip,
                 color_jitter=0.0,
                 auto_augment=augment.policy,
@@ -259,10 +259,23 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
             )
             if augment.crop == "inception":
                 transform.transforms[0].get_params = draw_window
+            elif augment.crop == "centre":
+                transform.transforms[0] = partial(crop_centre, data, size, 1.0)
             return transform
     except (AssertionError, KeyError, ValueError) as error:
         text = f"timm does not know '{augment.policy}': {error}"
         raise ConfigError(f"data.augment.policy: {text}") from error
+
+
+def crop_centre(data: ImageFiles, size: int, share: float, image: Image.Image) -> Image.Image:
+    """Return the central square after resizing the short side to size / share, as JiT's code."""
+    short = math.floor(size / share)
+    while min(image.size) >= 2 * short:
+        image = image.resize([side // 2 for side in image.size], Image.Resampling.BOX)
+    scale, method = short / min(image.size), Image.Resampling[data.interpolation.upper()]
+    image = image.resize([round(side * scale) for side in image.size], method)
+    left, top = ((side - size) // 2 for side in image.size)
+    return image.crop((left, top, left + size, top + size))
 
 
 def draw_window(image: Image.Image, area: Range, aspects: Range) -> tuple[int, int, int, int]:

@@ -91,7 +91,7 @@ def test_ratios_are_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
         return {name: fixed_seconds[name.split()[0]][name.split()[1]] for name in calls}
 
-    monkeypatch.setattr(decoding, "measure_seconds", interleaved)
+    monkeypatch.setattr(decoding.measure, "measure_seconds", interleaved)
     standard, same, xsa = measure("xsa/windows")
     assert [row.name for row in (standard, same)] == ["standard", "standard/windows"]
     assert standard.ratio == (1, 0)

@@ -20,7 +20,14 @@ from torch import Tensor
 from lit_attn.config.data.images import ImageFolder, ImageNet, TimmAugmentation
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.data import loading
-from lit_attn.data.image_files import ImageFileData, Reader, draw_box, list_folders, posterize
+from lit_attn.data.image_files import (
+    ImageFileData,
+    Reader,
+    crop_centre,
+    draw_box,
+    list_folders,
+    posterize,
+)
 from lit_attn.schema.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -161,6 +168,21 @@ def test_a_centre_crop_draws_nothing_but_the_flip(folders: Path) -> None:
         for seed in range(3):
             one, other = train[place, seed, 16][0], plain[place, 0, 16][0]
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_a_centre_crop_halves_large_images_before_it_resizes_them(
+    share: float, folders: Path
+) -> None:
+    """An image of 70 x 100 pixels is halved twice for 16 pixels, and once for 20 pixels."""
+    noise = np.random.default_rng(0).integers(256, size=(70, 100, 3)).astype(np.uint8)
+    image = Image.fromarray(noise).resize((50, 35), Image.Resampling.BOX)
+    if share == 1:
+        image = image.resize((25, 17), Image.Resampling.BOX)
+    image = image.resize((24, 16) if share == 1 else (29, 20), Image.Resampling.BICUBIC)
+    expected = np.asarray(image)[(image.height - 16) // 2 :, (image.width - 16) // 2 :][:16, :16]
+    cropped = crop_centre(config(folders), 16, share, Image.fromarray(noise))
+    assert np.array_equal(np.asarray(cropped), expected)
 
 
 def test_held_out_images_are_of_every_class_and_not_trained_on(folders: Path) -> None:

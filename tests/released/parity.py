@@ -39,7 +39,7 @@ SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for nam
 """The recorded set-ups: a module each, named as its file of records."""
 PIPELINES: dict[str, ModuleType] = {
     name: import_module(f"released.{name}")
-    for name in ("big_vision_images", "local_vit_images", "segmenter_images")
+    for name in ("big_vision_images", "jit_images", "local_vit_images", "segmenter_images")
 }
 """The recorded input pipelines: a module each, named as its file of records."""
 

@@ -5,16 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lit_attn.config.models.base import (
-    FFN,
-    FFN_MEANING,
-    PackageModel,
-    ffn_field,
-    require_division,
-    require_heads,
-    require_one_size,
-    require_tiling,
-)
+from lit_attn.config.models import base
+from lit_attn.config.models.base import FFN, FFN_MEANING, PackageModel, ffn_field
 from lit_attn.config.signatures import ImageLabels, ImageMasks, ImageTargets, Signature
 from lit_attn.extras import require_mmseg
 from lit_attn.schema.base import Share, outside_identity
@@ -40,16 +32,16 @@ class Transformer(PackageModel):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
-        require_heads(self.attention, self.heads)
+        base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
+        base.require_heads(self.attention, self.heads)
         return self
 
     def check(self, signature: Any) -> None:
         """Raise ValueError if the patches do not tile images of every size."""
         if self.has_one_size:
-            require_one_size(self.kind, signature)
+            base.require_one_size(self.kind, signature)
         sizes = [(n, n) for n in getattr(signature, "training_sizes", ())]
-        require_tiling(self.patch, [signature.shape[1:], *sizes])
+        base.require_tiling(self.patch, [signature.shape[1:], *sizes])
 
 
 class ImageViTConfig(Transformer):
@@ -127,7 +119,7 @@ class JiTConfig(Transformer):
         if self.dim % 4:
             raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
         noun = "heads of a width that is a multiple of 4"
-        require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
+        base.require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
         return self
 
 
@@ -209,7 +201,7 @@ class SegmenterConfig(Transformer):
 
     def check(self, signature: ImageMasks) -> None:
         crop = signature.shape[1]
-        require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
+        base.require_tiling(self.patch, [signature.shape[1:]], "windows", " (data.crop)")
         if self.stride is not None and self.stride > crop:
             text = f"leaves gaps between windows of {crop} (data.crop); {crop} at most"
             raise ValueError(f"stride: {self.stride} {text}")
