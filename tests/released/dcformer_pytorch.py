@@ -44,8 +44,13 @@ def rate(step: int) -> float:
     return END + (PEAK - END) * (1 + math.cos(math.pi * share)) / 2
 
 
-def released_model(clone: Clone, case: str) -> nn.Module:
-    """Return a released model in the recorded size."""
+def released_model(
+    clone: Clone, case: str, sizes: dict[str, Any] | None = None, same_angles: bool = False
+) -> nn.Module:
+    """Return a released model in the recorded size, with changed `sizes`.
+
+    With `same_angles`, sines and cosines of positions have the same last bit as in this project.
+    """
     kind, name = ("dcformer", "DCFormer") if case == "dcformer" else ("dcpythia", "DCPythia")
     folder = f"pytorch/{kind}"
     configuration = clone.load(f"configuration_{kind}", f"{folder}/configuration_{kind}.py", {})
@@ -60,6 +65,9 @@ def released_model(clone: Clone, case: str) -> nn.Module:
         }
     else:
         double["return cache.to(dtype=torch.float16)"] = "return cache.to(torch.float64)"
+    if same_angles:
+        polar = "freqs_cis = torch.polar(torch.ones_like(freqs), freqs)"
+        double |= {polar: "", "freqs_cis.real, freqs_cis.imag": "freqs.cos(), freqs.sin()"}
     modeling = clone.load(f"modeling_{kind}", f"{folder}/modeling_{kind}.py", double)
     sizes = {
         "block_size": dcformer.CONTEXT + 1,
@@ -74,6 +82,7 @@ def released_model(clone: Clone, case: str) -> nn.Module:
         "window_size": WINDOW if case == "dcformer" else None,
         "rope_base": 10_000,
         "torch_dtype": torch.float64,
+        **(sizes or {}),
     }
     config = getattr(configuration, f"{name}Config")(**sizes)
     model_class = getattr(modeling, name)

@@ -43,6 +43,9 @@ PIPELINES: dict[str, ModuleType] = {
 }
 """The recorded input pipelines: a module each, named as its file of records."""
 
+CONVERSIONS: dict[str, ModuleType] = {"dcformer_logits": import_module("released.dcformer_logits")}
+"""The recorded outputs of released classes, whose weights are converted."""
+
 HEAD = """\
 # Parity with released code
 
@@ -101,6 +104,12 @@ values are all equal, and `difference` is the largest difference of {projections
 all values of a result. The weights of a sum have the length one.
 
 {pipelines}
+## Converted weights
+
+The converter of released weights (`experiments/released_weights.py`) reads random weights of the
+released classes. `difference` is the largest difference of the logits, relative to the largest one.
+
+{conversions}
 ## What each replay covers
 
 {notes}
@@ -256,12 +265,13 @@ def page() -> str:
         summary = " ".join(module.__doc__.split())
         notes += f"**{setup}.** {summary} Recorded on {source['date']} with {source['versions']}. "
         notes += f"Runs: {', '.join(runs)}.\n\n"
-    for setup, module in PIPELINES.items():
+    for setup, module in {**PIPELINES, **CONVERSIONS}.items():
         source, runs = origin(setup), records(setup)
         notes += f"**{setup}.** {' '.join(module.__doc__.split())} Recorded on {source['date']} "
         notes += f"with {source['versions']}. Runs: {', '.join(runs)}.\n\n"
     projections, pipelines = pictures.PROJECTIONS, pipeline_table()
-    return HEAD + rows + TAIL.format(projections=projections, pipelines=pipelines, notes=notes)
+    tables = {"pipelines": pipelines, "conversions": conversion_table()}
+    return HEAD + rows + TAIL.format(projections=projections, notes=notes, **tables)
 
 
 def comparer(module: ModuleType) -> Callable[..., pictures.Comparison]:
@@ -284,6 +294,25 @@ def pipeline_table() -> str:
                 rows += f"{first}| {module.EXPERIMENT} | {name} | {number:,} "
                 rows += f"| {identical:,} | {difference:.0e} |\n"
     return rows
+
+
+def conversion_table() -> str:
+    """Return the rows of converted weights: the largest difference of the logits of each run."""
+    rows = "| released code | commit | converter | run | difference |\n|---|---|---|---|---|\n"
+    for setup, module in CONVERSIONS.items():
+        source = origin(setup)
+        link = f"[{source['repository']}](https://github.com/{source['repository']})"
+        for run, theirs in records(setup).items():
+            difference = relative_difference(module.replay(run, theirs), theirs)
+            rows += f"| {link} | {source['commit']} | {module.EXPERIMENT} | {run} "
+            rows += f"| {difference:.0e} |\n"
+    return rows
+
+
+def relative_difference(ours: recording.Arrays, theirs: recording.Arrays) -> float:
+    """Return the largest difference of the logits, relative to the largest recorded one."""
+    difference = np.abs(ours["logits"] - theirs["logits"]).max() / np.abs(theirs["logits"]).max()
+    return float(difference)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Recorded training steps of released code, and the same steps of this project."""
 
+import os
 from fnmatch import fnmatch
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,12 @@ import torch
 from helpers.paths import ROOT
 
 from lit_attn.config.study import read_studies
-from released import parity, pictures, replaying
+from released import parity, pictures, record, replaying
 
 PIPELINE_RUNS = [(setup, run) for setup in parity.PIPELINES for run in parity.records(setup)]
 RUNS = [(setup, run) for setup in parity.SETUPS for run in parity.records(setup)]
+
+CONVERTED_RUNS = [(s, run) for s in parity.CONVERSIONS for run in parity.records(s)]
 
 
 @pytest.mark.parametrize(("setup", "run"), RUNS)
@@ -45,6 +49,24 @@ def test_read_and_augmented_images_agree_with_released_code(
         assert parity.comparer(module)(name, ours, theirs).difference <= tolerance, name
 
 
+@pytest.mark.parametrize(("setup", "run"), CONVERTED_RUNS)
+def test_converted_weights_have_the_logits_of_released_code(setup: str, run: str) -> None:
+    module, theirs = parity.CONVERSIONS[setup], parity.records(setup)[run]
+    assert parity.relative_difference(module.replay(run, theirs), theirs) <= module.OTHER_MACHINE
+
+
+@pytest.mark.parametrize(("setup", "run"), CONVERTED_RUNS)
+def test_converted_weights_agree_with_released_code_on_this_machine(setup: str, run: str) -> None:
+    """Set LIT_ATTN_CLONES to a folder of clones; the clone DCFormer must be at the commit."""
+    folder = Path(os.environ.get("LIT_ATTN_CLONES", "clones")) / "DCFormer"
+    if not folder.is_dir():
+        pytest.skip(f"no clone {folder}")
+    module = parity.CONVERSIONS[setup]
+    with get_context("spawn").Pool(1) as pool:
+        theirs = pool.apply(record.record_run, (setup, str(folder), run))
+    assert parity.relative_difference(module.replay(run, theirs), theirs) <= module.TOLERANCE
+
+
 def test_one_changed_value_changes_the_description_of_an_image() -> None:
     image = torch.zeros(3, 24, 24)
     changed = image.clone()
@@ -68,7 +90,7 @@ def test_initial_values_of_another_distribution_differ() -> None:
 
 def test_the_page_lists_every_record() -> None:
     page = parity.PAGE.read_text()
-    setups = {**parity.SETUPS, **parity.PIPELINES}
+    setups = {**parity.SETUPS, **parity.PIPELINES, **parity.CONVERSIONS}
     for setup in setups:
         source = parity.origin(setup)
         assert f"| [{source['repository']}]" in page

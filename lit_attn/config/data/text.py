@@ -84,7 +84,11 @@ class GptNeox(Tokenizer):
 
     kind: Literal["gpt-neox"] = "gpt-neox"
     file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
-    vocabulary: ClassVar = 50_277
+    size: PositiveInt = Field(50_277, description="number of ids; more or fewer in released models")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.size
 
     def encoder(self, training: Iterable[str]) -> Any:
         load_subwords = load("lit_attn.data.text.tokenizers:load_subwords")
