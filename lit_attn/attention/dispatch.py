@@ -100,23 +100,18 @@ def choose_path(
     normaliser: str,
     mask: str,
     dropout: float,
-    tokens: int,
     device: str,
 ) -> Path:
     """Return the path that computes a layer with these properties fastest, in little memory.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
     `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or
-    cross-attention. `tokens` is the number of queries.
+    cross-attention.
     """
     if is_hard or is_composed or normaliser != "softmax":
         return Path.CHUNKED
     if keys > 1 and dropout > 0:
         # Dropout has to drop a pair of tokens with all of its keys.
-        return Path.CHUNKED
-    if keys > 1 and device == "cpu" and 1 < tokens <= ONE_CHUNK_UP_TO:
-        # For few tokens, forming the weights and adding them up over the keys is faster on a CPU
-        # than one kernel call for each key.
         return Path.CHUNKED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
     if (keys > 1 or has_z) and mask != "other" and not dropout and device != "meta":
@@ -153,7 +148,6 @@ def attend(similarity: "Similarity", inputs: Inputs) -> Tensor:
         normaliser=inputs.normaliser.part.kind,
         mask="other" if not masks.is_causal_only else "causal" if masks.is_causal else "none",
         dropout=inputs.dropout,
-        tokens=q.shape[-2],
         device=q.device.type,
     )
     joined_q, joined_k = q, k
@@ -210,7 +204,7 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
     """Return softmax(scale q k^T) v over all M n' keys, (B, H, n, D).
 
     q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). Flash attention requires one width for all
-    three, a multiple of 8: they are padded with zeros.
+    three, on a GPU a multiple of 8: they are padded with zeros.
     """
     (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
     # Torch takes a mask or `is_causal`, not both.
@@ -224,7 +218,7 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
         return logits.flatten(2).softmax(-1).view_as(logits).sum(2) @ v
     if mask is not None and m > 1:
         mask = mask.expand(*mask.shape[:-1], n).repeat(*(1,) * (mask.ndim - 1), m)
-    full = wide if wide == width else wide + -wide % 8
+    full = wide if wide == width else fused.supported_width(wide, q)
     out = F.scaled_dot_product_attention(
         fused.padded(q, full),
         fused.padded(k, full).flatten(2, 3),

@@ -3,8 +3,10 @@
 Flash attention requires one q, one k and one v of the same width: [q|z], [k|z] and padded values.
 Kept for the backward pass, these copies would take half of a block's memory again. This module
 makes them for one slice of the batch at a time, in the forward and again in the backward pass, and
-keeps only its inputs. M keys are M kernel calls, merged by their log-sum-exp. The backward kernels
-use the merged output and log-sum-exp, because a weight is exp(logit - log-sum-exp) for every key.
+keeps only its inputs. M keys are one kernel call with the values repeated, or, if attention is
+causal, M calls merged by their log-sum-exp, since kernels know the causal order of n keys alone.
+The backward kernels use the merged output and log-sum-exp, because a weight is
+exp(logit - log-sum-exp) for every key.
 
 Forward and backward are torch operators, so the same tensors are kept when compiled. They call
 torch's kernels directly, because `scaled_dot_product_attention` keeps its inputs for the backward
@@ -22,6 +24,7 @@ from torch.backends import cuda
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
 # Bytes of [q|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
@@ -61,7 +64,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = _tokens_first(v)
     normalisers = []
-    axis, cuts = _slices(q, z)
+    axis, cuts = _slices(q, k, z)
     last = None
     for cut in cuts:
         last = _summed(cut, q, k, z, v, is_causal, scale)
@@ -96,32 +99,32 @@ def _attend_backward(
     """Return the gradients of q, k, v and, if it is not None, of z."""
     grads: list[Tensor] = []
     wide, width = q.shape[-1], v.shape[-1]
-    for cut in _slices(q, z)[1]:
-        for r in range(k.shape[2]):
-            queries, keys = _joined(q, z, cut), _joined(k[:, :, r], z, cut)
-            kernel = choose_kernel(queries, keys, is_causal)
-            value_size = value_width(kernel, queries, v)
-            values, g, sums = (padded(x[cut], value_size) for x in (v, gradient, out))
+    for cut in _slices(q, k, z)[1]:
+        for r in _calls(k, is_causal):
+            queries, keys, values, kernel = _arguments(cut, r, q, k, z, v, is_causal)
+            g, sums = (padded(x[cut], values.shape[-1]) for x in (gradient, out))
             summed = Summed(sums, lse[cut].contiguous(), seed, offset)
             to_q, to_k, to_v = run_backward(
                 kernel, g, queries, keys, values, summed, is_causal, scale
             )
             del queries, keys, values, g, sums, summed
             # Allocated after the first kernel call, whose inputs have been freed.
-            grads = grads or _empty_gradients(q, k, z, v)
+            grads = grads or _zero_gradients(q, k, z, v)
             dq, dk, dv, *dz = (grad[cut] for grad in grads)
-            _add(dq, to_q[..., :wide], r)
-            _add(dv, to_v[..., :width], r)
-            dk[:, :, r] = to_k[..., :wide]
+            dq.add_(to_q[..., :wide])
+            for i, tokens in enumerate(in_chunks(to_k.shape[2], v.shape[2]), r.start):
+                dk[:, :, i] = to_k[:, :, tokens, :wide]
+                dv.add_(to_v[:, :, tokens, :width])
+                for to_z in dz:
+                    to_z.add_(to_k[:, :, tokens, wide : wide + width])
             for to_z in dz:
-                z_columns = slice(wide, wide + width)
-                _add(to_z, to_q[..., z_columns] + to_k[..., z_columns], r)
+                to_z.add_(to_q[..., wide : wide + width])
     return grads
 
 
 @_attend_backward.register_fake
 def _(gradient: Tensor, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, *_: Any) -> list[Tensor]:
-    return _empty_gradients(q, k, z, v)
+    return _zero_gradients(q, k, z, v)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -141,14 +144,14 @@ def _summed(
     cut: Index, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool, scale: float
 ) -> Summed:
     """Return the sums of a slice over all keys, merged in float32 or wider."""
-    queries, keys = _joined(q, z, cut), _joined(k[:, :, 0], z, cut)
-    kernel = choose_kernel(queries, keys, is_causal)
-    values = padded(v[cut], value_width(kernel, queries, v))
     n = q.shape[2]
-    merged = run_forward(kernel, queries, keys, values, is_causal, scale)
-    for r in range(1, k.shape[2]):
-        keys = _joined(k[:, :, r], z, cut)
+    merged: Summed | None = None
+    for r in _calls(k, is_causal):
+        queries, keys, values, kernel = _arguments(cut, r, q, k, z, v, is_causal)
         other = run_forward(kernel, queries, keys, values, is_causal, scale)
+        if merged is None:
+            merged = other
+            continue
         ours, theirs = merged.lse[..., :n], other.lse[..., :n]
         total = torch.logaddexp(ours, theirs)
         out = merged.out * (ours - total).exp().unsqueeze(-1)
@@ -157,13 +160,32 @@ def _summed(
         lse = other.lse.clone()
         lse[..., :n] = total
         merged = merged._replace(out=out, lse=lse)
+    assert merged is not None
     return merged._replace(out=merged.out.to(v.dtype))
 
 
-def _slices(q: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
-    """Return the axis, batch or heads, and slices along it that keep [q|z] below SLICE bytes."""
-    batch, heads, n, width = q.shape
-    width = round_up(width + (0 if z is None else z.shape[-1]))
+def _calls(k: Tensor, is_causal: bool) -> list[slice]:
+    """Return slices of the M keys, one for every kernel call."""
+    return in_chunks(k.shape[2], 1 if is_causal else k.shape[2])
+
+
+def _arguments(
+    cut: Index, r: slice, q: Tensor, k: Tensor, z: Tensor | None, v: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor, SDPBackend]:
+    """Return queries, the keys `r` and repeated values of a slice, and the kernel for them."""
+    m = r.stop - r.start
+    queries = _joined(q, z, cut)
+    repeated = None if z is None else z.unsqueeze(2).expand(-1, -1, m, -1, -1)
+    keys = _joined(k[:, :, r], repeated, cut).flatten(2, 3)
+    kernel = choose_kernel(queries, keys, is_causal)
+    values = padded(v[cut], value_width(kernel, queries, v))
+    return queries, keys, values.repeat(1, 1, m, 1) if m > 1 else values, kernel
+
+
+def _slices(q: Tensor, k: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
+    """Return the axis, batch or heads, and slices along it that keep [k|z] below SLICE bytes."""
+    batch, heads, m, n, width = k.shape
+    width = m * supported_width(width + (0 if z is None else z.shape[-1]), q)
     limit = SLICE.get(q.device.type, SLICE["cuda"])
     if q.device.type == "cpu":
         limit *= torch.get_num_threads()
@@ -179,7 +201,7 @@ def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
     """Return [x|z] of a slice, padded with zeros to a width that flash attention supports."""
     parts = [x[cut]] if z is None else [x[cut], z[cut]]
     width = sum(part.shape[-1] for part in parts)
-    if missing := round_up(width) - width:
+    if missing := supported_width(width, x) - width:
         parts.append(x.new_zeros(1).expand(*parts[0].shape[:-1], missing))
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
@@ -190,24 +212,16 @@ def padded(x: Tensor, width: int) -> Tensor:
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """Return an empty tensor like x (B, H, n, D) with the memory layout (B, n, H, D)."""
+    """Return zeros like x (B, H, n, D) with the memory layout (B, n, H, D)."""
     b, heads, n, width = x.shape
-    return x.new_empty(b, n, heads, width).transpose(1, 2)
+    return x.new_zeros(b, n, heads, width).transpose(1, 2)
 
 
-def _empty_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[Tensor]:
-    """Return empty gradients of q, k, v and z in the memory layout of their projections."""
+def _zero_gradients(q: Tensor, k: Tensor, z: Tensor | None, v: Tensor) -> list[Tensor]:
+    """Return zeros for the gradients of q, k, v and z in the memory layout of their projections."""
     b, heads, m, n, width = k.shape
-    dk = k.new_empty(b, n, m, heads, width).permute(0, 3, 2, 1, 4)
+    dk = k.new_zeros(b, n, m, heads, width).permute(0, 3, 2, 1, 4)
     return [_tokens_first(q), dk, _tokens_first(v)] + ([] if z is None else [_tokens_first(z)])
-
-
-def _add(total: Tensor, part: Tensor, earlier: int) -> None:
-    """Add `part` to `total`, or copy it if there are no `earlier` parts."""
-    if earlier:
-        total.add_(part)
-    else:
-        total.copy_(part)
 
 
 def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
@@ -230,7 +244,7 @@ def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
     """Return the width of values that `kernel` requires: that of q, or a multiple of 8."""
     if kernel == SDPBackend.FLASH_ATTENTION:
         return queries.shape[-1]
-    return round_up(v.shape[-1])
+    return supported_width(v.shape[-1], v)
 
 
 def run_forward(
@@ -308,6 +322,6 @@ def _logits(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
     return logits
 
 
-def round_up(width: int) -> int:
-    """Return the least multiple of 8 that is at least `width`, as GPU kernels require."""
-    return width + -width % 8
+def supported_width(width: int, x: Tensor) -> int:
+    """Return the least width of x's device that kernels support: on a GPU a multiple of 8."""
+    return width if x.device.type == "cpu" else width + -width % 8

@@ -12,7 +12,6 @@ Shapes: B batch, H heads, n tokens, D head width, c queries of a chunk, m keys, 
 token.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -57,21 +56,11 @@ class Softmax(Normaliser):
         return logits.softmax(-1)
 
     def over_keys(self, logits: Tensor, visible: Tensor | None) -> Tensor:
-        """Return the sum of the softmax over all M m keys: it needs no log-sum-exp over M.
-
-        Compiled, it is written out. The gradient of a sum over one axis of a flattened tensor is
-        read with remainders of indices, and the backward pass of the softmax then takes twice as
-        long.
-        """
+        """Return the sum of the softmax over all M m keys: it needs no log-sum-exp over M."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         if logits.shape[3] == 1:
             return logits.squeeze(3).softmax(-1, dtype=dtype)
-        if not torch.compiler.is_compiling():
-            return logits.flatten(3).softmax(-1, dtype=dtype).view_as(logits).sum(3)
-        every = [wide(keys) for keys in logits.unbind(3)]
-        top = functools.reduce(torch.maximum, every).detach().amax(-1, keepdim=True)
-        a = functools.reduce(torch.add, [(keys - top).exp() for keys in every])
-        return a / a.sum(-1, keepdim=True)
+        return logits.flatten(3).softmax(-1, dtype=dtype).view_as(logits).sum(3)
 
 
 class Sigmoid(Normaliser):

@@ -26,11 +26,13 @@ def as_multiplied(x: Tensor) -> Tensor:
 
 
 def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
-    """Return x as two tensors of `like`'s precision: x rounded, and the rounding error.
+    """Return x as tensors of `like`'s precision: x rounded and, if it is coarser, the error.
 
     In bfloat16 alone, |k|^2 / 2 of a few dozen would be off by a quarter, and so would the logit.
     """
     high = x.to(like.dtype)
+    if high.dtype == x.dtype:
+        return [high]
     return [high, (x - high.to(x.dtype)).to(like.dtype)]
 
 

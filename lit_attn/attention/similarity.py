@@ -185,10 +185,12 @@ class Mixture(MixedKeys):
         if self.part.kernel == "gaussian":
             offset = offset - square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
             keys = keys / variance
-        q_parts, k_parts = [q, ones, ones], [keys, *in_two(offset.unsqueeze(-1), keys)]
+        offsets = in_two(offset.unsqueeze(-1), keys)
+        q_parts, k_parts = [q, *(ones for _ in offsets)], [keys, *offsets]
         if self.query_matters:
-            q_parts += in_two(-square(q) / 2, q)
-            k_parts += [(1 / variance).expand_as(keys[..., :1])] * 2
+            squares = in_two(-square(q) / 2, q)
+            q_parts += squares
+            k_parts += [(1 / variance).expand_as(keys[..., :1]) for _ in squares]
         return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
 
     @torch.no_grad()

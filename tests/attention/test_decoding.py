@@ -197,8 +197,8 @@ def test_a_window_bounds_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -
         (AttentionSpec(kv_heads=1), 2 * DIM // HEADS),
         (PRESETS["belief-star"], 2 * DIM),
         (PRESETS["belief2"], 3 * DIM),
-        # The features of each key include the two parts of its offset.
-        (PRESETS["mgk"], 3 * DIM + 2 * 2 * HEADS),
+        # The features of each key include its offset.
+        (PRESETS["mgk"], 3 * DIM + 2 * HEADS),
         (PRESETS["mgk"].model_copy(update={"kv_heads": 1}), 3 * DIM // HEADS),
         (PRESETS["talking-heads"], 2 * DIM),
         # Two places, each with two vectors of rank 2 over the heads, and the gate.
