@@ -211,7 +211,7 @@ class TranslationConfig(Task):
         1.0, ge=0, description="power of the length that divides a hypothesis's log-probability"
     )
     ratio: float = Field(1.2, ge=0, description="most tokens of a translation per source token")
-    extra: PositiveInt = Field(10, description="most tokens of a translation beyond `ratio`")
+    extra: PositiveInt = Field(10, description="most tokens beyond `ratio`, without the end")
 
     def build(
         self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate

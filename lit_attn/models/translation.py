@@ -64,7 +64,8 @@ def translate(
     """Return the ids of the best translation of every sentence of `source` (B, m), without END."""
     batch, beams, device = len(source), search.beams, source.device
     lengths = (source != PADDING).sum(1).tolist()
-    limits = [max(2, int(search.ratio * length + search.extra)) for length in lengths]
+    # END is not counted by the limits of fairseq.
+    limits = [1 + int(search.ratio * length + search.extra) for length in lengths]
     if network.decoder.longest is not None:
         limits = [min(limit, network.decoder.longest) for limit in limits]
     last_steps = torch.tensor(limits, device=device) - 1

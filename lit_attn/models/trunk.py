@@ -210,10 +210,11 @@ class Trunk(nn.Module):
                     f"{n} tokens are more than the {self.context} positions this model learned"
                 )
             x = x + self.positions(positions)
-        elif self.model.positions in ("sinusoidal", "sinusoidal-reversed"):
+        elif self.model.positions != "rotary":
             if self.model.positions == "sinusoidal-reversed":
                 positions = positions.flip(0)
-            x = x + sinusoids(positions, self.model.dim).to(x.dtype)
+            is_fairseq = self.model.positions == "fairseq"
+            x = x + sinusoids(positions, self.model.dim, is_fairseq).to(x.dtype)
         else:
             turn = rotary(positions, self.model.rotated_width, self.model.rotary_base)
         x = self.dropout(x)
@@ -225,11 +226,17 @@ class Trunk(nn.Module):
         return self.norm(x)
 
 
-def sinusoids(positions: Tensor, dim: int) -> Tensor:
-    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d)."""
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
-    # This form equals that of Transformer-XL's code to the last bit.
-    angles = torch.outer(positions.to(torch.float32), 1 / 10_000.0**exponents)
+def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
+    """Return the fixed positions of Vaswani et al. 2017 (section 3.5), sines first; (n, d).
+
+    fairseq begins with position 2, and its last frequency is 1e-4.
+    """
+    steps = torch.arange((dim + 1) // 2, device=positions.device, dtype=torch.float32)
+    # These forms equal those of Transformer-XL's and fairseq's code to the last bit.
+    rates = 1 / 10_000.0 ** (steps / (dim / 2))
+    if is_fairseq:
+        rates = torch.exp(steps * -(math.log(10_000) / max(1, len(steps) - 1)))
+    angles = torch.outer(positions.to(torch.float32) + 2 * is_fairseq, rates)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
 
 

@@ -54,7 +54,7 @@ def test_decoding_equals_the_full_sequence(name: str, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "fairseq"])
 def test_decoding_works_for_all_presets_and_positions(preset: str, positions: str) -> None:
     network = gpt_cases.network("nanogpt", attention=PRESETS[preset], positions=positions)
     assert_decodes(network, [3, 4, 5, 9])

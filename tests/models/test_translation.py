@@ -228,12 +228,12 @@ def log_probability(built: EncoderDecoder, source: Tensor, ids: list[int]) -> fl
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_a_wide_beam_equals_an_exhaustive_search(penalty: float) -> None:
-    """A vocabulary of 5 ids, at most 4 tokens: padding, END, and three others."""
+    """A vocabulary of 5 ids (padding, END, and three others), and at most 3 tokens before END."""
     torch.manual_seed(3)
     built = EncoderDecoder(config(), 5, 64).double().eval()
     sources = torch.tensor([[2, 3, END, PADDING], [4, 4, 3, END], [3, END, PADDING, PADDING]])
     translated = translate(
-        built, sources, TranslationConfig(beams=200, length_penalty=penalty, ratio=0.0, extra=4)
+        built, sources, TranslationConfig(beams=200, length_penalty=penalty, ratio=0.0, extra=3)
     )
     for source, ids in zip(sources, translated, strict=True):
         row = source[None, source != PADDING]
@@ -248,7 +248,7 @@ def test_a_wide_beam_equals_an_exhaustive_search(penalty: float) -> None:
 @torch.no_grad()
 def plain_search(built: EncoderDecoder, source: Tensor, search: TranslationConfig) -> list[int]:
     """Search one sentence, hypothesis by hypothesis, without caches."""
-    limit = int(search.ratio * source.shape[1] + search.extra)
+    limit = 1 + int(search.ratio * source.shape[1] + search.extra)
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for step in range(limit):

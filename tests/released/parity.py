@@ -23,6 +23,7 @@ NAMES = (
     "big_vision",
     "dcformer",
     "dcformer_pytorch",
+    "fairseq",
     "jit",
     "local_vit",
     "lra",
@@ -33,8 +34,6 @@ NAMES = (
     "spt_lsa_vit",
     "vit_small",
 )
-UNRECORDED = "facebookresearch/fairseq, of which no training steps are recorded"
-"""Words of the captions of translation, whose released code has no recorder."""
 SETUPS: dict[str, ModuleType] = {name: import_module(f"released.{name}") for name in NAMES}
 """The recorded set-ups: a module each, named as its file of records."""
 PIPELINES: dict[str, ModuleType] = {
@@ -81,8 +80,7 @@ project's layer beside the one that timm has for CaiT, without the biases that o
 The comparison covers half precision, two ranks and `torch.compile` in one run each (`bf16`, `ddp`
 and `compile` of nanoGPT), and the reading of image files in the evaluation of local_vit. A
 [second table](#input-pipelines) compares the images of training, after reading and augmentation.
-Everything runs on a CPU, so the comparison does not cover the kernels of a GPU. The set-ups of
-translation, whose code is fairseq, have no recorded training steps. The comparison says nothing
+Everything runs on a CPU, so the comparison does not cover the kernels of a GPU. It says nothing
 about published accuracies: none has been reproduced here.
 
 """

@@ -92,18 +92,24 @@ def shared_draws(seed: int, time_first: bool = False) -> Iterator[None]:
     fused = torch.nn.functional.scaled_dot_product_attention
 
     def attention(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
     ) -> Tensor:
         # The fused kernel draws its own dropout: spell out what it computes.
-        if not (p := options.pop("dropout_p", 0.0)):
-            return fused(q, k, v, attn_mask, **options)
+        if not dropout_p:
+            return fused(q, k, v, attn_mask, is_causal=is_causal, **options)
         logits = q @ k.transpose(-1, -2) * (options.get("scale") or q.shape[-1] ** -0.5)
-        assert not options.get("is_causal")
+        assert not is_causal
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             logits = logits.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             logits = logits + attn_mask
-        return dropout(logits.softmax(-1), p) @ v
+        return dropout(logits.softmax(-1), dropout_p) @ v
 
     def rand(*shape: Any, **_: Any) -> Tensor:
         # Some drop paths are floor(keep + rand(shape)), which is 1 if rand is at least 1 - keep.

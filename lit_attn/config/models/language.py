@@ -47,10 +47,10 @@ class TokenTransformer(PackageModel):
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
     head_dim: PositiveInt | None = Field(None, description="width of a head; null: dim / heads")
-    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed"] = Field(
+    positions: Literal["learned", "rotary", "sinusoidal", "sinusoidal-reversed", "fairseq"] = Field(
         "learned",
         description="sinusoidal-reversed: the sinusoidal position of a token is its distance to "
-        "the last token, as in Transformer-XL's code",
+        "the last token, as in Transformer-XL's code; fairseq: sinusoidal, from position 2 on",
     )
     rotary_share: float = Field(
         1.0, gt=0, le=1, description="share of a head's components that rotary positions rotate"
@@ -221,7 +221,7 @@ class EncoderDecoderConfig(TokenTransformer):
         "the encoder's input; separate: none",
     )
     # Reversed positions change with every new token, and the encoder would count padding.
-    positions: Literal["learned", "rotary", "sinusoidal"] = Field(
+    positions: Literal["learned", "rotary", "sinusoidal", "fairseq"] = Field(
         "learned", description="positions of both parts"
     )
     weights: Literal["exact"] = Field("exact", description="matrices are not rounded")
