@@ -14,16 +14,8 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import StaticConfig
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.models.replace import (
-    Adapter,
-    NormedLinear,
-    Projections,
-    QueryValueLinear,
-    build_layer,
-    by_head,
-    join,
-    linear,
-)
+from lit_attn.models import replace
+from lit_attn.models.replace import Adapter, NormedLinear, Projections, QueryValueLinear
 
 
 def read(original: Any, **changes: Any) -> Projections:
@@ -48,7 +40,7 @@ def read(original: Any, **changes: Any) -> Projections:
 
 def plain(original: nn.Module, spec: AttentionSpec) -> Attention:
     """Return the layer itself: it has the parameter names and the `forward` of timm's module."""
-    return build_layer(read(original), spec)
+    return replace.build_layer(read(original), spec)
 
 
 def mask_units(original: Any, spec: AttentionSpec) -> "MaskUnits | None":
@@ -75,7 +67,7 @@ class Rotated(TimmAdapter):
         key_heads = getattr(original, "num_kv_heads", original.num_heads)
         qkv = original.qkv
         if qkv is None:
-            qkv = join(original.q_proj, original.k_proj, original.v_proj)
+            qkv = replace.join(original.q_proj, original.k_proj, original.v_proj)
         source = read(original, qkv=qkv, key_heads=key_heads)
         if not getattr(original, "rotate_half", False):
             halve(source, original.num_heads + key_heads)
@@ -140,7 +132,7 @@ class ChannelsLast(RelPos):
 
     def read(self, original: Any) -> Projections:
         qkv, proj = (as_linear(module) for module in (original.qkv, original.proj))
-        qkv = by_head(qkv, original.num_heads) if original.head_first else qkv
+        qkv = replace.by_head(qkv, original.num_heads) if original.head_first else qkv
         return read(original, qkv=qkv, proj=proj)
 
 
@@ -155,7 +147,7 @@ def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
     """Return `module`, or a convolution of 1 x 1 pixels as a Linear."""
     if isinstance(module, nn.Linear):
         return module
-    return linear(module.weight.flatten(1), module.bias)
+    return replace.linear(module.weight.flatten(1), module.bias)
 
 
 class Swin(TimmAdapter):
@@ -176,7 +168,7 @@ class ClassToken(TimmAdapter):
     moved = (*Adapter.moved, "q", "k", "v")
 
     def read(self, original: Any) -> Projections:
-        return read(original, qkv=join(original.q, original.k, original.v))
+        return read(original, qkv=replace.join(original.q, original.k, original.v))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[:, :1]
