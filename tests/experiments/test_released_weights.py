@@ -2,12 +2,16 @@
 
 import importlib
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.paths import EXPERIMENTS
+from helpers.paths import EXPERIMENTS, ROOT
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -231,3 +235,30 @@ def test_unsupported_positions_and_activations_are_refused(tmp_path: Path) -> No
         released.neox_model({"rope_parameters": {"rope_type": "yarn"}})
     with pytest.raises(ValueError, match="hidden_act: 'silu'"):
         released.neox_model({"hidden_act": "silu"})
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    """A text of one task stands for the 74 tasks, which are published elsewhere."""
+    page = (ROOT / "docs" / "released-weights.md").read_text()
+    ((study,), (script,), (commands,)) = (
+        re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        for language in ("yaml", "python", "console")
+    )
+    (tmp_path / "experiments").symlink_to(EXPERIMENTS)
+    (tmp_path / "small.yaml").write_text(study)
+    tasks = tmp_path / "DCFormer" / "data" / "synthetic_dataset.jsonl"
+    tasks.parent.mkdir(parents=True)
+    tasks.write_text(json.dumps({"task_id": "task0", "texts": "Ann has a kind of [ animal ]\n"}))
+    commands = commands.replace("python ", f"{sys.executable} ")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for command in ([sys.executable, "-c", script], ["bash", "-ec", commands]):
+        finished = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+    (scored,) = tmp_path.glob("runs/small-language-models/dcmha/*/published-tasks/summary.csv")
+    assert scored.read_text().endswith(",1\n")
+    assert (tmp_path / "converted" / "heads" / "head_diversity.csv").exists()
+    (composition,) = tmp_path.glob("runs/small-language-models/dcmha/*/heads/composition.csv")
+    assert "query-projection" in composition.read_text()

@@ -1,0 +1,140 @@
+"""Trained language models for the scripts beside this file: network, encoder and their checks.
+
+A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or a folder as
+`lit-attn export hub` and `released_weights.py` write it.
+"""
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import ValidationError
+
+from lit_attn.config.cell import Cell
+from lit_attn.config.data.text import GptNeox, Tokens
+from lit_attn.files import read_text
+from lit_attn.generate import load_gpt
+from lit_attn.hub import load_exported
+from lit_attn.schema.errors import ConfigError, OneLineParser, explain
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lit_attn.data.text.tokenizers import Encoder
+    from lit_attn.models.language import GPT
+
+
+class LanguageModel(NamedTuple):
+    """A network in evaluation mode, the encoder of its text, and its number of ids."""
+
+    name: str
+    network: "GPT"
+    encoder: "Encoder"
+    vocabulary: int
+
+    @property
+    def device(self) -> "torch.device":
+        """Device of the network."""
+        return self.network.trunk.tokens.weight.device
+
+    @property
+    def longest(self) -> int | None:
+        """Largest number of tokens with learned positions; None if no positions are learned."""
+        return self.network.trunk.longest
+
+    def log_probabilities(self, ids: list[int], places: list[int]) -> "Tensor":
+        """Return log p of every id (len(places), vocabulary) for the tokens at `places`.
+
+        Every place is at least 1: its token follows the tokens before it. Raises ConfigError for
+        more tokens than learned positions.
+        """
+        import torch
+
+        read = ids[: max(places)]
+        if self.longest is not None and len(read) > self.longest:
+            text = f"{len(read)} tokens are more than the {self.longest} positions that it learned"
+            raise ConfigError(f"{self.name}: {text}")
+        with torch.no_grad():
+            hidden = self.network.trunk(torch.tensor([read], device=self.device))
+            before = torch.tensor(places, device=self.device) - 1
+            logits = self.network.logits(hidden[:, before])[0, :, : self.vocabulary]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.to(wide).log_softmax(-1)
+
+
+def add_model(parser: OneLineParser) -> None:
+    """Add the arguments that name a model: MODEL and --tokenizer."""
+    text = "folder of a finished cell, or an exported or converted folder"
+    parser.add_argument("model", type=Path, metavar="MODEL", help=text)
+    text = "tokenizer.json (default: that of the folder, else that of the configuration)"
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
+
+
+def run_command(command: Callable[[Namespace], None], options: Namespace) -> int:
+    """Run a command; return exit code 0, or 2 after printing the line of a ConfigError."""
+    try:
+        command(options)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:
+    """Return the language model of a folder; raise ConfigError if it has none.
+
+    A cell with code of its own (`parts`) is refused, because loading it would execute that code.
+    """
+    if (folder / "config.yaml").exists():
+        path = folder / "config.yaml"
+        if re.search(r"^parts:\s*(\n-|\[.*\w)", read_text(path), re.MULTILINE):
+            raise ConfigError(f"{path}: parts: a cell with code of its own cannot be scored")
+        cell = Cell.read(path)
+        data = check_data(cell, folder)
+        network = load_gpt(folder, cell)
+    else:
+        path = folder / "config.json"
+        try:
+            cell = Cell.model_validate(json.loads(read_text(path)))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from error
+        except ValidationError as error:
+            raise explain(error, str(path)) from error
+        data = check_data(cell, folder)
+        network = read_exported(folder)
+    file = tokenizer or (folder / "tokenizer.json")
+    if tokenizer is not None or file.exists():
+        choice = GptNeox(file=file, size=data.tokenizer.vocabulary)
+        choice.check_files()
+        encoder: Encoder = choice.encoder(())
+    else:
+        encoder = data.encoder()
+    return LanguageModel(folder.name, network, encoder, data.tokenizer.vocabulary)
+
+
+def check_data(cell: Cell, folder: Path) -> Tokens:
+    """Return the data of a cell; raise ConfigError if they are no text."""
+    data = cell.experiment.data
+    if not isinstance(data, Tokens):
+        hint = "Choose a language model."
+        raise ConfigError(f"{folder}: its task is {cell.experiment.task.kind}. {hint}")
+    return data
+
+
+def read_exported(folder: Path) -> "GPT":
+    """Return the network of an exported folder; raise ConfigError if it is no GPT."""
+    import torch
+
+    from lit_attn.models.language import GPT
+
+    network = load_exported(folder)
+    if not isinstance(network, GPT):
+        raise ConfigError(
+            f"{folder}: its model '{type(network).__name__}' is not supported, only gpt"
+        )
+    return network.to("cuda" if torch.cuda.is_available() else "cpu")
