@@ -40,21 +40,24 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     """
     reference = _levels(study.plan.baseline)
     values = {
-        ("", *levels.values()): study.values(variant.name)
+        tuple(levels[axis] for axis in reference): study.values(variant.name)
         for variant in study.plan.variants
         if (levels := _levels(variant.name)).keys() == reference.keys()
         and study.values(variant.name)
     }
     if len(reference) < 2 or not values:
         return []
-    # The constant first level remains when a contrast has removed all axes.
-    index = pd.MultiIndex.from_tuples(list(values), names=["", *reference])
-    frame = pd.DataFrame(list(values.values()), index=index, dtype=float).dropna(axis=1)
-    pairs = [(axis, str(level)) for axis in reference for level in index.unique(axis)]
-    changes = [{axis: level} for axis, level in pairs if level != reference[axis]]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    # The reference is the first level of each axis.
+    axes = [list(dict.fromkeys(names)) for names in zip(reference.values(), *values, strict=True)]
+    grid = np.full([*map(len, axes), len(seeds)], np.nan)
+    for names, by_seed in values.items():
+        place = tuple(map(list.index, axes, names))
+        grid[place] = [by_seed[seed] for seed in seeds]
+    changes = [{axis: i} for axis, names in enumerate(axes) for i in range(1, len(names))]
     both = (first | second for first, second in itertools.combinations(changes, 2))
     chosen = [*changes, *(pair for pair in both if len(pair) == 2)]
-    contrasts = [(changed, _contrast(frame, changed, reference)) for changed in chosen]
+    contrasts = [(changed, _contrast(grid, changed)) for changed in chosen]
     estimated = [(changed, rows) for changed, rows in contrasts if rows.size]
     if len({axis for change in changes for axis in change}) < 2 or not estimated:
         return []
@@ -62,22 +65,20 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     effects = []
     p_values = stats.joint_sign_flip(means)
     for (changed, rows), mean, p in zip(estimated, means.tolist(), p_values, strict=True):
-        name = " and ".join(f"{axis}={level}" for axis, level in changed.items())
+        terms = [f"{list(reference)[axis]}={axes[axis][i]}" for axis, i in changed.items()]
+        name = " and ".join(terms)
         kind = "main effect" if len(changed) == 1 else "interaction"
         effects.append(Effect(name, kind, len(rows), *describe_pairs(mean), p, mean))
     return effects
 
 
-def _contrast(
-    frame: pd.DataFrame, changed: dict[str, str], reference: dict[str, str]
-) -> NDArray[np.float64]:
-    """Return the effect of the `changed` levels for each combination of the other axes and seed."""
-    for axis, level in changed.items():
-        levels = frame.index.get_level_values(axis)
-        left, right = (frame[levels == name].droplevel(axis) for name in (level, reference[axis]))
-        # Combinations that lack a level become missing values.
-        frame = left - right
-    return frame.dropna().to_numpy()
+def _contrast(grid: NDArray[np.float64], changed: dict[int, int]) -> NDArray[np.float64]:
+    """Return the effect of the levels `changed`, by axis of `grid`, (combinations, seeds)."""
+    for axis, level in sorted(changed.items(), reverse=True):
+        grid = np.take(grid, level, axis) - np.take(grid, 0, axis)
+    # Combinations that lack a level are missing values.
+    rows = grid.reshape(-1, grid.shape[-1])
+    return rows[~np.isnan(rows).any(axis=1)]
 
 
 def make_effects_table(effects: list[Effect], study: StudyRecord, digits: int) -> Table:

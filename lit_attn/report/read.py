@@ -135,7 +135,7 @@ class StudyRecord:
 
     def config_path(self, variant: str) -> Path | None:
         """Return the first readable config.yaml of a variant's cells."""
-        paths = (c.folder / "config.yaml" for c in self.variant_cells(variant) if c.folder)
+        paths = (Path(c.path, "config.yaml") for c in self.variant_cells(variant) if c.path)
         return next((path for path in paths if os.access(path, os.R_OK)), None)
 
     def step_time(self, variant: str) -> float | None:

@@ -1,5 +1,6 @@
 """Uncertainty from the test samples: values of each image, sequence or window, from `units.npz`."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,9 +65,9 @@ def _read_cell(study: StudyRecord, cell: CellRecord) -> tuple[stats.Floats, stat
     split, _, name = study.plan.metric.name.partition("/")
     prefix = f"{split}/{'ema-' * study.plan.metric.averaged}"
     array = COUNTED.get(name.removeprefix("ema-"))
-    if array is None or cell.folder is None or cell.value is None:
+    if array is None or not cell.path or cell.value is None:
         return None
-    path = cell.folder / "units.npz"
+    path = Path(cell.path, "units.npz")
     arrays = read_arrays(path)
     sums, targets = (arrays.get(f"{prefix}{key}") for key in (array, "targets"))
     if sums is None or targets is None or not targets.sum():
