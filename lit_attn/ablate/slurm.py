@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from lit_attn.ablate import snapshot as code
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import TICK, Outcome, Runner, Summary, handle_signals
 from lit_attn.ablate.slots import make_slots
-from lit_attn.ablate.snapshot import activation_lines, take_snapshot
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.cell import Cell
 from lit_attn.extras import require
-from lit_attn.files import write_atomic
+from lit_attn.files import one_at_a_time, write_atomic
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,17 +95,17 @@ class SlurmCell:
         if job.state() == "done":
             return
         if is_over_time:
-            self._record_time_out()
+            # The runner has only seen a SIGTERM.
+            attempts = folder.list_attempts(self.folder)
+            if attempts and (end := folder.read_exit(attempts[-1])) is not None:
+                changes = {
+                    "failure": "timed-out",
+                    "message": "the time limit of its job was reached",
+                }
+                end.model_copy(update=changes).write(attempts[-1] / "exit.json")
             requeue(signal.SIGUSR2, None)
         messages = [outcome.message for outcome in summary.outcomes]
         raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
-
-    def _record_time_out(self) -> None:
-        """Correct the failure class, because the runner has only seen a SIGTERM."""
-        attempts = folder.list_attempts(self.folder)
-        if attempts and (end := folder.read_exit(attempts[-1])) is not None:
-            changes = {"failure": "timed-out", "message": "the time limit of its job was reached"}
-            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return what submitit requeues: the same call, which resumes from the checkpoint."""
@@ -139,12 +139,8 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
             with contextlib.suppress(ValidationError):
                 cells = BATCH.validate_json(path.read_bytes())
                 batches[NAME + path.parent.name] = (matrix.folder, path.parent, cells)
-    output, tasks = "", []
-    if batches:
-        user, columns = f"--user={getpass.getuser()}", "--format=%K|%i|%T|%j"
-        output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
-    for line in output.splitlines():
-        index, task_id, state, name = ([*line.split("|", 3), "", "", ""])[:4]
+    tasks = []
+    for index, task_id, state, name in _list_jobs() if batches else ():
         if name in batches:
             study, batch, cells = batches[name]
             cell, attempts = cells[int(index) if index.isdecimal() else 0]
@@ -152,6 +148,13 @@ def find_tasks(matrices: Iterable[Matrix]) -> dict[Path, Task]:
     # The job of a cell that counts is the active one, or else the newest.
     tasks.sort(key=lambda pair: (not pair[1].is_over, int(pair[1].id.split("_")[0])))
     return dict(tasks)
+
+
+def _list_jobs() -> list[list[str]]:
+    """Return index in the array, id, state and name of the user's jobs that SLURM still knows."""
+    user, columns = f"--user={getpass.getuser()}", "--format=%K|%i|%T|%j"
+    output = _run("squeue", "--noheader", "--array", "--states=all", user, columns)
+    return [[*line.split("|", 3), "", "", ""][:4] for line in output.splitlines()]
 
 
 def cancel(matrices: list[Matrix], only_removed: bool = False) -> int:
@@ -207,19 +210,24 @@ def submit_missing(
         raise ConfigError(f"--launcher slurm: {error}") from error
     queued = {folder for folder, task in tasks.items() if not task.is_over}
     jobs = [job for job in missing if job.folder not in queued and job.state() != "running"]
-    setup = []
-    if jobs:
-        parts = (part for matrix in matrices for part in matrix.source.parts)
-        setup = activation_lines(take_snapshot(matrices[0].folder.parent, parts))
-    for matrix in matrices:
-        study_jobs = [job for job in jobs if job.cell.study == matrix.name]
-        for start in range(0, len(study_jobs), MAX_ARRAY):
-            _submit(matrix, study_jobs[start : start + MAX_ARRAY], cell, at_once, setup)
+    if not jobs:
+        return 0
+    parts = (part for matrix in matrices for part in matrix.source.parts)
+    out = matrices[0].folder.parent
+    with one_at_a_time(out / code.STORE, "code"):
+        snapshot = code.take_snapshot(out, parts)
+        for matrix in matrices:
+            study_jobs = [job for job in jobs if job.cell.study == matrix.name]
+            for start in range(0, len(study_jobs), MAX_ARRAY):
+                _submit(matrix, study_jobs[start : start + MAX_ARRAY], cell, at_once, snapshot)
+        # If SLURM or the disk does not answer, the next submission removes them.
+        with contextlib.suppress(OSError):
+            code.remove_unneeded(out, {name.removeprefix(NAME) for *_, name in _list_jobs()})
     return len(jobs)
 
 
 def _submit(
-    matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None, setup: list[str]
+    matrix: Matrix, jobs: list[Job], cell: SlurmCell, at_once: int | None, snapshot: Path
 ) -> None:
     require("submitit", "--launcher slurm", "slurm")
     from submitit.core.utils import FailedJobError
@@ -231,10 +239,11 @@ def _submit(
         job.cell.write(job.folder / "config.yaml")
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
+    write_atomic(batch / code.RECORD, snapshot.name)
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
     parameters = slurm.model_dump(include={"partition", "account", "qos", "constraint", "mem"})
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}
-    parameters["setup"] = [*slurm.setup, *setup]
+    parameters["setup"] = [*slurm.setup, *code.activation_lines(snapshot)]
     try:
         executor = SlurmExecutor(batch, max_num_timeout=slurm.timeouts)
         executor.update_parameters(

@@ -1,9 +1,10 @@
 """Snapshot of the code that SLURM jobs run, however long they wait in the queue.
 
 It is a folder `<out>/.code/<hash of its content>` with the package and the folders of the study's
-plug-ins. Equal code has one snapshot. A snapshot takes about 2 MB, so none is removed.
+plug-ins. Equal code has one snapshot. A submission removes the snapshots that no job needs.
 """
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -12,16 +13,23 @@ from hashlib import sha256
 from pathlib import Path
 
 import lit_attn
-from lit_attn.files import one_at_a_time
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import SNAPSHOT, locate_copy
 
+STORE = ".code"
+RECORD = "snapshot.txt"  # File of a batch of jobs with the name of their snapshot.
+
 
 def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
-    """Copy the package and the folders of `parts`; return the snapshot. Raises ConfigError."""
-    store, package, digest = out.absolute() / ".code", Path(lit_attn.__file__).parent, sha256()
+    """Copy the package and the folders of `parts`; return the snapshot. Raises ConfigError.
+
+    The caller holds the lock of the store `<out>/.code` until all jobs are submitted, or another
+    submission could remove the snapshot.
+    """
+    store, package, digest = out.absolute() / STORE, Path(lit_attn.__file__).parent, sha256()
     try:
-        with one_at_a_time(store, "code"), tempfile.TemporaryDirectory(dir=store) as name:
+        store.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=store) as name:
             copy = Path(name, "code")
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(package, copy / "package" / package.name, ignore=ignored)
@@ -36,6 +44,23 @@ def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
     except (OSError, shutil.Error) as error:
         raise ConfigError(f"--launcher slurm: the code cannot be copied: {error}") from error
     return snapshot
+
+
+def remove_unneeded(out: Path, queued: set[str]) -> None:
+    """Remove the snapshots of all batches but those that are `queued` or of another user.
+
+    The caller holds the lock of the store. Raises OSError if the snapshot of a batch is unknown.
+    """
+    needed = {
+        (batch / RECORD).read_text()
+        for batch in out.glob("*/.slurm/*")
+        if batch.name in queued or batch.stat().st_uid != os.getuid()
+    }
+    old = [p for p in (out / STORE).iterdir() if p.is_dir() and p.name not in needed]
+    # Renamed first, because equal code would use a snapshot that is half removed.
+    with tempfile.TemporaryDirectory(dir=out / STORE, ignore_cleanup_errors=True) as folder:
+        for path in old:
+            path.rename(Path(folder, path.name))
 
 
 def activation_lines(snapshot: Path) -> list[str]:

@@ -1,14 +1,19 @@
 """Snapshots of the code for jobs that wait in a queue (tests/slurm/test_snapshots.py runs jobs)."""
 
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import studies
+from helpers.runs import make_body
 
 import lit_attn
-from lit_attn.ablate.snapshot import activation_lines, take_snapshot
+from lit_attn.ablate import slurm
+from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.snapshot import activation_lines, remove_unneeded, take_snapshot
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import locate_copy
 
@@ -99,6 +104,78 @@ def test_python_imports_the_snapshot_before_the_working_directory(
             str(study / "local.py"),
             "True",
         ]
+
+
+def write_batch(out: Path, name: str, snapshot: str | None) -> None:
+    batch = out / "tiny" / ".slurm" / name
+    batch.mkdir(parents=True)
+    if snapshot is not None:
+        (batch / "snapshot.txt").write_text(snapshot)
+
+
+def list_snapshots(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / ".code").iterdir() if path.is_dir())
+
+
+def test_snapshots_that_no_job_needs_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / ".code" / name / "package").mkdir(parents=True)
+        write_batch(tmp_path, f"batch-{name}", name)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "values.txt").touch()
+    (tmp_path / ".code" / "b" / "data").symlink_to(tmp_path / "data")
+    remove_unneeded(tmp_path, {"batch-a", "batch-c", "of another folder"})
+    assert list_snapshots(tmp_path) == ["a", "c"]
+    assert (tmp_path / "data" / "values.txt").exists()
+    # A batch of an older version does not name its snapshot.
+    write_batch(tmp_path, "old", None)
+    with pytest.raises(FileNotFoundError):
+        remove_unneeded(tmp_path, {"old"})
+    assert list_snapshots(tmp_path) == ["a", "c"]
+    # The jobs of another user cannot be listed.
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (tmp_path / "tiny" / ".slurm" / "old").rmdir()
+    remove_unneeded(tmp_path, set())
+    assert list_snapshots(tmp_path) == ["a", "c"]
+    monkeypatch.undo()
+    remove_unneeded(tmp_path, set())
+    assert list_snapshots(tmp_path) == []
+
+
+def test_the_store_is_locked_until_all_jobs_are_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another submission waits, so it cannot remove the snapshot of jobs that have no id yet."""
+    matrix = expand(studies.study(tmp_path, make_body("ok", "ok-2")), tmp_path / "runs")
+    events = []
+
+    def is_locked() -> bool:
+        with (tmp_path / "runs" / ".code" / ".code.lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def submit(matrix: Matrix, jobs: list[Job], *arguments: object) -> None:
+        events.append(("submit", len(jobs), is_locked()))
+        write_batch(tmp_path / "runs", "batch", list_snapshots(tmp_path / "runs")[-1])
+
+    def list_jobs() -> list[list[str]]:
+        events.append(("list", 0, is_locked()))
+        return [["0", "1_0", "PENDING", slurm.NAME + "batch"]]
+
+    (tmp_path / "runs" / ".code" / "0000").mkdir(parents=True)
+    monkeypatch.setattr(slurm, "_submit", submit)
+    monkeypatch.setattr(slurm, "_list_jobs", list_jobs)
+    cell = slurm.SlurmCell(tmp_path, "", False, 1.0)
+    assert slurm.submit_missing([matrix], matrix.jobs, cell, None) == len(matrix.jobs)
+    assert events == [("submit", len(matrix.jobs), True), ("list", 0, True)]
+    assert not is_locked()
+    assert list_snapshots(tmp_path / "runs") != []
+    assert "0000" not in list_snapshots(tmp_path / "runs")
 
 
 def test_a_snapshot_that_cannot_be_written_is_one_error_line(tmp_path: Path) -> None:

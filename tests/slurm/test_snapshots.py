@@ -67,8 +67,8 @@ def start(folder: Path, cluster: dict[str, str], *options: str) -> "subprocess.P
     )
 
 
-def list_jobs(cluster: dict[str, str]) -> list[str]:
-    command = ["squeue", "-h", "--array", "--states=PENDING", "--format=%i"]
+def list_jobs(cluster: dict[str, str], states: str = "PENDING") -> list[str]:
+    command = ["squeue", "-h", "--array", f"--states={states}", "--format=%i"]
     done = subprocess.run(command, env=cluster, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
@@ -116,6 +116,38 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert set(imported.read_text().split()) == {"0.5"}
+
+
+def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Path) -> None:
+    """Jobs of two snapshots wait; both run, and the next submission removes both snapshots."""
+    (tmp_path / "checkout").symlink_to(ROOT)
+    write_study(tmp_path, "parts: [scaled.py]\n" + VARIANTS, "scaled")
+    (tmp_path / "scaled.py").write_text(SCHEDULE)
+
+    def list_snapshots() -> set[str]:
+        return {path.name for path in tmp_path.glob("runs/.code/*") if path.is_dir()}
+
+    # SLURM forgets a job two seconds after its end.
+    with slurm_cluster.cluster("MinJobAge=2\n") as cluster:
+        set_node(cluster, "DRAIN")
+        for seed, count in ((0, 2), (1, 4)):
+            (tmp_path / "factors.py").write_text(f"FACTOR = 0.{seed + 1}\n")
+            with start(tmp_path, cluster, "--seeds", f"{seed},") as process:
+                wait_until(lambda count=count: len(list_jobs(cluster)) == count)
+                process.terminate()
+                process.communicate(timeout=60)
+            assert len(list_snapshots()) == seed + 1
+        waiting = list_snapshots()
+        set_node(cluster, "RESUME")
+        wait_until(lambda: not list_jobs(cluster, "all"))
+        assert set((tmp_path / "imported.txt").read_text().split()) == {"0.1", "0.2"}
+        (tmp_path / "factors.py").write_text("FACTOR = 0.3\n")
+        with start(tmp_path, cluster, "--seeds", "3") as process:
+            output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+    assert len(read_results(tmp_path)) == 6
+    assert len(list_snapshots()) == 1
+    assert not list_snapshots() & waiting
 
 
 def test_jobs_of_a_removed_variant_are_cancelled_alone(
