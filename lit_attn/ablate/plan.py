@@ -20,7 +20,7 @@ from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, make_label, resolve
 from lit_attn.cells import records
-from lit_attn.cells.folder import State, read_cell, read_result, read_state
+from lit_attn.cells.folder import State, read_cell, read_result
 from lit_attn.cells.inputs import MAX_FILES, collect_inputs
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
@@ -57,7 +57,7 @@ class Job:
         return self.cell.fingerprint
 
     def state(self) -> State:
-        return read_state(self.folder, self.identity)
+        return read_cell(self.folder, self.identity).state
 
 
 @dataclass(frozen=True)
@@ -265,23 +265,16 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
     names = {(job.cell.study, job.cell.variant.partition("@")[0]) for job in jobs}
-    checked: set[str] = set()
-    for matrix in matrices:
-        for variant in matrix.written:
-            if (matrix.name, variant.name) in names:
-                _check_files(matrix.source, variant, checked)
-
-
-def _check_files(source: StudySource, variant: Variant, checked: set[str]) -> None:
-    """Check what a variant's data, model and loggers need, except configurations in `checked`."""
-    experiment = variant.experiment
-    parts: list[tuple[str, Data | Model | MetricLogger]]
-    parts = [("data", experiment.data), ("model", experiment.model)]
-    parts += [("training.loggers", logger) for logger in experiment.training.loggers]
-    for section, part in parts:
-        if (text := part.model_dump_json()) in checked:
-            continue
-        checked.add(text)
+    parts: dict[str, tuple[StudySource, Variant, str, Data | Model | MetricLogger]] = {}
+    variants = [(m, v) for m in matrices for v in m.written if (m.name, v.name) in names]
+    for matrix, variant in variants:
+        experiment, loggers = variant.experiment, variant.experiment.training.loggers
+        sections: list[tuple[str, Data | Model | MetricLogger]]
+        sections = [("data", experiment.data), ("model", experiment.model)]
+        sections += [("training.loggers", logger) for logger in loggers]
+        for section, part in sections:
+            parts.setdefault(part.model_dump_json(), (matrix.source, variant, section, part))
+    for source, variant, section, part in parts.values():
         try:
             part.check_files()
         except ConfigError as error:
@@ -360,12 +353,12 @@ def _find_stale(jobs: list[Job]) -> Iterator[Job]:
         if result is None:
             continue
         data, key = job.cell.experiment.data, job.cell.experiment.data.model_dump_json()
-        inputs = collect_inputs(job.cell.parts, data.model_dump())
-        file_count = len(inputs) - len(job.cell.parts)
+        inputs = collect_inputs(job.cell.parts, data.input_paths())
+        count = len(inputs) - len(job.cell.parts)
         if result.code != code_hash(job.cell.parts):
             yield job
-        # Data of a hub have no files, and of more than MAX_FILES only some are recorded.
-        elif inputs != result.inputs or not 0 < file_count < MAX_FILES:
+        # Some data have no files, an empty stamp is unknown, and of many files some are recorded.
+        elif inputs != result.inputs or not 0 < count < MAX_FILES or "" in inputs.values():
             if key not in hashes:
                 hashes[key] = str(data.build(job.cell.seed, torch.device("cpu")).fingerprint())
             if result.data != hashes[key]:

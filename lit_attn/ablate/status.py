@@ -17,7 +17,7 @@ from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import find_stale
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
@@ -92,7 +92,13 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     if seconds := estimate_seconds(plan.study, cells, at_once):
         counts += f"; about {format_seconds(seconds)} left with {at_once} at once"
     lines = [f"{plan.study}: {plan.title}", f"  {counts}"]
-    lines += [_describe_running(cell) for cell in cells if cell.status.state == "running"]
+    for cell in (cell for cell in cells if cell.status.state == "running"):
+        steps = "starting"
+        if progress := cell.status.progress:
+            seconds = progress.remaining_seconds
+            rest = "" if seconds is None else f", about {format_seconds(seconds)} left"
+            steps = f"{progress.step}/{progress.total} steps{rest}"
+        lines.append(f"  running  {cell.name}  {steps}")
     failed = [cell for cell in cells if cell.status.state in ADVICE]
     for cell in failed[:MAX_FAILED]:
         lines += _describe_failure(cell)
@@ -103,6 +109,9 @@ def describe(plan: Plan, cells: list[StudyCell]) -> str:
     lines += [f"  stale    {text}" for text in stale[:MAX_FAILED]]
     if stale:
         lines.append(f"  {len(stale)} stale cells; see `rerun stale`")
+    results = [cell.status.result for cell in cells if cell.status.result is not None]
+    unknown = {name for result in results for name, stamp in result.inputs.items() if not stamp}
+    lines += [f"  unchecked {name}: absent when cells ran" for name in sorted(unknown)]
     return escape_control("\n".join(lines) + "\n")
 
 
@@ -121,15 +130,6 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
             else:
                 waiting.append(name)
     return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()
-
-
-def _describe_running(cell: StudyCell) -> str:
-    progress = cell.status.progress
-    if progress is None:
-        return f"  running  {cell.name}  starting"
-    seconds = progress.remaining_seconds
-    rest = "" if seconds is None else f", about {format_seconds(seconds)} left"
-    return f"  running  {cell.name}  {progress.step}/{progress.total} steps{rest}"
 
 
 def _describe_failure(cell: StudyCell) -> Iterator[str]:
@@ -176,6 +176,5 @@ def _find_cell(text: str) -> Path:
         return max(folders, key=lambda path: path.stat().st_mtime)
     plans = read_plans(runs)
     names = [f"{plan.study}/{cell.variant}/{cell.seed}" for plan, _ in plans for cell in plan.cells]
-    if text in names:
-        raise ConfigError(f"{text}: has no log, because the cell was not started")
-    raise ConfigError(f"{runs}: has no cell '{text}'{suggest(text, names)}")
+    require(f"{runs}: has no cell", text, names)
+    raise ConfigError(f"{text}: has no log, because the cell was not started")

@@ -72,11 +72,6 @@ def read_cell(folder: Path, identity: str) -> CellStatus:
     return CellStatus(state, None, attempt, last_exit, read_progress(folder))
 
 
-def read_state(folder: Path, identity: str) -> State:
-    """Return the state of the cell with this `identity`."""
-    return read_cell(folder, identity).state
-
-
 def count_states(states: Iterable[State]) -> str:
     """Return `12 done, 3 missing`, in the order in which the states occur."""
     return ", ".join(f"{count} {state}" for state, count in Counter(states).items())

@@ -1,24 +1,35 @@
 """Files that a result depends on, so that `status` notices a change without reading the data."""
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable
 from functools import cache
-from itertools import islice
+from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from lit_attn.cells.records import Result
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
-MAX_FILES = 100  # Data files that are recorded; ImageNet has 1.3 million.
+FOLDER = "names "  # Beginning of the stamp of a folder.
+MAX_FILES = 100  # Data files, and folders, that are recorded; ImageNet has 1.3 million files.
 
 
-def collect_inputs(parts: Iterable[Path], data: dict[str, Any]) -> dict[str, str]:
-    """Return stamps of the imported plug-ins `parts` and of the files in the configuration `data`.
+def collect_inputs(parts: Iterable[Path], data: Iterable[Path]) -> dict[str, str]:
+    """Return stamps of the imported plug-ins `parts`, and of the files and folders `data`.
 
-    A stamp is the hash of a plug-in's code, or the size and the modification time of a data file.
+    A stamp is the hash of a plug-in's code, the size and the modification time of a data file, the
+    hash of the names in a folder, or empty for a path that does not exist.
     """
     stamps = {str(path.absolute()): FILE_HASHES[path.resolve()].hex() for path in parts}
-    return {str(p.absolute()): _stamp(p) for p in islice(_list_files(data), MAX_FILES)} | stamps
+    paths = list(data)
+    walks = chain.from_iterable(map(os.walk, paths))
+    # A named folder without files, such as `data`, may get folders of other data.
+    walked = (entry for entry in walks if entry[2] or Path(entry[0]) not in paths)
+    folders = list(islice(walked, MAX_FILES))
+    inside = (Path(folder, name) for folder, _, names in folders for name in sorted(names))
+    files = islice(chain((path for path in paths if not path.is_dir()), inside), MAX_FILES)
+    recorded = (*files, *(Path(folder) for folder, _, _ in folders))
+    return {str(path.absolute()): _stamp(path) for path in recorded} | stamps
 
 
 def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]:
@@ -31,8 +42,10 @@ def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]
     def describe_change(name: str, before: str) -> str:
         path = Path(name)
         if not path.exists():
-            return f"{name} is missing" if path.parent.exists() else ""
-        return "" if _stamp(path) == before else f"{name} has changed"
+            is_absent = path.parent.exists() and before and not before.startswith(FOLDER)
+            return f"{name} is missing" if is_absent else ""
+        text = "has other files" if path.is_dir() else "has changed"
+        return "" if not before or _stamp(path) == before else f"{name} {text}"
 
     reasons = {}
     for cell, result in results:
@@ -43,18 +56,13 @@ def find_stale(results: Iterable[tuple[Path, Result | None]]) -> dict[Path, str]
 
 
 def _stamp(path: Path) -> str:
-    if path.suffix != ".py":
-        return f"{path.stat().st_size} {path.stat().st_mtime_ns}"
+    if path.is_dir():
+        # Hidden files are locks and caches.
+        names = sorted(entry.name for entry in path.iterdir() if entry.name[0] != ".")
+        return FOLDER + sha256("\0".join(names).encode()).hexdigest()
     try:
-        return hash_source(path.read_bytes()).hex()
-    except (SyntaxError, ValueError):
+        if path.suffix == ".py":
+            return hash_source(path.read_bytes()).hex()
+        return f"{path.stat().st_size} {path.stat().st_mtime_ns}"
+    except (OSError, SyntaxError, ValueError):
         return ""
-
-
-def _list_files(value: Any) -> Iterator[Path]:
-    """Yield the files that a configuration names, and the files below its folders."""
-    if isinstance(value, Path):
-        yield from (value,) if value.is_file() else (p for p in value.rglob("*") if p.is_file())
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _list_files(item)

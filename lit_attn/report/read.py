@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from lit_attn.cells import records
-from lit_attn.cells.folder import read_result, read_state
+from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.report.drawing import MOST_PANELS
 from lit_attn.schema.errors import ConfigError, require, suggest
 
@@ -241,7 +241,7 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
         return CellRecord(variant, seed, "done", value, _measure(result), identity, path)
     status = f"without {metric.name}"
     if result is None:
-        state = read_or_skip(lambda folder: read_state(folder, identity), Path(path))
+        state = read_or_skip(lambda folder: read_cell(folder, identity).state, Path(path))
         status = state or "unreadable"
     return CellRecord(variant, seed, sys.intern(status), identity=identity, path=path)
 

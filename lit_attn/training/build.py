@@ -50,7 +50,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     _require_metric(cell.metric, task)
     if training.compile:
         task.compile_network()
-    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.model_dump()))
+    return Parts(data, task, costs, collect_inputs(cell.parts, experiment.data.input_paths()))
 
 
 def _require_type(built: Any, expected: type, source: str) -> None:

@@ -12,7 +12,7 @@ from helpers.runs import start_cli
 from PIL import Image
 
 from lit_attn.ablate.plan import expand, require_inputs
-from lit_attn.config.data.segmentation import require_scenery
+from lit_attn.config.data.segmentation import Ade20k
 from lit_attn.schema.errors import ConfigError
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
@@ -147,7 +147,7 @@ def test_the_folder_around_ade20k_is_recognised(tmp_path: Path) -> None:
             (inside / kind / split).mkdir(parents=True)
             suffix = "jpg" if kind == "images" else "png"
             (inside / kind / split / f"street.{suffix}").touch()
-    require_scenery(inside)
+    Ade20k(root=inside).check_files()
     experiment = "\n".join(
         ["task: segmentation", f"data: {{kind: ade20k, root: {tmp_path}}}",
          "model: {kind: segmenter}", *studies.EXPERIMENT.split("\n")[2:]]

@@ -1,17 +1,21 @@
 """Changes of plug-ins and data since a result, found without reading the data."""
 
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import fake_cells, studies
 from helpers.runs import make_body
 from helpers.training_cells import digits_cell
+from huggingface_hub import constants
 
 from lit_attn.ablate import dry_run, status
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.inputs import MAX_FILES, collect_inputs, find_stale
+from lit_attn.config.data.images import Cifar100
+from lit_attn.config.data.tables import TableText
 from lit_attn.schema.plugins import FILE_HASHES, hash_source
 
 RESULTS = {Path("v") / "0": fake_cells.result(digits_cell())}
@@ -30,9 +34,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 def collect(files: dict[str, Path]) -> dict[str, str]:
-    folders = [{"root": files["image"].parents[1]}]
-    data: dict[str, Any] = {"kind": "x", "file": files["table"], "parts": folders}
-    return collect_inputs([files["part"]], data)
+    return collect_inputs([files["part"]], [files["table"], files["image"].parents[1]])
 
 
 def find_change(inputs: dict[str, str]) -> str:
@@ -48,11 +50,14 @@ def age(path: Path) -> None:
 
 def test_unchanged_inputs_have_no_change(files: dict[str, Path]) -> None:
     inputs = collect(files)
-    assert set(inputs) == {str(path) for path in files.values()}
+    folders = [files["image"].parents[0]]
+    assert set(inputs) == {str(path) for path in (*files.values(), *folders)}
     assert find_change(inputs) == ""
     # Neither the time nor the comments of a plug-in count.
     files["part"].write_text("# comment\nvalue = 1\n")
     age(files["part"])
+    # Locks and caches in a folder are no data.
+    (files["image"].parent / ".images.lock").touch()
     assert find_change(inputs) == ""
 
 
@@ -70,15 +75,70 @@ def test_a_changed_or_missing_input_is_named(files: dict[str, Path], name: str) 
 
 def test_folders_that_this_machine_does_not_see_are_no_change(files: dict[str, Path]) -> None:
     inputs = collect(files)
-    files["image"].unlink()
-    files["image"].parent.rmdir()
+    shutil.rmtree(files["image"].parents[1])
     assert find_change(inputs) == ""
 
 
 def test_the_number_of_recorded_files_is_limited(tmp_path: Path) -> None:
     for number in range(MAX_FILES + 1):
         (tmp_path / str(number)).touch()
-    assert len(collect_inputs([], {"root": tmp_path})) == MAX_FILES
+    for number in range(MAX_FILES + 1):
+        (tmp_path / "folders" / str(number)).mkdir(parents=True)
+    inputs = collect_inputs([], [tmp_path])
+    assert Counter(Path(name).is_dir() for name in inputs) == {False: MAX_FILES, True: MAX_FILES}
+
+
+def test_added_files_and_folders_are_named(files: dict[str, Path]) -> None:
+    inputs = collect(files)
+    # The named folder may have the folders of other data sets.
+    (files["image"].parents[1] / "b").mkdir()
+    assert find_change(inputs) == ""
+    folder = files["image"].parent
+    for added in (folder / "2.png", folder / "c"):
+        added.mkdir()
+        assert find_change(inputs) == f"{folder} has other files"
+        added.rmdir()
+    (files["image"].parents[1] / "3.png").touch()
+    assert find_change(collect(files)) == ""
+    inputs = collect(files)
+    (files["image"].parents[1] / "4.png").touch()
+    assert find_change(inputs) == f"{files['image'].parents[1]} has other files"
+
+
+def test_the_inputs_of_data_are_their_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Cifar100(root=tmp_path).input_paths() == [tmp_path]
+    files = {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}
+    table = TableText.model_validate({"name": "mine", "tokenizer": "bytes"} | files)
+    assert table.input_paths() == list(files.values())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    record = tmp_path / "datasets--me--mine" / "refs" / "main"
+    table = TableText.model_validate({"name": "mine", "tokenizer": "bytes", "hub": "me/mine"})
+    assert table.input_paths() == [record]
+
+
+def test_a_new_revision_of_a_data_set_of_the_hub_is_a_change(tmp_path: Path) -> None:
+    record = tmp_path / "refs" / "main"
+    unknown = collect_inputs([], [record])
+    assert unknown == {str(record): ""}
+    record.parent.mkdir()
+    record.write_text("a" * 40)
+    inputs = collect_inputs([], [record])
+    assert [find_change(inputs), find_change(unknown)] == ["", ""]
+    record.write_text("b" * 40)
+    age(record)
+    assert [find_change(inputs), find_change(unknown)] == [f"{record} has changed", ""]
+
+
+def test_status_names_data_that_it_does_not_check(tmp_path: Path, files: dict[str, Path]) -> None:
+    matrix = expand_with_results(tmp_path, files)
+    job = matrix.jobs[0]
+    result = fake_cells.result(job.cell).model_copy(update={"inputs": {"/hub/refs/main": ""}})
+    result.write(job.folder / "result.json")
+    ((plan, place),) = status.read_plans(tmp_path / "runs")
+    text = status.describe(plan, status.read_cells(plan, place))
+    assert "  unchecked /hub/refs/main: absent when cells ran\n" in text
 
 
 def test_the_hash_of_a_plug_in_is_that_of_its_import(files: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ from helpers.stopping import stop_at, weights
 from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.folder import read_state
+from lit_attn.cells.folder import read_cell
 from lit_attn.cells.records import Result, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -112,7 +112,7 @@ def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) ->
     folder = folder_of(digits_cell(), tmp_path)
     text = (uninterrupted / "result.json").read_text().replace("{", '{"carbon": 1.5,', 1)
     (folder / "result.json").write_text(text)
-    assert read_state(folder, digits_cell().fingerprint) == "done"
+    assert read_cell(folder, digits_cell().fingerprint).state == "done"
     done = train_alone(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{folder}: has a result already; `lit-attn rerun CELL FILE` repeats it\n"

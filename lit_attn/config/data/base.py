@@ -1,7 +1,7 @@
 """Base classes of the data configurations, and the checks of files that they share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
@@ -59,6 +59,10 @@ class Data(Kind):
         The message begins with the key, as in `data.path: no file x.csv`. The check imports no
         PyTorch and reads headers and names only.
         """
+
+    def input_paths(self) -> list[Path]:
+        """Return the files and folders with the samples; a change makes results stale."""
+        return list(find_paths(self.model_dump()))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -121,6 +125,15 @@ def method(target: str) -> Callable[..., Any]:
     The module may need PyTorch; it is imported when the method is called.
     """
     return lambda data, *arguments, **keywords: load(target)(data, *arguments, **keywords)
+
+
+def find_paths(value: Any) -> Iterator[Path]:
+    """Yield the paths in the values of a configuration."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from find_paths(item)
 
 
 def require_files(key: str, paths: Iterable[Path]) -> None:

@@ -91,6 +91,10 @@ class Scenery(Data):
         """Label of each colour in label files of mode RGB; empty if the files have numbers."""
         return {}
 
+    def check_files(self) -> None:
+        for split in ("training", "validation"):
+            list_pairs(self.root, split)
+
     def prepare(self) -> Path:
         """Return the folder of the images, which are written there first if they are generated."""
         return self.root
@@ -102,9 +106,6 @@ class Ade20k(Scenery):
     kind: Literal["ade20k"] = "ade20k"
     num_classes: ClassVar = 150
     root: Path = outside_identity(Path("data/ADEChallengeData2016"), "folder of the images")
-
-    def check_files(self) -> None:
-        require_scenery(self.root)
 
 
 class MasksConfig(Scenery):
@@ -146,9 +147,6 @@ class MasksConfig(Scenery):
         labels = {colour: number for number, colour in enumerate(self.colours)}
         return labels | ({} if self.void is None else {self.void: IGNORED})
 
-    def check_files(self) -> None:
-        require_scenery(self.root)
-
 
 class Scenes(Scenery):
     """scikit-learn's handwritten digits on textured ground: ten digits and three grounds.
@@ -182,15 +180,12 @@ class Scenes(Scenery):
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 
-
-def require_scenery(root: Path) -> None:
-    """Raise ConfigError if `root` lacks a folder, images, or the labels of an image."""
-    for split in ("training", "validation"):
-        list_pairs(root, split)
+    def check_files(self) -> None:
+        """Accept every folder, because the images are written on first use."""
 
 
 def list_pairs(root: Path, split: str) -> list[Pair]:
-    """Return a split's pairs by name; raise as `require_scenery`."""
+    """Return a split's pairs by name; ConfigError without the folder, images, or some labels."""
     images, annotations = root / "images" / split, root / "annotations" / split
     for folder in (images, annotations):
         if not folder.is_dir():

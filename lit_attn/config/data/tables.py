@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lit_attn.config.data.base import method
+from lit_attn.config.data.base import find_paths, method
 from lit_attn.config.data.images import OwnClasses, OwnTargets
 from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, OwnLabels, Tokenizer
 from lit_attn.config.signatures import TaggedTokens
@@ -31,6 +31,16 @@ class Table(Config):
         """File of each split; empty for a data set of the hub."""
         paths = {"train": self.train, "test": self.test, "val": self.val}
         return {split: path for split, path in paths.items() if path is not None}
+
+    def input_paths(self) -> list[Path]:
+        """Return the files, and the record of the revision in the local cache of the hub."""
+        paths = list(find_paths(self.model_dump()))
+        if self.hub is not None:
+            from huggingface_hub import constants
+
+            repository = f"datasets--{self.hub.replace('/', '--')}"
+            paths.append(Path(constants.HF_HUB_CACHE, repository, "refs", "main"))
+        return paths
 
     @property
     def columns(self) -> dict[str, str]:
