@@ -58,6 +58,7 @@ class Attention(nn.Module):
         dim: int,
         num_heads: int = 8,
         attn_head_dim: int | None = None,
+        dim_out: int | None = None,
         qkv_bias: bool = False,
         qk_norm: bool = False,
         scale_norm: bool = False,
@@ -70,8 +71,8 @@ class Attention(nn.Module):
     ) -> None:
         """Raise ValueError if the heads do not divide `dim` or an argument cannot be supported.
 
-        `attn_head_dim` is D, by default d / H. `qk_norm` normalises each head's q and k, and z if
-        `zz: like-k`, with `norm_layer(D)` each.
+        `attn_head_dim` is D, by default d / H, and `dim_out` the output's width, by default d.
+        `qk_norm` normalises each head's q and k, and z if `zz: like-k`, with `norm_layer(D)` each.
         """
         super().__init__()
         if attn_head_dim is None and dim % num_heads:
@@ -90,6 +91,7 @@ class Attention(nn.Module):
         needs_row_terms = "pre" in places or not self.spec.normaliser.ignores_row_terms
         shape = LayerShape(
             dim=dim,
+            dim_out=dim_out or dim,
             heads=num_heads,
             key_heads=self.key_heads,
             head_dim=self.head_dim,
@@ -120,7 +122,7 @@ class Attention(nn.Module):
             # The logarithm of the scale is learned, one scalar a layer, starting at 1 / sqrt(D).
             start = -0.5 * math.log(self.head_dim)
             self.temperature = nn.Parameter(torch.full((), start, **options))
-        self.proj = nn.Linear(inner, dim, bias=proj_bias, **options)
+        self.proj = nn.Linear(inner, shape.dim_out, bias=proj_bias, **options)
         self.residual: Residual = _build(self.spec.residual, shape, Residual)
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_load_state_dict_pre_hook(_complete_standard_weights)

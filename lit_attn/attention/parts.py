@@ -29,6 +29,7 @@ class LayerShape(NamedTuple):
     """
 
     dim: int
+    dim_out: int
     heads: int
     key_heads: int
     head_dim: int

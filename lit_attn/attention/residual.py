@@ -136,4 +136,4 @@ class Split(Residual):
 def another_projection(shape: LayerShape, bias: bool) -> nn.Linear:
     """Return a second output projection of W's sizes; with `bias` it has a bias if W has one."""
     inner = shape.heads * shape.head_dim
-    return nn.Linear(inner, shape.dim, bias=bias and shape.proj_bias, **shape.options)
+    return nn.Linear(inner, shape.dim_out, bias=bias and shape.proj_bias, **shape.options)

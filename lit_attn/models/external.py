@@ -14,6 +14,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.maxxvit import MaxxVit
 from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
@@ -33,6 +34,9 @@ from lit_attn.models.seeded_draws import by_shape
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, suggest
 
+RATIOS = {MaxxVit: "transformer_expand_ratio"}
+"""Argument for the ratio of FFN width and width by class of timm's models, if not `mlp_ratio`."""
+
 WIDTH_KEYS = ("intermediate_size", "n_inner", "ffn_dim")
 """Names of the FFN width in the configurations of transformers."""
 
@@ -46,7 +50,7 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
             narrow = create_timm(model.name, size, options)
         dim = narrow.feature_info[0]["num_chs"]
         # A little more than the width, because timm rounds the product with the ratio down.
-        options["mlp_ratio"] = (model.ffn.width + 1e-6) / dim
+        options[RATIOS.get(type(narrow), "mlp_ratio")] = (model.ffn.width + 1e-6) / dim
 
     def create() -> nn.Module:
         is_loaded = model.pretrained and torch.empty(0).device.type != "meta"
@@ -83,8 +87,9 @@ def create_timm(
                 raise
             return create()
     except TypeError as error:
-        key = "ffn.width" if "mlp_ratio" in str(error) else "arguments"
-        raise ValueError(f"{key}: '{name}': {error}") from error
+        is_ratio_set = {"mlp_ratio", *RATIOS.values()} & {*options}
+        key, hint = ("ffn.width", "; set `match: none`") if is_ratio_set else ("arguments", "")
+        raise ValueError(f"{key}: '{name}': {error}{hint}") from error
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         if not pretrained:
             raise
@@ -99,7 +104,13 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
     transformers = require("transformers", "model.kind", "transformers")
     task, call = next(HEADS[t] for t in type(signature).__mro__ if t in HEADS)
     factory = getattr(transformers, f"AutoModelFor{task}")
-    values = read_settings(signature)
+    if hasattr(signature, "shape"):
+        channels, *size = signature.shape
+        values = {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
+    else:
+        values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
+    if hasattr(signature, "classes") and not hasattr(signature, "shape"):
+        values |= {"num_labels": signature.classes, "pad_token_id": 0}
     if model.name is not None:
         pretrained = transformers.AutoConfig.from_pretrained(model.name)
         positions = getattr(pretrained, "max_position_embeddings", None)
@@ -144,32 +155,17 @@ class Logits(nn.Module):
         return self.call(self.model, *inputs).logits
 
 
-def call_stream(model: nn.Module, tokens: Tensor) -> Any:
-    # Without a cache, transformers reads positions, which the meta device does not have.
-    return model(input_ids=tokens, use_cache=tokens.is_meta)
-
-
 def call_labelled(model: nn.Module, tokens: Tensor, present: Tensor) -> Any:
     # FLOPs are counted on the meta device, where the contents of a mask cannot be read.
     return model(input_ids=tokens, attention_mask=None if tokens.is_meta else present)
-
-
-def read_settings(signature: Any) -> dict[str, Any]:
-    """Return the keys of a configuration of transformers that data with `signature` set."""
-    if hasattr(signature, "shape"):
-        channels, *size = signature.shape
-        return {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
-    values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
-    if hasattr(signature, "classes"):
-        values |= {"num_labels": signature.classes, "pad_token_id": 0}
-    return values
 
 
 HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
     ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
     LabelledTokens: ("SequenceClassification", call_labelled),
     TaggedTokens: ("TokenClassification", call_labelled),
-    CausalTokens: ("CausalLM", call_stream),
+    # Without a cache, transformers reads positions, which the meta device does not have.
+    CausalTokens: ("CausalLM", lambda model, x: model(input_ids=x, use_cache=x.is_meta)),
 }
 """Class of transformers and its call, by the type of the signature."""
 
@@ -183,8 +179,7 @@ def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Modu
     except AttributeError as error:
         raise ValueError(f"import: {error}") from error
     parameters = inspect.signature(target).parameters
-    names = [field.name for field in dataclasses.fields(signature)]
-    offered = {name: getattr(signature, name) for name in names}
+    offered = {f.name: getattr(signature, f.name) for f in dataclasses.fields(signature)}
     offered |= {"signature": signature, "attention": attn_layer(model.attention)}
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:

@@ -8,9 +8,11 @@ outside this package can add to it.
 import math
 import re
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,37 +21,16 @@ from lit_attn.attention.spec import AttentionSpec, attention_spec
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 
-_TIMM, _HUB = "lit_attn.models.timm_attention", "lit_attn.models.transformers_attention"
+CLASSES = yaml.safe_load(Path(__file__).with_name("attention_classes.yaml").read_text("utf-8"))
 
 ADAPTERS: dict[str, str | type["Adapter"]] = {
-    "timm.layers.attention:Attention": f"{_TIMM}:plain",
-    "timm.layers.attention:AttentionRope": f"{_TIMM}:Rotated",
-    "timm.models.beit:Attention": f"{_TIMM}:Beit",
-    "timm.models.cait:ClassAttn": f"{_TIMM}:ClassToken",
-    "timm.models.cait:TalkingHeadAttn": f"{_TIMM}:TalkingHeads",
-    "timm.models.eva:EvaAttention": f"{_TIMM}:Rotated",
-    "timm.models.hiera:MaskUnitAttention": f"{_TIMM}:mask_units",
-    "timm.models.maxxvit:Attention2d": f"{_TIMM}:Maps",
-    "timm.models.maxxvit:AttentionCl": f"{_TIMM}:ChannelsLast",
-    "timm.models.swin_transformer:WindowAttention": f"{_TIMM}:Swin",
-    "timm.models.vision_transformer_relpos:RelPosAttention": f"{_TIMM}:RelPos",
-    "torch.nn.modules.activation:MultiheadAttention": f"{_HUB}:Torch",
-    "transformers.models.bert.modeling_bert:BertAttention": f"{_HUB}:Bert",
-    "transformers.models.gpt2.modeling_gpt2:GPT2Attention": f"{_HUB}:GPT2",
-    "transformers.models.gpt_neox.modeling_gpt_neox:GPTNeoXAttention": f"{_HUB}:GPTNeoX",
-    **{
-        f"transformers.models.{name.lower()}.modeling_{name.lower()}:{name}Attention": f"{_HUB}:Hub"
-        for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "ViT")
-    },
+    name: f"lit_attn.models.{file}:{adapter}"
+    for file, adapters in CLASSES["adapters"].items()
+    for name, adapter in adapters.items()
 }
 """Adapters by class of attention module, both as "module:class"; an adapter can be the class."""
 
-UNFIT = {
-    "timm.models.convit:GPSA": "it mixes attention with learned positions after the softmax",
-    "timm.models.davit:ChannelAttention": "its weights relate channels, not tokens",
-    "timm.models.edgenext:CrossCovarianceAttn": "its weights relate channels, not tokens",
-    "timm.models.xcit:XCA": "its weights relate channels, not tokens",
-}
+UNFIT = {name: reason for reason, names in CLASSES["refused"].items() for name in names}
 """Reasons why a class of attention modules cannot be replaced."""
 
 ATTENTION_NAME = re.compile(r"Attention(?!Pool)|Attn|MHSA")
@@ -153,14 +134,13 @@ def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
     if spec.kv_heads not in (None, key_heads):
         raise ValueError(f"kv_heads: {spec.kv_heads}, but the module has {key_heads} key heads")
     qkv, proj = source.qkv, source.proj
-    if qkv.in_features != proj.out_features:
-        raise ValueError(f"it maps a width of {qkv.in_features} to {proj.out_features}")
     shared = key_heads if key_heads != heads else None
     head_dim = qkv.out_features // (heads + 2 * key_heads)
     layer = attn_layer(spec.model_copy(update={"kv_heads": shared}))(
         qkv.in_features,
         heads,
         attn_head_dim=head_dim,
+        dim_out=proj.out_features,
         qkv_bias=qkv.bias is not None,
         proj_bias=proj.bias is not None,
         attn_drop=source.attn_drop,
@@ -171,7 +151,7 @@ def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
     layer.qkv, layer.proj = qkv, proj
     layer.q_norm, layer.k_norm = source.q_norm or layer.q_norm, source.k_norm or layer.k_norm
     if source.scale is not None and not math.isclose(source.scale, head_dim**-0.5):
-        if source.q_norm is not None:
+        if not isinstance(source.q_norm, nn.Identity | None):
             raise ValueError(f"its logits are scaled by {source.scale:g} after a norm of queries")
         for name, rows in qkv.named_parameters():
             if name != "v_bias":
@@ -180,14 +160,14 @@ def build_layer(source: Projections, spec: AttentionSpec) -> Attention:
     return layer
 
 
-def join(q: nn.Linear, k: nn.Linear, v: nn.Linear) -> nn.Linear:
-    """Return one Linear with the outputs of all three."""
-    weight = torch.cat([q.weight, k.weight, v.weight])
-    if q.bias is None or v.bias is None:
+def join(*parts: nn.Linear) -> nn.Linear:
+    """Return a Linear with the outputs of all `parts`: q, k, v, or some of them joined already."""
+    weight, biases = torch.cat([part.weight for part in parts]), [part.bias for part in parts]
+    if biases[0] is None or biases[-1] is None:
         return linear(weight, None)
-    if k.bias is None:
-        return QueryValueLinear(linear(weight, None), q.bias, v.bias)
-    return linear(weight, torch.cat([q.bias, k.bias, v.bias]))
+    if None in biases:
+        return QueryValueLinear(linear(weight, None), biases[0], biases[-1])
+    return linear(weight, torch.cat(tuple(biases)))
 
 
 def by_head(qkv: nn.Linear, heads: int) -> nn.Linear:
@@ -234,10 +214,13 @@ def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
         adapter_class = load(adapter) if isinstance(adapter, str) else adapter
         return adapter_class(module, spec)
     name = _class_name(module)
-    is_attention = name in UNFIT or ATTENTION_NAME.search(type(module).__name__)
-    if is_attention and not any(_class_name(child) in ADAPTERS for child in module.modules()):
-        reason = "its class has no adapter; docs/own-models.md says how to write one"
-        raise ValueError(UNFIT.get(name, reason))
+    reason = UNFIT.get(name)
+    if reason is None and ATTENTION_NAME.search(type(module).__name__):
+        parts = {_class_name(part) for part in module.modules()}
+        if parts.isdisjoint({*ADAPTERS, *UNFIT}):
+            reason = "its class has no adapter; docs/own-models.md says how to write one"
+    if reason is not None:
+        raise ValueError(reason)
     return None
 
 

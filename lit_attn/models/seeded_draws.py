@@ -27,6 +27,11 @@ def draw_parameters(network: nn.Module, fill: Callable[[], None]) -> None:
         copy_projections(network)
 
 
+def outside_composers(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules by name; compositions keep the initial values of their own paper."""
+    return {n: module for n, module in network.named_modules() if "composers" not in n.split(".")}
+
+
 def copy_projections(network: nn.Module) -> None:
     """Set the projections that start as copies of W in all attention layers of `network`."""
     for module in network.modules():

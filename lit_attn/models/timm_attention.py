@@ -3,6 +3,8 @@
 Shapes: B batch, n tokens, d width, H heads, D head width.
 """
 
+import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,25 +19,36 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models import replace
 from lit_attn.models.replace import Adapter, NormedLinear, Projections, QueryValueLinear
 
+QKV = [n.split() for n in ("qkv", "q k v", "qk v", "wq wk wv", "q_proj k_proj v_proj")]
+"""Names of the projections to q, k and v in timm's modules."""
+
+EPS = 1e-24  # Square of the 1e-12 with which F.normalize divides.
+
 
 def read(original: Any, **changes: Any) -> Projections:
     """Return the projections under timm's usual names, with `changes`."""
     if getattr(original, "gate", None) is not None:
         raise ValueError("its output is gated")
-    proj, norm = original.proj, getattr(original, "norm", None)
-    if isinstance(proj, nn.Linear) and norm is not None and not isinstance(norm, nn.Identity):
+    proj, norm = as_linear(original.proj), getattr(original, "norm", None)
+    if norm is not None and not isinstance(norm, nn.Identity):
         proj = NormedLinear(norm, proj)
-    qkv = changes.pop("qkv", None) or original.qkv
+    names = next(n for n in QKV if all(getattr(original, name, None) is not None for name in n))
+    qkv = replace.join(*(as_linear(getattr(original, name)) for name in names))
     if getattr(original, "q_bias", None) is not None:
         qkv = QueryValueLinear(qkv, original.q_bias, original.v_bias)
-    fields = {"qkv": qkv, "proj": proj, "scale": getattr(original, "scale", None)}
-    fields["heads"] = getattr(original, "num_heads", None)
+    optional = ("scale", "q_norm", "k_norm")
+    fields: dict[str, Any] = {name: getattr(original, name, None) for name in optional}
+    fields |= {"heads": getattr(original, "num_heads", None), "qkv": qkv, "proj": proj}
     for name in ("attn_drop", "proj_drop"):
         fields[name] = getattr(getattr(original, name, None), "p", 0.0)
-    for name in ("q_norm", "k_norm"):
-        if not isinstance(norm := getattr(original, name, None), nn.Identity | None):
-            fields[name] = norm
     return Projections(**fields | changes)
+
+
+def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
+    """Return `module`, or a convolution of 1 x 1 pixels as a Linear."""
+    if isinstance(module, nn.Linear):
+        return module
+    return replace.linear(module.weight.flatten(1), module.bias)
 
 
 def plain(original: nn.Module, spec: AttentionSpec) -> Attention:
@@ -51,26 +64,50 @@ def mask_units(original: Any, spec: AttentionSpec) -> "MaskUnits | None":
 class TimmAdapter(Adapter):
     """Adapter of a module with timm's usual names."""
 
+    moved = (*Adapter.moved, *chain(*QKV), "q_bias", "k_bias", "v_bias")
+
     def read(self, original: Any) -> Projections:
         return read(original)
 
+    def attend(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the output for tokens in a grid or a row, (B, ..., d), and a position bias."""
+        return self.layer(x.flatten(1, -2), bias).view(*x.shape[:-1], -1)
+
+
+class Tokens(TimmAdapter):
+    """Attention of all tokens, (B, ..., d), without masks and positions."""
+
+    adds_to_logits = False
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+        return self.attend(x)
+
+
+class Pixels(Tokens):
+    """Attention of all pixels, channels first, (B, d, h, w): FastViT and Visformer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Rotated(TimmAdapter):
     """ViTs with rotary embeddings: EVA02, DINOv3, PE; fused or separate projections."""
 
-    moved = (*Adapter.moved, "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "norm")
+    moved = (*TimmAdapter.moved, "norm")
 
     def read(self, original: Any) -> Projections:
         key_heads = getattr(original, "num_kv_heads", original.num_heads)
-        qkv = original.qkv
-        if qkv is None:
-            qkv = replace.join(original.q_proj, original.k_proj, original.v_proj)
-        source = read(original, qkv=qkv, key_heads=key_heads)
-        if not getattr(original, "rotate_half", False):
-            halve(source, original.num_heads + key_heads)
+        source = read(original, key_heads=key_heads)
+        if getattr(original, "rotate_half", False):
+            return source
+        # timm rotates neighbouring coordinates of q and k, our layer the halves of a head.
+        rows, heads = torch.arange(source.qkv.out_features), original.num_heads + key_heads
+        q_and_k, v = rows.tensor_split([len(rows) * heads // (heads + key_heads)])
+        rows = torch.cat([q_and_k.view(heads, -1, 2).transpose(1, 2).flatten(), v])
+        for module in (source.qkv, source.q_norm, source.k_norm):
+            for name, parameter in () if module is None else module.named_parameters():
+                if name != "v_bias":
+                    parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
         return source
 
     def forward(
@@ -90,50 +127,43 @@ class Rotated(TimmAdapter):
         return self.layer(x, attn_mask, is_causal, rotary)
 
 
-def halve(source: Projections, heads: int) -> None:
-    """Reorder the rows of `heads` q and k in place: even coordinates first, then odd ones.
-
-    timm rotates neighbouring coordinates, our layer the halves of a head. Products are equal.
-    """
-    rows = torch.arange(source.qkv.out_features)
-    width = len(rows) // (source.heads + 2 * (source.key_heads or source.heads))
-    turned = rows[: heads * width].view(heads, -1, 2).transpose(1, 2).flatten()
-    rows = torch.cat([turned, rows[heads * width :]])
-    for module in (source.qkv, source.q_norm, source.k_norm):
-        for name, parameter in () if module is None else module.named_parameters():
-            if name != "v_bias":
-                parameter.copy_(parameter[rows[: len(parameter)].to(parameter.device)])
-
-
 class Beit(TimmAdapter):
     """BEiT and data2vec: relative position bias of the layer, or one that layers share."""
-
-    moved = (*Adapter.moved, "q_bias", "k_bias", "v_bias")
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         bias = shared_rel_pos_bias
         if self.relative_position_bias_table is not None:
             bias = self._get_rel_pos_bias() + (0 if bias is None else bias)
-        return self.layer(x, bias)
+        return self.attend(x, bias)
+
+
+class TinyViT(TimmAdapter):
+    """TinyViT: a norm before the projections, and a bias for each distance."""
+
+    def read(self, original: Any) -> Projections:
+        qkv = replace.by_head(original.qkv, original.num_heads)
+        return read(original, qkv=qkv, proj=original.proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(self.norm(x), self.get_attention_biases(x.device))
 
 
 class RelPos(TimmAdapter):
     """Relative position bias of a module `rel_pos`, or one that layers share."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        """Return the output for tokens in a grid or a row, (B, ..., d)."""
         rel_pos = self.rel_pos
-        bias = shared_rel_pos if rel_pos is None else rel_pos.get_bias()
-        return self.layer(x.flatten(1, -2), bias).view_as(x)
+        return self.attend(x, shared_rel_pos if rel_pos is None else rel_pos.get_bias())
 
 
 class ChannelsLast(RelPos):
     """MaxViT and CoAtNet with channels last, (B, h, w, d)."""
 
     def read(self, original: Any) -> Projections:
-        qkv, proj = (as_linear(module) for module in (original.qkv, original.proj))
-        qkv = replace.by_head(qkv, original.num_heads) if original.head_first else qkv
-        return read(original, qkv=qkv, proj=proj)
+        qkv = as_linear(original.qkv)
+        return read(
+            original, qkv=replace.by_head(qkv, original.num_heads) if original.head_first else qkv
+        )
 
 
 class Maps(ChannelsLast):
@@ -141,13 +171,6 @@ class Maps(ChannelsLast):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1), shared_rel_pos).permute(0, 3, 1, 2)
-
-
-def as_linear(module: nn.Linear | nn.Conv2d) -> nn.Linear:
-    """Return `module`, or a convolution of 1 x 1 pixels as a Linear."""
-    if isinstance(module, nn.Linear):
-        return module
-    return replace.linear(module.weight.flatten(1), module.bias)
 
 
 class Swin(TimmAdapter):
@@ -158,24 +181,47 @@ class Swin(TimmAdapter):
         bias = self._get_rel_pos_bias()
         if mask is not None:
             bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
-        return self.layer(x, bias)
+        return self.attend(x, bias)
 
 
-class ClassToken(TimmAdapter):
-    """CaiT's class attention: the output of the first token alone."""
+class SwinV2(Swin):
+    """Swin V2: scaled cosines of queries and keys, and a position bias of a network."""
 
-    adds_to_logits = False
-    moved = (*Adapter.moved, "q", "k", "v")
+    moved = (*TimmAdapter.moved, "logit_scale")
 
     def read(self, original: Any) -> Projections:
-        return read(original, qkv=replace.join(original.q, original.k, original.v))
+        width = original.qkv.in_features // original.num_heads
+        norms = (ScaledNorm(width, original.logit_scale), nn.RMSNorm(width, EPS, False))
+        return read(original, q_norm=norms[0], k_norm=norms[1])
+
+    def _get_rel_pos_bias(self) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table).flatten(0, -2)
+        return 16 * table[self.relative_position_index].movedim(-1, 0).sigmoid()
+
+
+class ScaledNorm(nn.RMSNorm):
+    """Queries (B, n, H, D) whose logits with keys of length sqrt(D) are scaled cosines."""
+
+    def __init__(self, width: int, logit_scale: nn.Parameter) -> None:
+        super().__init__(width, EPS, elementwise_affine=False)
+        self.logit_scale = logit_scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[:, :1]
+        scale = self.logit_scale.view(-1, 1).clamp(max=math.log(100)).exp()
+        return super().forward(x) * scale / x.shape[-1] ** 0.5
 
 
-class TalkingHeads(TimmAdapter):
+class ClassToken(Tokens):
+    """CaiT's and CrossViT's class attention: the output of the first token alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x)[:, :1]
+
+
+class TalkingHeads(Tokens):
     """CaiT's talking heads: the model's own maps mix the heads before and after the softmax."""
+
+    adds_to_logits = True
 
     def __init__(self, original: Any, spec: AttentionSpec) -> None:
         if spec.compose.places():
@@ -199,10 +245,8 @@ class HeadMap(Composer):
         return self.heads(a.movedim(1, -1)).movedim(-1, 1)
 
 
-class MaskUnits(TimmAdapter):
+class MaskUnits(Tokens):
     """Hiera: attention within mask units, or over all tokens."""
-
-    adds_to_logits = False
 
     def read(self, original: Any) -> Projections:
         return read(original, heads=original.heads)
@@ -210,5 +254,5 @@ class MaskUnits(TimmAdapter):
     def forward(self, x: Tensor) -> Tensor:
         units = x.shape[1] // self.window_size if self.use_mask_unit_attn else 1
         tokens = x.unflatten(1, (-1, units)).transpose(1, 2)
-        out: Tensor = self.layer(tokens.flatten(0, 1)).view_as(tokens)
+        out = self.attend(tokens.flatten(0, 1)).view_as(tokens)
         return out.transpose(1, 2).flatten(1, 2)

@@ -17,6 +17,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import TokenTransformer
 from lit_attn.models.layers import Device, HeadNorm, norm, quantise
+from lit_attn.models.seeded_draws import outside_composers
 
 Memory = tuple[Tensor, Tensor]
 """Tokens (B, m, d) for cross-attention, and their mask (B, 1, 1 or n, m)."""
@@ -242,14 +243,9 @@ def sinusoids(positions: Tensor, dim: int, is_fairseq: bool = False) -> Tensor:
 
 @torch.no_grad()
 def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
-    """Fill the parameters of a freshly built `network`, in place, as `model.init` says.
-
-    Compositions across heads keep the initial values of their own paper.
-    """
+    """Fill the parameters of a freshly built `network`, in place, as `model.init` says."""
     init = model.init
-    for name, module in network.named_modules():
-        if "composers" in name.split("."):
-            continue
+    for module in outside_composers(network).values():
         if isinstance(module, Attention) and init.matrices == "fairseq":
             _draw_as_fairseq(module)
         elif isinstance(module, nn.Linear) and not isinstance(init.matrices, str):
@@ -266,7 +262,15 @@ def initialise(network: nn.Module, model: TokenTransformer, tied: bool) -> None:
             nn.init.normal_(module.weight, 1.0, init.norms)
     for module in network.modules():
         if isinstance(module, Block) and init.depth_scaled:
-            for projection in _residual_projections(module):
+            # The matrices that write to the residual stream: W, W^l or W_p, and the FFN's last.
+            layers = [layer for layer in module.modules() if isinstance(layer, Attention)]
+            residuals = (part for layer in layers for part in layer.residual.modules())
+            matrices = [part for part in residuals if isinstance(part, nn.Linear)]
+            matrices += [
+                *(layer.proj for layer in layers),
+                *([module.ffn.down] if module.ffn else []),
+            ]
+            for projection in matrices:
                 projection.weight.mul_((2 * model.depth) ** -0.5)
 
 
@@ -279,12 +283,3 @@ def _draw_as_fairseq(layer: Attention) -> None:
     nn.init.xavier_uniform_(layer.proj.weight)
     if layer.proj.bias is not None:
         nn.init.zeros_(layer.proj.bias)
-
-
-def _residual_projections(block: Block) -> list[nn.Linear]:
-    """Return the matrices that write to the residual stream: W, W^l or W_p, and the FFN's last."""
-    layers = [layer for layer in block.modules() if isinstance(layer, Attention)]
-    residuals = (part for layer in layers for part in layer.residual.modules())
-    further = [part for part in residuals if isinstance(part, nn.Linear)]
-    down = [] if block.ffn is None else [block.ffn.down]
-    return [*(layer.proj for layer in layers), *further, *down]

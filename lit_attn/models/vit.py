@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, Transformer, ViTConfig
 from lit_attn.models.layers import Device, sincos_positions
-from lit_attn.models.seeded_draws import draw_parameters
+from lit_attn.models.seeded_draws import draw_parameters, outside_composers
 
 Shape = tuple[int, int, int]
 FeedForward = Callable[[int, int, Device], nn.Module]
@@ -156,7 +156,10 @@ def build_image_vit(
     fill = initialise_as_flax if model.init == "flax" else partial(initialise, scheme=model.init)
     draw_parameters(vit, lambda: fill(vit))
     if model.positions == "sincos":
-        fix_positions(vit)
+        # Coordinate k of the d / 4 frequencies is 10,000^(-k / (d / 4 - 1)) (Beyer et al. 2022).
+        positions, last = vit.get_parameter("pos_embed"), max(1, model.dim // 4 - 1)
+        rows, columns = vit.patch_embed.grid_size
+        positions.requires_grad_(False).copy_(sincos_positions(rows, columns, model.dim, last))
     return vit
 
 
@@ -211,17 +214,14 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
     """Fill every parameter as `scheme` says: "timm", "xavier" (SPT_LSA_ViT) or "torch" (ViT-small).
 
     xavier: every matrix Xavier-normal, with q, k and v as one matrix; biases zero. torch: PyTorch's
-    defaults. Both draw the class token and the position embedding from N(0, 1). Compositions across
-    heads keep the initial values of their own paper.
+    defaults. Both draw the class token and the position embedding from N(0, 1).
     """
     if scheme == "timm":
         vit.init_weights("", needs_reset=True)
     else:
         for name in ("cls_token", "pos_embed"):
             nn.init.normal_(vit.get_parameter(name))
-        for name, module in vit.named_modules():
-            if "composers" in name.split("."):
-                continue
+        for module in outside_composers(vit).values():
             if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
                 module.reset_parameters()
             if scheme == "xavier" and isinstance(module, nn.Linear | nn.Conv2d):
@@ -232,12 +232,9 @@ def initialise(vit: VisionTransformer, scheme: str) -> None:
 
 
 def separate_matrices(vit: VisionTransformer) -> Iterator[tuple[str, nn.Linear, Tensor]]:
-    """Yield (name, layer, matrix) of all Linears, with q, k and v of a layer as three matrices.
-
-    Compositions across heads are left out: they keep the initial values of their own paper.
-    """
-    for name, module in vit.named_modules():
-        if not isinstance(module, nn.Linear) or "composers" in name.split("."):
+    """Yield (name, layer, matrix) of all Linears, with q, k and v of a layer as three matrices."""
+    for name, module in outside_composers(vit).items():
+        if not isinstance(module, nn.Linear):
             continue
         attention = vit.get_submodule(name.rpartition(".")[0])
         if isinstance(attention, Attention) and module is attention.qkv:
@@ -281,23 +278,8 @@ def initialise_local(vit: VisionTransformer) -> None:
     """
     for name in ("cls_token", "pos_embed"):
         nn.init.xavier_normal_(vit.get_parameter(name))
-    for name, module in vit.named_modules():
-        is_composer = "composers" in name.split(".")
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm) and not is_composer:
+    for module in outside_composers(vit).values():
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
             module.reset_parameters()
     for _, _, matrix in separate_matrices(vit):
         nn.init.xavier_normal_(matrix)
-
-
-def fix_positions(vit: VisionTransformer) -> None:
-    """Set the positions to the fixed sines and cosines of Beyer et al. 2022, untrained.
-
-    Coordinate k of the w / 4 frequencies is 10,000^(-k / (w / 4 - 1)), for columns and rows alike.
-    """
-    assert not vit.has_class_token
-    positions = vit.get_parameter("pos_embed")
-    rows, columns = vit.patch_embed.grid_size
-    last = max(1, vit.embed_dim // 4 - 1)
-    with torch.no_grad():
-        positions.copy_(sincos_positions(rows, columns, vit.embed_dim, last))
-    positions.requires_grad_(False)
