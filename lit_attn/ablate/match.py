@@ -147,20 +147,17 @@ def time_variants(folder: Path, *, smoke: bool = False) -> None:
         return
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     pairs = [[(row[i], row[0]) for row in rounds] for i in range(len(cells))]
-    variants = [_summarize(c, cells[0], pair) for c, pair in zip(cells, pairs, strict=True)]
+    variants = []
+    for cell, pair in zip(cells, pairs, strict=True):
+        ratios = [seconds / baseline_seconds for seconds, baseline_seconds in pair]
+        low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        names = {"variant": cell.variant, "kind": cell.kind, "baseline_kind": cells[0].kind}
+        numbers = {"seconds": statistics.median(seconds for seconds, _ in pair), "ratio": ratio}
+        variants.append(TimedVariant(**names, **numbers, spread=(high - low) / ratio))
     times = StepTimes(device=f"{runs[0].result.device}, {threads} threads", variants=variants)
     times.write(folder / "step_times.json")
     identity = Cell.read(folder / "config.yaml").fingerprint
     runs[0].result.model_copy(update={"identity": identity}).write(folder / "result.json")
-
-
-def _summarize(cell: Cell, baseline: Cell, pairs: list[tuple[float, float]]) -> TimedVariant:
-    """Return the step time of `cell` from pairs of its seconds and those of the baseline."""
-    ratios = [seconds / baseline_seconds for seconds, baseline_seconds in pairs]
-    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    names = {"variant": cell.variant, "kind": cell.kind, "baseline_kind": baseline.kind}
-    median = statistics.median(seconds for seconds, _ in pairs)
-    return TimedVariant(**names, seconds=median, ratio=ratio, spread=(high - low) / ratio)
 
 
 def count_step_flops(variant: Variant) -> int:

@@ -135,7 +135,12 @@ class Runner:
                         self.resting = [(due, job) for due, job in self.resting if due > now]
                         self._start()
                     self._collect()
-                    self._allow_for_freeze()
+                    frozen = time.monotonic() - self.last_pass
+                    self.last_pass += frozen
+                    if frozen > max(4 * TICK, FREEZE * self.stall):
+                        # This process was frozen, for example by a container.
+                        for cell in self.running.values():
+                            cell.extend_limits(frozen)
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
@@ -146,15 +151,6 @@ class Runner:
                     self._collect()
                 self.display.close()
         return self.summary
-
-    def _allow_for_freeze(self) -> None:
-        """Extend the limits of all cells if this process was frozen, for example by a container."""
-        now = time.monotonic()
-        frozen = now - self.last_pass
-        self.last_pass = now
-        if frozen > max(4 * TICK, FREEZE * self.stall):
-            for cell in self.running.values():
-                cell.extend_limits(frozen)
 
     def _start(self) -> None:
         """Start cells in order while slots are free, and skip cells that another runner holds.

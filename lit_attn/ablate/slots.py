@@ -31,18 +31,6 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _list_gpus() -> list[Device]:
-    """Return the GPUs that CUDA would see."""
-    free = _free_gpu_memory()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    else:
-        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
-        names = [name for name in free if name.startswith("GPU-")] or list(numbers)
-    return [Device(name, free.get(name)) for name in names]
-
-
 def _free_gpu_memory() -> dict[str, int]:
     """Return the free bytes of every GPU by its UUID and, in the order of the bus, its number."""
     query = "--query-gpu=index,uuid,memory.free"
@@ -193,6 +181,13 @@ class Slots:
 
 def make_slots(limit: int | None) -> Slots:
     """Return the slots of the visible GPUs, or else of the cores, which share the memory."""
+    free = _free_gpu_memory()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    else:
+        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
+        names = [name for name in free if name.startswith("GPU-")] or list(numbers)
     count, memory = count_cores(), available_memory()
     core = Device(None, None if memory is None else memory // count)
-    return Slots(_list_gpus() or [core] * count, limit)
+    return Slots([Device(name, free.get(name)) for name in names] or [core] * count, limit)

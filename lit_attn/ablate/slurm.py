@@ -212,10 +212,9 @@ def submit_missing(
     jobs = [job for job in missing if job.folder not in queued and job.state() != "running"]
     if not jobs:
         return 0
-    parts = (part for matrix in matrices for part in matrix.source.parts)
     out = matrices[0].folder.parent
     with one_at_a_time(out / code.STORE, "code"):
-        snapshot = code.take_snapshot(out, parts)
+        snapshot = code.take_snapshot(out, (part for m in matrices for part in m.source.parts))
         for matrix in matrices:
             study_jobs = [job for job in jobs if job.cell.study == matrix.name]
             for start in range(0, len(study_jobs), MAX_ARRAY):

@@ -120,7 +120,7 @@ class Search:
                 TunedVariant(
                     variant=name,
                     chosen=None if chosen is None else self.values(chosen),
-                    at_edge=[] if chosen is None else self._edges(chosen),
+                    at_edge=[key for key in self.keys if chosen and self._is_at_edge(key, chosen)],
                     trials=[trial for _, trial in ended],
                 )
             )
@@ -194,14 +194,11 @@ class Search:
         mean = None if has_diverged else math.fsum(values) / len(values)
         return TuningTrial(values=self.values(point), mean=mean, by_seed=by_seed, share=share)
 
-    def _edges(self, point: Point) -> list[str]:
-        """Return the keys with numbers of which `point` has the smallest or the largest."""
-        return [
-            key
-            for key, value in self.values(point).items()
-            if all(isinstance(number, int | float) for number in self.keys[key])
-            and value in (min(self.keys[key]), max(self.keys[key]))
-        ]
+    def _is_at_edge(self, key: str, point: Point) -> bool:
+        """Return True if `point` has the smallest or the largest number of `key`."""
+        numbers, value = self.keys[key], self.values(point)[key]
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        return are_numbers and value in (min(numbers), max(numbers))
 
 
 def read_search(

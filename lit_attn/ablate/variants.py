@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,14 @@ def _product(source: StudySource) -> Iterator[VariantSource]:
         unused_rules.difference_update(itertools.compress(range(len(rules)), excluding))
         if not any(excluding):
             named = [key for key in axes if key not in source.study.compare_within]
-            name = ",".join(_term(source, key, point[key]) for key in named)
+            # A named value, and the value of the only axis, stand without the key.
+            terms = [
+                point[key]
+                if isinstance(source.study.axes[key], Mapping) or len(named) == 1
+                else f"{key.split('.')[-1]}={point[key]}"
+                for key in named
+            ]
+            name = ",".join(terms)
             overrides = tuple(axes[key][point[key]] for key in axes)
             yield VariantSource(name, overrides, source.tree.where["axes"])
     for index in sorted(unused_rules):
@@ -135,14 +142,6 @@ def _axis_values(source: StudySource, key: str) -> dict[str, Override]:
     if not values:
         raise source.error(("axes", key), "has no values")
     return values
-
-
-def _term(source: StudySource, key: str, text: str) -> str:
-    """Return a value's part of a variant's name: `lr=0.001`, or `0.001` for the only axis."""
-    axes = source.study.axes
-    if isinstance(axes.get(key), Mapping) or {*axes} - {*source.study.compare_within} == {key}:
-        return text
-    return f"{key.split('.')[-1]}={text}"
 
 
 def _exclusions(
@@ -245,8 +244,12 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         stated = [change.match for change in (common, *applied) if change.match is not None]
         if (stated or [widths])[-1] == "parameters":
             matched.add(variant.name)
-        # Without variants before it, a mistake in the metric concerns all variants.
-        metric = _resolve_metric(source, experiment, variant.name if variants else "")
+        try:
+            metric = study.metric.resolve(experiment)
+        except ValueError as error:
+            # Without variants before it, a mistake in the metric concerns all variants.
+            context = f"variant '{variant.name}': " if variants else ""
+            raise source.error(("metric", "name"), f"{context}{error}") from error
         named = (variant.name, variant.where, tree)
         variants.append(Variant(*named, experiment, None, metric, source.parts))
     require_names(source, written)
@@ -255,10 +258,21 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
     for number, resolved in enumerate(variants):
         model = resolved.experiment.model
         if resolved.name in matched and model != baseline:
-            context = f"{resolved.where}: {source.name}: variant '{resolved.name}'"
-            _require_width(context, model, baseline)
+            problem, hint = "", "set `match: none` for this variant"
+            if model.ffn is None:
+                problem = "the model has no FFN, so no width can match the baseline's parameters; "
+            elif baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
+                problem = "`match: parameters` computes ffn.width; remove ffn.width, or "
+            if problem:
+                context = f"{resolved.where}: {source.name}: variant '{resolved.name}'"
+                raise ConfigError(f"{context}: {problem}{hint}")
             variants[number] = replace(resolved, match_to=baseline)
-    _require_differences(source, variants)
+    names: dict[str, str] = {}
+    for resolved in variants:
+        identity = resolved.cell(source.name, 0).fingerprint
+        if names.setdefault(identity, resolved.name) != resolved.name:
+            text = f"variants '{names[identity]}' and '{resolved.name}' compute the same"
+            raise ConfigError(f"{resolved.where}: {source.name}: {text}")
     return variants
 
 
@@ -303,33 +317,3 @@ def _validate(
         key = f"{'.'.join(str(part) for part in keys)}: " if keys else ""
         context = f"{place}: {source.name}: variant '{variant.name}'"
         raise ConfigError(f"{context}: {key}{message}") from error
-
-
-def _require_width(context: str, model: Model, baseline: Model) -> None:
-    """Raise ConfigError if `match: parameters` cannot solve for the FFN width of `model`."""
-    if model.ffn is None:
-        text = "the model has no FFN, so no width can match the baseline's parameters"
-        raise ConfigError(f"{context}: {text}; set `match: none` for this variant")
-    if baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
-        text = "remove ffn.width, or set `match: none` for this variant"
-        raise ConfigError(f"{context}: `match: parameters` computes ffn.width; {text}")
-
-
-def _resolve_metric(source: StudySource, experiment: Experiment, variant: str) -> Metric:
-    """Return the study's metric; raise ConfigError if cells of `experiment` do not measure it."""
-    try:
-        return source.study.metric.resolve(experiment)
-    except ValueError as error:
-        context = f"variant '{variant}': " if variant else ""
-        raise source.error(("metric", "name"), f"{context}{error}") from error
-
-
-def _require_differences(source: StudySource, variants: Iterable[Variant]) -> None:
-    """Raise ConfigError if two variants compute the same."""
-    names: dict[str, str] = {}
-    for variant in variants:
-        identity = variant.cell(source.name, 0).fingerprint
-        if identity in names:
-            text = f"variants '{names[identity]}' and '{variant.name}' compute the same"
-            raise ConfigError(f"{variant.where}: {source.name}: {text}")
-        names[identity] = variant.name

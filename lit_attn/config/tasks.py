@@ -69,7 +69,7 @@ class Task(Kind):
     module: ClassVar[str] = ""
     """Subclass of `lit_attn.tasks.base.TaskModule` that `build` calls, as `package.file:Class`."""
     uses_loss: ClassVar[bool] = False
-    """True if `build` passes on the experiment's loss; other tasks refuse the key `loss`."""
+    """True if the module has a `loss_function`; other tasks refuse the key `loss`."""
     predicts: ClassVar[tuple[Form, str] | None] = None
     """Form of the predictions, and the field of the signature with their size."""
 
@@ -88,7 +88,11 @@ class Task(Kind):
         `data` is what the data configuration builds. `rate` maps a step to its learning rate. Code
         that needs PyTorch is imported here and not at the top of the file.
         """
-        return load(self.module)(network, data, optimizer, rate)
+        task = load(self.module)(network, data, optimizer, rate)
+        task.config = self
+        if self.uses_loss:
+            task.loss_function = loss.build()
+        return task
 
     def try_out(self, signature: Any) -> None:
         if type(self).build is not Task.build:
@@ -108,13 +112,6 @@ class ClassificationConfig(Task):
 
     predicts = ("probabilities", "classes")
     uses_loss = True
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        task = super().build(network, data, loss, optimizer, rate)
-        task.loss_function = loss.build()
-        return task
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
         return (
@@ -212,13 +209,6 @@ class TranslationConfig(Task):
     )
     ratio: float = Field(1.2, ge=0, description="most tokens of a translation per source token")
     extra: PositiveInt = Field(10, description="most tokens beyond `ratio`, without the end")
-
-    def build(
-        self, network: "nn.Module", data: Any, loss: Loss, optimizer: Optimizer, rate: Rate
-    ) -> Any:
-        task = super().build(network, data, loss, optimizer, rate)
-        task.config = self
-        return task
 
     def metrics(self, signature: ParallelTokens) -> tuple[MetricInfo, ...]:
         return (

@@ -213,8 +213,7 @@ def _adapt(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     if adapter := ADAPTERS.get(_class_name(module)):
         adapter_class = load(adapter) if isinstance(adapter, str) else adapter
         return adapter_class(module, spec)
-    name = _class_name(module)
-    reason = UNFIT.get(name)
+    reason = UNFIT.get(_class_name(module))
     if reason is None and ATTENTION_NAME.search(type(module).__name__):
         parts = {_class_name(part) for part in module.modules()}
         if parts.isdisjoint({*ADAPTERS, *UNFIT}):

@@ -161,9 +161,8 @@ class ChannelsLast(RelPos):
 
     def read(self, original: Any) -> Projections:
         qkv = as_linear(original.qkv)
-        return read(
-            original, qkv=replace.by_head(qkv, original.num_heads) if original.head_first else qkv
-        )
+        qkv = replace.by_head(qkv, original.num_heads) if original.head_first else qkv
+        return read(original, qkv=qkv)
 
 
 class Maps(ChannelsLast):
@@ -254,5 +253,4 @@ class MaskUnits(Tokens):
     def forward(self, x: Tensor) -> Tensor:
         units = x.shape[1] // self.window_size if self.use_mask_unit_attn else 1
         tokens = x.unflatten(1, (-1, units)).transpose(1, 2)
-        out = self.attend(tokens.flatten(0, 1)).view_as(tokens)
-        return out.transpose(1, 2).flatten(1, 2)
+        return self.attend(tokens.flatten(0, 1)).view_as(tokens).transpose(1, 2).flatten(1, 2)

@@ -3,7 +3,7 @@
 import argparse
 import difflib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -89,10 +89,7 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
         case "value_error":
             pass
         case _:
-            message = f"{message[0].lower()}{message[1:]}, not {_shorten(first['input'])}"
+            text = repr(first["input"])
+            value = text if len(text) <= 60 else f"{text[:57]}..."
+            message = f"{message[0].lower()}{message[1:]}, not {value}"
     return keys, " ".join(message.split())
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -52,7 +52,7 @@ def load_parts(files: Iterable[Path]) -> None:
         if imported is None:
             FILE_HASHES[file.resolve()] = _import_file(path)
         elif _origin(imported.__spec__) != path:
-            raise _name_conflict(path)
+            raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
 
 
 def locate_copy(file: Path, snapshot: Path) -> Path:
@@ -66,14 +66,13 @@ def hash_source(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            body[:] = [item for item in body if not _is_docstring(item)]
+            # A statement that is only a string has no effect.
+            body[:] = [i for i in body if not (isinstance(i, ast.Expr) and _is_text(i.value))]
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
 
 
-def _is_docstring(node: ast.AST) -> bool:
-    """Return True for a statement that is only a string; it has no effect."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @cache
@@ -94,7 +93,7 @@ def _import_file(path: Path) -> bytes:
     source = path.read_bytes()
     try:
         if _origin(importlib.util.find_spec(path.stem)) != path:
-            raise _name_conflict(path)
+            raise ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
         _guard(lambda: importlib.import_module(path.stem), path)
     except ConfigError:
         sys.modules.pop(path.stem, None)
@@ -131,10 +130,6 @@ def _guard(run_import: Callable[[], object], file: Path | str) -> None:
 
 def _origin(spec: ModuleSpec | None) -> Path | None:
     return None if spec is None else Path(spec.origin or "").resolve()
-
-
-def _name_conflict(path: Path) -> ConfigError:
-    return ConfigError(f"{path}: another module is called '{path.stem}'; rename the file")
 
 
 def _place(error: BaseException, file: Path | str) -> str:
