@@ -125,9 +125,10 @@ def concat(h: Tensor) -> Tensor:
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Su et al. 2021, section 3.2.2: coordinates j and j + D/2 as one complex number, turned."""
-    first, second = x.chunk(2, dim=-1)
+    width = 2 * rotary.cos.shape[-1]  # Further coordinates are not turned.
+    first, second = x[..., :width].chunk(2, dim=-1)
     turned = torch.complex(first, second) * torch.complex(*(part.to(x) for part in rotary))
-    return torch.cat([turned.real, turned.imag], dim=-1)
+    return torch.cat([turned.real, turned.imag, x[..., width:]], dim=-1)
 
 
 def dot(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:

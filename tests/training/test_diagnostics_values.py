@@ -229,7 +229,7 @@ def test_causal_layers_are_diagnosed_with_their_masks_and_rotations(choice: str)
     if trunk.positions is not None:
         x = x + trunk.positions.weight[:n]
     elif trunk.model.positions == "rotary":
-        turn = rotary(torch.arange(n), trunk.model.width_of_heads)
+        turn = rotary(torch.arange(n), trunk.model.rotated_width, trunk.model.rotary_base)
     else:
         x = x + sinusoids(torch.arange(n), 24)
     actual = values(diagnose_network(network, tokens))
