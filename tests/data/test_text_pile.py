@@ -12,7 +12,7 @@ from helpers.data_ranks import on_rank
 from lit_attn.config.data.text import GptNeox, Shards
 from lit_attn.data import prepare
 from lit_attn.data.text.batches import TextData
-from lit_attn.data.text.pile import RECORD
+from lit_attn.data.text.pile import RECORD, Records
 
 CPU = torch.device("cpu")
 
@@ -156,4 +156,4 @@ def test_torn_and_missing_files_are_named(
 
 
 def test_the_vocabulary_is_the_tokenizers() -> None:
-    assert GptNeox.vocabulary == 50_277
+    assert Records.vocabulary == GptNeox().vocabulary == 50_277

@@ -39,7 +39,7 @@ Ids = NDArray[np.integer]
 class Records(ByteEncoder):
     """Encoder of documents that are tokens already."""
 
-    vocabulary = GptNeox.vocabulary
+    vocabulary = GptNeox().vocabulary
 
     def encode(self, documents: list[Any]) -> list[NDArray[np.unsignedinteger]]:
         return documents
