@@ -40,9 +40,7 @@ width {DIM} with {HEADS} heads has beyond the standard layer. *Time* and *memory
 compiled transformer block, forward and backward, relative to timm's block, on one CPU thread, with
 the FFN narrowed until the parameter counts match: the median over rounds in which all blocks take
 turns, ± the interquartile range. At 65 tokens the width is 192 (12 heads, batch 128), at 257 tokens
-384 (6 heads, batch 8). The number of tokens links to the measurements. During those of
-[257-variants](../{BENCH.format(name="257-variants")}) other programs used the machine (load average
-6.0 to 2.6 on two cores), so differences below about .2 between its rows say nothing.
+384 (6 heads, batch 8). The number of tokens links to the measurements.
 """
 
 INDEX = """\
