@@ -3,11 +3,14 @@
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
+from lit_attn.report.formats import Cell, named_table
+from lit_attn.report.page import Section, render_page
 
 sync_api = pytest.importorskip("playwright.sync_api")
 # Debian calls it chromium; the machines of GitHub Actions have Chrome.
@@ -102,3 +105,18 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(page: "sync_api.Page"
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_claims_fit_and_their_filter_is_below_the_heading(
+    page: "sync_api.Page", tmp_path: Path
+) -> None:
+    texts = ["A claim about the mixtures of keys of a paper " * 2, "1", "The title of a study " * 3]
+    row = [Cell(text) for text in (*texts, "+0.22", "+0.0144 [-0.2228, +0.2516]", "5", "undecided")]
+    table = named_table("claims", [row] * 6, totals="6 undecided")
+    path = tmp_path / "index.html"
+    path.write_text(render_page("Paper", [Section("Claims", tables=[table])], name="paper"))
+    page.goto(path.as_uri())
+    heading, box = (page.locator(name).bounding_box() for name in ("h2", "input[type=search]"))
+    assert heading["y"] + heading["height"] <= box["y"]
+    wide = page.locator(".wide")
+    assert wide.evaluate("element => element.scrollWidth <= element.clientWidth")
