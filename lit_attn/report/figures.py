@@ -57,8 +57,8 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> "Figure":
         labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
     _draw_differences(right, differences)
     left.set_yticks(range(len(names)), labels)
-    left.set_ylim(len(names) - 0.5, -0.5)
-    left.set_xlabel(metric.label)
+    left.set(xlabel=metric.label, ylim=(len(names) - 0.5, -0.5))
+    right.locator_params(axis="x", nbins=5)
     arrow = "better →" if metric.goal == "max" else "← better"
     right.set_xlabel(f"difference to the first row, {arrow}")
     return figure

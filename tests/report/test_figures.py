@@ -1,5 +1,6 @@
 """Figures of results: order, ties, outliers, long names."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.report.comparison import compare_variants
-from lit_attn.report.drawing import appearance, draw_panels, short_names, shorten
+from lit_attn.report.drawing import appearance, draw_panels, render, short_names, shorten
 from lit_attn.report.figures import draw_cost, draw_progress, draw_seeds
 from lit_attn.report.read import CellRecord, StudyRecord, read_studies
 from lit_attn.report.summary import make_variant_frame
@@ -108,6 +109,19 @@ def test_long_names_fit_the_figure() -> None:
             box = figure.get_tightbbox()
             assert box.x0 >= -0.01
             assert box.x1 <= figure.get_figwidth() + 0.01
+
+
+def test_numbers_of_an_axis_do_not_touch() -> None:
+    values = [2.5002, 2.5338, 2.4857, 2.5020, 2.5039, 2.5032]
+    close = [2.4992, 2.5234, 2.4889, 2.5067, 2.4954, 2.5092]
+    record = study({"standard": values, "other": close})
+    with appearance():
+        figure = draw_seeds(record, compare_variants(record))
+        render(figure)
+        for axes in figure.axes:
+            texts = [text for text in axes.get_xticklabels() if text.get_text()]
+            boxes = [text.get_window_extent() for text in texts]
+            assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_names_are_shortened_in_the_middle() -> None:
