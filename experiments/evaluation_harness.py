@@ -4,8 +4,8 @@ The tasks of DCMHA's Table 4 are lambada_openai, piqa, winogrande, arc_easy, arc
 logiqa, boolq, hellaswag and race, with --shots 0 and 5. They download their data, unless they come
 from --include, a folder with task files of your own. It needs `pip install 'lit_attn[harness]'`.
 
-The perplexities on the Pile and on Flan in that table are not covered: train and evaluate on the
-Pile with data/prepare, and the subset of Flan has not been published.
+The perplexities on the Pile and on Flan in that table are not covered. The subset of Flan has not
+been published.
 """
 
 import json
@@ -91,7 +91,7 @@ def build_adapter(model: LanguageModel) -> Any:
 
 
 class Scorer:
-    """What the harness asks of a model: log-likelihoods, and greedy continuations."""
+    """Log-likelihoods and greedy continuations of a language model, as the harness needs them."""
 
     def __init__(self, model: LanguageModel) -> None:
         """Raise ConfigError if the tokenizer has no end of a document, which starts a document."""

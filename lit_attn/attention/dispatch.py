@@ -102,7 +102,7 @@ def choose_path(
     dropout: float,
     device: str,
 ) -> Path:
-    """Return the path that computes a layer with these properties fastest, in little memory.
+    """Return the path that computes a layer with these properties in little memory and fast.
 
     `keys` is M. `is_hard`: the largest of a token's M logits counts. `normaliser` is its kind.
     `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or

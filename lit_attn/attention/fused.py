@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend
 from lit_attn.attention.masks import in_chunks
 from lit_attn.attention.precision import wide
 
-# Bytes of [q|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
+# Bytes of [k|z] in a slice: the size of a core's cache, or enough to occupy a GPU.
 SLICE = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 Index = tuple[slice, ...]
@@ -241,7 +241,7 @@ def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
 
 
 def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
-    """Return the width of values that `kernel` requires: that of q, or a multiple of 8."""
+    """Return the width of values that `kernel` requires: that of q, or one that it supports."""
     if kernel == SDPBackend.FLASH_ATTENTION:
         return queries.shape[-1]
     return supported_width(v.shape[-1], v)

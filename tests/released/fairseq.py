@@ -196,8 +196,8 @@ def search(network: nn.Module, dictionary: Any, is_wmt: bool) -> Arrays:
                 tokens = ids(list(source), 2)[None]
                 inputs = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.shape[1]])}
                 best = searcher.generate([network], {"net_input": inputs})[0][0]
-                found = best["tokens"].tolist()[:-1]
-                translations.append([(token - 1) % VOCABULARY for token in found])
+                translation = best["tokens"].tolist()[:-1]
+                translations.append([(token - 1) % VOCABULARY for token in translation])
                 scores.append(float(best["score"]))
     return {"translations": padded(translations), "scores": np.array(scores)}
 
