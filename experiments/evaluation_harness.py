@@ -4,6 +4,10 @@ The tasks of DCMHA's Table 4 are lambada_openai, piqa, winogrande, arc_easy, arc
 logiqa, boolq, hellaswag and race, with --shots 0 and 5. They download their data, unless they come
 from --include, a folder with task files of your own. It needs `pip install 'lit_attn[harness]'`.
 
+Two files are written to --out: harness-K.json with all results, and harness-K.csv (task, metric,
+value), where K is the number of shots. `python -m lit_attn.report --paper dcmha` shows the CSV
+files of the models in runs/released-weights.
+
 The perplexities on the Pile and on Flan in that table are not covered. The subset of Flan has not
 been published.
 """
@@ -17,8 +21,9 @@ from typing import Any
 
 from language_models import LanguageModel, add_model, load_model, run_command
 
+from lit_attn.cells.records import csv_lines
 from lit_attn.extras import require
-from lit_attn.files import write_json
+from lit_attn.files import write_atomic, write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser
 
 WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
@@ -32,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples (default 0)")
     parser.add_argument("--include", type=Path, metavar="FOLDER", help="folder of task files")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    text = "JSON file of the results (default: harness.json in the folder of the model)"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
+    text = "folder of the results (default: the folder of the model)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     return run_command(evaluate, parser.parse_args(arguments))
 
 
@@ -41,8 +46,8 @@ def evaluate(options: Namespace) -> None:
     """Write and print the results of the harness."""
     evaluator = require("lm_eval.evaluator", "--tasks", "harness")
     tasks = require("lm_eval.tasks", "--tasks", "harness")
-    folder = None if options.include is None else str(options.include)
-    manager = tasks.TaskManager(include_path=folder)
+    include = None if options.include is None else str(options.include)
+    manager = tasks.TaskManager(include_path=include)
     known = set(manager.all_tasks)
     if unknown := [name for name in options.tasks if name not in known]:
         raise ConfigError(f"--tasks: the harness has no task '{unknown[0]}'")
@@ -57,8 +62,23 @@ def evaluate(options: Namespace) -> None:
         log_samples=False,
     )
     results = evaluated["results"]
-    write_json(options.out or options.model / "harness.json", {"shots": options.shots, **results})
+    folder, name = options.out or options.model, f"harness-{options.shots}"
+    write_json(folder / f"{name}.json", results)
+    write_atomic(folder / f"{name}.csv", csv_lines(list_values(results)))
     print(json.dumps(results, indent=2, default=str))
+
+
+def list_values(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, object]]:
+    """Return a header and (task, metric, value) of every number; filters do not name a metric."""
+    return [
+        ("task", "metric", "value"),
+        *(
+            (task, name.removesuffix(",none"), value)
+            for task, values in results.items()
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        ),
+    ]
 
 
 def build_adapter(model: LanguageModel) -> Any:

@@ -3,8 +3,8 @@
 DCMHA (arXiv:2405.08553) shows head diversity in Figure 5, and for one example the terms of a
 composition (Figure 7), attention distributions and dynamic weights (Figure 8).
 
-`diversity` writes head_diversity.csv (layer, circuit, value): the captured variance of the QK and
-OV circuits, as the diagnostics `heads` record it (docs/diagnostics.md).
+`diversity` writes head_diversity.csv (layer, qk, ov): the captured variance of the QK and OV
+circuits, as the diagnostics `heads` record it (docs/diagnostics.md).
 
 `composition` reads a text (--text) and writes, for the last token as the query and for one layer:
 
@@ -13,6 +13,10 @@ OV circuits, as the diagnostics `heads` record it (docs/diagnostics.md).
                      composition at --place, and the terms between them; they add up to `after`
     maps.csv         token, text, side, part, component, head, value: the dynamic weights of
                      every token that the query attends to, as key, and of the query
+
+and draws, as .svg and .png, breakdown (Figure 7) for the token number --key (counted from 0; by
+default the token whose weights change most), and distributions (Figure 8). `python -m
+lit_attn.report --paper dcmha` shows the tables and pictures of the models in runs/released-weights.
 """
 
 import csv
@@ -23,13 +27,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from head_figures import draw_breakdown, draw_distributions
 from language_models import LanguageModel, add_model, load_model, run_command
 
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.files import write_atomic
+from lit_attn.report import drawing
 from lit_attn.schema.errors import ConfigError, OneLineParser
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from lit_attn.attention.compose import HeadMaps, Maps
@@ -62,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     command.add_argument("--text", required=True, help="text that ends with the query's token")
     command.add_argument("--layer", type=int, default=1, help="number of the layer (default 1)")
+    text = "number of the token whose weights are broken down, from 0"
+    command.add_argument("--key", type=int, metavar="N", help=text)
     text = "composition of logits (pre) or weights (post, the default)"
     command.add_argument("--place", choices=["pre", "post"], default="post", help=text)
     options = parser.parse_args(arguments)
@@ -72,17 +81,19 @@ def write_diversity(options: Namespace) -> None:
     """Write and print the captured variance of every layer."""
     model = load_model(options.model, options.tokenizer)
     rows = measure_diversity(model)
-    path = write_table(options, "head_diversity.csv", ["layer", "circuit", "value"], rows)
+    path = write_table(options, "head_diversity.csv", ["layer", "qk", "ov"], rows)
     print(path.read_text(), end="")
 
 
-def measure_diversity(model: LanguageModel) -> list[tuple[int, str, float]]:
-    """Return (layer, circuit, captured variance); lower values are more diverse heads."""
+def measure_diversity(model: LanguageModel) -> list[tuple[int, float, float]]:
+    """Return (layer, captured variance of QK, and of OV); lower values are more diverse heads."""
     from lit_attn.training.diagnostics import diagnose
 
     settings = DiagnosticsConfig(kinds=("heads",))
     rows = diagnose(model.network, (), settings, step=0).rows
-    return [(row.layer, row.name.removeprefix("captured-"), row.value) for row in rows]
+    values = {(row.layer, row.name): row.value for row in rows}
+    layers = sorted({layer for layer, _ in values})
+    return [(n, values[n, "captured-qk"], values[n, "captured-ov"]) for n in layers]
 
 
 def write_composition(options: Namespace) -> None:
@@ -106,6 +117,45 @@ def write_composition(options: Namespace) -> None:
     print(write_table(options, "composition.csv", header, rows))
     header = ["token", "text", "side", "part", "component", "head", "value"]
     print(write_table(options, "maps.csv", header, list_maps(call, names)))
+    for name, figure in draw_composition(call, terms, names, options.key).items():
+        for kind, content in drawing.render(figure).items():
+            write_atomic(get_folder(options) / f"{name}.{kind}", content)
+        print(get_folder(options) / f"{name}.svg")
+
+
+def draw_composition(
+    call: Composition, terms: "dict[str, Tensor]", names: list[str], key: int | None
+) -> "dict[str, Figure]":
+    """Return the drawings of a composition by name, for the token number `key`.
+
+    Raises ConfigError if the query does not attend to this token.
+    """
+    after = sum(terms.values(), start=0 * call.a)
+    change = (after - terms["before"]).abs().sum(0)
+    key = call.keys[int(change.argmax())] if key is None else key
+    if key not in call.keys:
+        first, last = call.keys[0], call.keys[-1]
+        raise ConfigError(f"--key: {key} is not one of the tokens {first} to {last}")
+    place = call.keys.index(key)
+    columns = {name: values[:, place].tolist() for name, values in terms.items() if values.any()}
+    columns["after"] = after[:, place].tolist()
+    parts = {
+        f"{side} {name} {component + 1}": maps[0, -length:, component].tolist()
+        for side, maps_of_side, length in (
+            ("key", call.key, len(call.keys)),
+            ("query", call.query, 1),
+        )
+        for name, maps in zip(("down", "up"), maps_of_side or (), strict=False)
+        if maps is not None
+        for component in range(maps.shape[-2])
+    }
+    tokens = [names[number] for number in call.keys]
+    weights = {"before": call.a.tolist(), "after": after.tolist()}
+    with drawing.appearance():
+        return {
+            "breakdown": draw_breakdown(columns, parts, place),
+            "distributions": draw_distributions(weights, parts, tokens),
+        }
 
 
 def record_composition(model: LanguageModel, ids: list[int], layer: int, place: str) -> Composition:
@@ -188,7 +238,7 @@ def write_table(
     options: Namespace, name: str, header: list[str], rows: Iterable[tuple[Any, ...]]
 ) -> Path:
     """Write a CSV file to the folder of the tables and return its path."""
-    folder: Path = options.out or options.model / "heads"
+    folder = get_folder(options)
     folder.mkdir(parents=True, exist_ok=True)
     content = io.StringIO()
     table = csv.writer(content, lineterminator="\n")
@@ -196,6 +246,12 @@ def write_table(
     table.writerows(rows)
     write_atomic(folder / name, content.getvalue())
     return folder / name
+
+
+def get_folder(options: Namespace) -> Path:
+    """Return the folder of the tables and drawings."""
+    folder: Path = options.out or options.model / "heads"
+    return folder
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ class HeadCompositionConfig(TokenData):
     An epoch is `epoch_steps` steps of new questions. Evaluated questions are equal for all seeds.
     """
 
+    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
     kind: Literal["head-composition"] = "head-composition"
     context: ClassVar = CONTEXT
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
@@ -80,6 +81,7 @@ class HeadCompositionConfig(TokenData):
 class HeadCompositionTaskConfig(Task):
     """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
 
+    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
     kind: Literal["head-composition"] = "head-composition"
     takes = (Questions,)
     module = "head_composition_questions:HeadComposition"

@@ -7,11 +7,13 @@ reads a text without the brackets, so an answer follows the correct answers of a
 
 Neither the paper (arXiv:2405.08553, section 4.3 and appendix F) nor its code gives formulas. Here
 an answer is correct if each of its tokens has the largest logit, and perplexity is exp of the mean
-negative log-likelihood of the tokens of all answers. Two files are written to --out:
+negative log-likelihood of the tokens of all answers. Three files are written to --out:
 
     tasks.csv    task, shots, accuracy, perplexity, n: one row for each task and number of shots
-    summary.csv  shots, accuracy, perplexity, n: the answers of all tasks by number of shots
-                 (Figure 6), and all answers together, with `all` in the column shots (Table 5)
+    shots.csv    shots, accuracy, perplexity, n: all answers by number of shots (Figure 6)
+    overall.csv  accuracy, perplexity, n: all answers (Table 5)
+
+`python -m lit_attn.report --paper dcmha` shows them for the models in runs/released-weights.
 """
 
 import csv
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
 
 ANSWER = re.compile(r" \[ ([^\[\]\n]+) \]")
-
-ALL = "all"  # In the column shots of the summary: answers with any number of shots.
 
 # Table 5: perplexity and accuracy.
 PUBLISHED = {"Pythia-6.9B": ("10.05", "31.9%"), "DCPythia-6.9B": ("7.36", "39.0%")}
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python experiments/published_tasks.py", description=__doc__)
     add_model(parser)
     parser.add_argument("file", type=Path, metavar="FILE", help="synthetic_dataset.jsonl")
-    text = "folder of the two tables (default: published-tasks in the folder of the model)"
+    text = "folder of the tables (default: published-tasks in the folder of the model)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     text = "score only the first N texts of each task"
     parser.add_argument("--texts", type=int, metavar="N", help=text)
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def evaluate(options: Namespace) -> None:
-    """Write both tables for a model and print its summary beside the published numbers."""
+    """Write the tables of a model and print its summary beside the published numbers."""
     texts = read_texts(options.file, options.texts)
     model = load_model(options.model, options.tokenizer)
     answers = [
@@ -92,11 +92,12 @@ def evaluate(options: Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     by_task = group(answers, lambda answer: (answer.task, str(answer.shots)))
     write_table(out / "tasks.csv", ["task", "shots"], by_task)
-    summary = group(answers, lambda answer: (str(answer.shots),))
-    summary = dict(sorted(summary.items(), key=lambda item: int(item[0][0])))
-    summary[(ALL,)] = summarise(answers)
-    write_table(out / "summary.csv", ["shots"], summary)
-    print(describe(model.name, summary))
+    by_shots = group(answers, lambda answer: (str(answer.shots),))
+    by_shots = dict(sorted(by_shots.items(), key=lambda item: int(item[0][0])))
+    overall = summarise(answers)
+    write_table(out / "shots.csv", ["shots"], by_shots)
+    write_table(out / "overall.csv", [], {(): overall})
+    print(describe(model.name, overall, by_shots))
 
 
 def read_texts(path: Path, limit: int | None = None) -> dict[str, list[str]]:
@@ -196,16 +197,15 @@ def write_table(path: Path, keys: list[str], scores: dict[tuple[str, ...], Score
     write_atomic(path, content.getvalue())
 
 
-def describe(name: str, summary: dict[tuple[str, ...], Scores]) -> str:
-    """Return the summary as a Markdown table: Table 5 with this model, then Figure 6."""
+def describe(name: str, overall: Scores, by_shots: dict[tuple[str, ...], Scores]) -> str:
+    """Return two tables in Markdown: Table 5 with this model, then the values of Figure 6."""
     lines = ["| model | PPL | Acc |", "|---|---|---|"]
     lines += [f"| {model} (published) | {' | '.join(row)} |" for model, row in PUBLISHED.items()]
-    overall = summary[(ALL,)]
     lines.append(f"| {name} | {overall.perplexity:.2f} | {overall.accuracy:.1%} |")
     lines += ["", "| shots | PPL | Acc | n |", "|---|---|---|---|"]
     lines += [
         f"| {shots} | {part.perplexity:.2f} | {part.accuracy:.1%} | {part.n} |"
-        for (shots,), part in summary.items()
+        for (shots,), part in by_shots.items()
     ]
     return "\n".join(lines)
 

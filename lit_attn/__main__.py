@@ -80,8 +80,7 @@ def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
     text = "Train the variants of an ablation study and write their tables."
     epilog = "Every command explains its options with --help."
     parser = argparse.ArgumentParser("lit-attn", "lit-attn COMMAND ...", text, epilog)
-    version = f"lit_attn {lit_attn.__version__}"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action="version", version=f"lit_attn {lit_attn.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         is_run = has_options and name in ("run", "rerun")

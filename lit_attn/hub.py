@@ -21,8 +21,6 @@ from lit_attn.schema.errors import ConfigError, OneLineParser, explain
 if TYPE_CHECKING:
     from torch import nn
 
-CARD = Path(__file__).with_name("model_card.md")  # Jinja template of the model card.
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Export a finished cell and return exit code 0; ConfigError if it cannot be exported."""
@@ -121,4 +119,5 @@ def _write_card(cell: Cell, result: Result, path: Path) -> None:
     name = f"{cell.study}-{cell.variant}"
     header = ModelCardData(model_name=name, library_name="lit_attn", eval_results=results)
     values: Any = {"cell": cell, "model": model, "result": result, "data": data}
-    ModelCard.from_template(header, str(CARD), value=value * metric.scale, **values).save(path)
+    template = str(Path(__file__).with_name("model_card.md"))
+    ModelCard.from_template(header, template, value=value * metric.scale, **values).save(path)

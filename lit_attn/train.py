@@ -122,8 +122,10 @@ def _prepare(cell_dir: Path) -> Iterator[tuple[Cell, "ProcessGroup"]]:
     require_no_links(cell_dir)
     if rank == 0:
         _clean(cell_dir, cell.fingerprint)
-    _keep_temporary_files_inside(cell_dir, rank)
-    with join_process_group(cell.experiment.training.accelerator) as group:
+    with (
+        _keep_temporary_files_inside(cell_dir, rank),
+        join_process_group(cell.experiment.training.accelerator) as group,
+    ):
         yield cell, group
 
 
@@ -137,8 +139,9 @@ def _clean(cell_dir: Path, identity: str) -> None:
         print(f"{result}: cannot be read; renamed to {set_aside(result).name}", flush=True)
 
 
-def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
-    """Set TMPDIR to an empty folder inside the cell's folder.
+@contextlib.contextmanager
+def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> Iterator[None]:
+    """Set TMPDIR to a new folder inside the cell's folder, and remove the folder afterwards.
 
     Lightning writes a checkpoint to a temporary file and moves it into place. Only within one file
     system is that move atomic. The cache of compiled code stays outside, where all cells share it.
@@ -151,8 +154,13 @@ def _keep_temporary_files_inside(cell_dir: Path, rank: int) -> None:
     inside = cell_dir.absolute() / (f"tmp.rank{rank}" if rank else "tmp")
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
-    os.environ["TMPDIR"] = str(inside)
-    tempfile.tempdir = None
+    before = os.environ.get("TMPDIR", tempfile.gettempdir())
+    os.environ["TMPDIR"], tempfile.tempdir = str(inside), None
+    try:
+        yield
+    finally:
+        os.environ["TMPDIR"], tempfile.tempdir = before, None
+        shutil.rmtree(inside, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.paths import ROOT
-from helpers.runs import wait_until
+from helpers.runs import list_holders, wait_until
 
 STUDY = """\
 studies:
@@ -51,8 +51,15 @@ def test_a_job_continues_on_another_machine(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     first = start(tmp_path / "first", bucket, "0,")
-    wait_until(lambda: list(bucket.glob("runs/pair/*/0-*/checkpoints/*")))
+    wait_until(lambda: list(tmp_path.glob("first/runs/pair/*/0-*/checkpoints/*.ckpt")))
+    # The cells stop here, so that they cannot finish while the script copies the checkpoint.
+    cells = list_holders(tmp_path / "first")
+    for pid in cells:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: list(bucket.glob("runs/pair/*/0-*/checkpoints/*.ckpt")))
     os.killpg(first.pid, signal.SIGKILL)
+    for pid in cells:
+        os.kill(pid, signal.SIGKILL)
     first.wait()
     # The folder is out of reach at once, also while the kernel still ends the cells.
     (tmp_path / "first").rename(tmp_path / "lost")

@@ -40,6 +40,13 @@ def test_every_command_prints_its_usage(name: str, capsys: pytest.CaptureFixture
     assert "usage: " in capsys.readouterr().out
 
 
+def test_a_missing_cell_or_a_second_folder_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs"]) == 2
+    assert capsys.readouterr().err == "lit-attn logs: the following arguments are required: CELL\n"
+    assert main(["status", "runs", "more"]) == 2
+    assert capsys.readouterr().err == "lit-attn status: unrecognized arguments: more\n"
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["statu"]) == 2
     assert capsys.readouterr().err == (

@@ -2,8 +2,12 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -72,3 +76,24 @@ def test_pages_load_nothing_from_a_network(site: Path) -> None:
         )
     ]
     assert not loaded
+
+
+@pytest.mark.slow
+def test_the_search_finds_a_page(site: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with sync_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+            page.locator(".md-search__input").click()
+            page.keyboard.type("CAFormer")
+            result = page.locator(".md-search-result__link[href*='own-models.html']")
+            result.first.wait_for(state="attached")
+            browser.close()
+        server.shutdown()

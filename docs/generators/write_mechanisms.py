@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mechanism_entries import ENTRIES, LINKS, NORMALISERS
+from pydantic.alias_generators import to_snake
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
@@ -138,7 +139,8 @@ def code_of(name: str) -> list[str]:
     for family, part in PRESETS[name].parts.items():
         is_own = part.kind != standard[family].kind or name == "standard"
         if is_own and part.kind != "none":
-            links += [_link(part.fast), _link(f"reference:{part.formula}")]
+            formula = to_snake(part.fast.rpartition(":")[2])
+            links += [_link(part.fast), _link(f"reference:{formula}")]
     return list(dict.fromkeys(links))
 
 

@@ -36,6 +36,11 @@ studies and their recorded agreement with the released code ([parity.md](parity.
 `experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict the
 paper's own arithmetic are listed there under `slips`.
 
+Some tables and figures show files that a script has written, because they measure released weights
+and no study trains these models. Their command stands in the table below, and the page shows the
+files as soon as they exist below the folder of results. [released-weights.md](released-weights.md)
+explains the scripts.
+
 ## Hours
 
 The hours are those of one {GPU} at {UTILISATION:.0%} of its peak, for all seeds of all variants
@@ -75,7 +80,9 @@ def _describe(source: PaperSource) -> str:
         name = re.sub("^figure-", "Figure ", number) if isinstance(item, Figure) else number
         needed = source.references(item)
         command = f"`--paper {source.name} --table {number}`" if needed else ""
-        cells = (name, item.caption, command, format_hours(source, item, hours))
+        spent = "" if item.script and not needed else format_hours(source, item, hours)
+        script = f"`{item.script}`" if item.script else ""
+        cells = (name, item.caption, " and ".join(filter(None, [command, script])), spent)
         rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     head = f"## {source.paper.title}\n\n[{source.paper.link}]({source.paper.link})\n"
     table = f"| table | content | command | {GPU}-hours |\n|---|---|---|---|"

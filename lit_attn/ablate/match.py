@@ -30,8 +30,7 @@ MAX_SPREAD = 0.1  # Largest interquartile range of a ratio of step times, relati
 ROUNDS = 5
 STEPS = 20  # Steps of a variant in one round. The first steps are a warm-up and do not count.
 TARGET = "lit_attn.ablate.match:time_variants"
-# FLOPs of a step by Cell.kind.
-_FLOPS: dict[str, int] = {}
+_FLOPS: dict[str, int] = {}  # FLOPs of a step by Cell.kind.
 
 
 def apply_criteria(

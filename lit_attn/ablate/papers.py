@@ -14,6 +14,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.schema.errors import ConfigError
 
 UTILISATION = 0.4  # Share of a GPU's peak that is assumed; small models and fp32 cells reach less.
+NO_STUDY = "no study measures it"
 PEAKS = {
     "H100": (9.89e14, 6.7e13),
     "H200": (9.89e14, 6.7e13),
@@ -42,7 +43,7 @@ def expand_paper(
         for study, variant in source.references(item):
             needed.setdefault(study, set()).add(variant)
     if not needed:
-        reasons = {item.absent or "no study measures it" for item in items.values()}
+        reasons = {item.absent or item.script or NO_STUDY for item in items.values()}
         raise ConfigError(f"{source.path}: nothing to run: {'; '.join(sorted(reasons))}")
     studies = read_studies(source.studies_path)
     source.require("no study", needed, studies)
@@ -106,7 +107,7 @@ def format_hours(source: PaperSource, item: Layout, hours: dict[Reference, float
     """Return the hours of one table or figure, or the reason why it has none."""
     needed = source.references(item)
     total = math.fsum(hours[reference] for reference in needed)
-    return f"{total:,.1f}" if needed else item.absent or "no study measures it"
+    return f"{total:,.1f}" if needed else item.absent or item.script or NO_STUDY
 
 
 def print_costs(

@@ -205,7 +205,7 @@ def expand(
     """
     written = resolve(source, changes)
     seeds = source.study.seeds if seeds is None else seeds
-    settings = [] if changes is None else _effective_settings(source, written, changes)
+    settings = [] if changes is None else _list_settings(source, written, changes)
     notes = [f"with {', '.join(settings)}"] if settings else []
     if smoke:
         settings, notes = [*settings, SMOKE], [*notes, SMOKE_NOTE]
@@ -284,9 +284,7 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
             raise ConfigError(f"{where}: {message}") from error
 
 
-def _effective_settings(
-    source: StudySource, variants: list[Variant], changes: Mapping
-) -> list[str]:
+def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:
     """Return the overrides that change an identity, as `key=value` strings."""
 
     def identities(variants: list[Variant]) -> list[str]:

@@ -108,14 +108,12 @@ class Runner:
         self.display = display
         self.stall = stall
         self.queue: deque[Job] = deque()
-        # Number of attempts of each cell before this run.
-        self.before: dict[Path, int] = {}
+        self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
         self.lost_starts = 0
         # Failures of each variant in this run; empty for a result or a passing failure.
         self.ends: defaultdict[str, list[str]] = defaultdict(list)
-        # Cells that wait for a retry, and the time of the retry.
-        self.resting: list[tuple[float, Job]] = []
+        self.resting: list[tuple[float, Job]] = []  # Times of retries, and the cells that wait.
         self.running: dict[int, CellProcess] = {}
         self.summary = Summary()
         self.urgency = 0

@@ -112,10 +112,8 @@ class Slots:
         self.limit = limit or len(devices)
         self.count = 0
         self.on_device: list[list[Slot]] = [[] for _ in devices]
-        # Kinds (see Cell.kind) of cells that share no device.
-        self.isolated: set[str] = set()
-        # Largest measured memory of each kind.
-        self.memory: dict[str, int] = {}
+        self.isolated: set[str] = set()  # Kinds (see Cell.kind) of cells that share no device.
+        self.memory: dict[str, int] = {}  # Largest measured memory of each kind.
 
     @property
     def unit(self) -> str:

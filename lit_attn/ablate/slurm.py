@@ -14,6 +14,7 @@ submitit requeues the job as often as the study's `slurm.timeouts` allows.
 import contextlib
 import getpass
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
@@ -98,10 +100,8 @@ class SlurmCell:
             # The runner has only seen a SIGTERM.
             attempts = folder.list_attempts(self.folder)
             if attempts and (end := folder.read_exit(attempts[-1])) is not None:
-                changes = {
-                    "failure": "timed-out",
-                    "message": "the time limit of its job was reached",
-                }
+                text = "the time limit of its job was reached"
+                changes = {"failure": "timed-out", "message": text}
                 end.model_copy(update=changes).write(attempts[-1] / "exit.json")
             requeue(signal.SIGUSR2, None)
         messages = [outcome.message for outcome in summary.outcomes]
@@ -157,6 +157,13 @@ def _list_jobs() -> list[list[str]]:
     return [[*line.split("|", 3), "", "", ""][:4] for line in output.splitlines()]
 
 
+@cache
+def _read_cluster() -> str:
+    """Return the name of the cluster that this machine submits to."""
+    name = re.search(r"^ClusterName\s*=\s*(.*)$", _run("scontrol", "show", "config"), re.M)
+    return "" if name is None else name[1]
+
+
 def cancel(matrices: list[Matrix], only_removed: bool = False) -> int:
     """Cancel the active jobs, whose cells save and end, and return their number.
 
@@ -205,7 +212,7 @@ def submit_missing(
     ConfigError if submitit is missing, or if SLURM does not answer or refuses.
     """
     try:
-        tasks = find_tasks(matrices)
+        tasks, cluster = find_tasks(matrices), _read_cluster()
     except OSError as error:
         raise ConfigError(f"--launcher slurm: {error}") from error
     queued = {folder for folder, task in tasks.items() if not task.is_over}
@@ -221,7 +228,8 @@ def submit_missing(
                 _submit(matrix, study_jobs[start : start + MAX_ARRAY], cell, at_once, snapshot)
         # If SLURM or the disk does not answer, the next submission removes them.
         with contextlib.suppress(OSError):
-            code.remove_unneeded(out, {name.removeprefix(NAME) for *_, name in _list_jobs()})
+            queue = {name.removeprefix(NAME) for *_, name in _list_jobs()}
+            code.remove_unneeded(out, queue, cluster)
     return len(jobs)
 
 
@@ -238,7 +246,7 @@ def _submit(
         job.cell.write(job.folder / "config.yaml")
     # Written before the submission, so that a later command finds the jobs even if this one dies.
     cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in jobs]
-    write_atomic(batch / code.RECORD, snapshot.name)
+    write_atomic(batch / code.RECORD, f"{snapshot.name}\n{_read_cluster()}")
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
     parameters = slurm.model_dump(include={"partition", "account", "qos", "constraint", "mem"})
     parameters |= {"gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "time": slurm.minutes}

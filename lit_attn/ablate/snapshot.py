@@ -17,7 +17,8 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import SNAPSHOT, locate_copy
 
 STORE = ".code"
-RECORD = "snapshot.txt"  # File of a batch of jobs with the name of their snapshot.
+RECORD = "snapshot.txt"
+"""File of a batch of jobs with the names of their snapshot and of their cluster, a line each."""
 
 
 def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
@@ -46,16 +47,18 @@ def take_snapshot(out: Path, parts: Iterable[Path]) -> Path:
     return snapshot
 
 
-def remove_unneeded(out: Path, queued: set[str]) -> None:
-    """Remove the snapshots of all batches but those that are `queued` or of another user.
+def remove_unneeded(out: Path, queued: set[str], cluster: str) -> None:
+    """Remove the snapshots that no `queued` batch needs and no batch of another user or cluster.
 
     The caller holds the lock of the store. Raises OSError if the snapshot of a batch is unknown.
     """
-    needed = {
-        (batch / RECORD).read_text()
-        for batch in out.glob("*/.slurm/*")
-        if batch.name in queued or batch.stat().st_uid != os.getuid()
-    }
+    needed = set()
+    for batch in out.glob("*/.slurm/*"):
+        name, *clusters = (batch / RECORD).read_text().split("\n")
+        # The jobs of another user, and those of another cluster, cannot be listed.
+        is_listed = batch.stat().st_uid == os.getuid() and clusters == [cluster]
+        if batch.name in queued or not is_listed:
+            needed.add(name)
     old = [p for p in (out / STORE).iterdir() if p.is_dir() and p.name not in needed]
     # Renamed first, because equal code would use a snapshot that is half removed.
     with tempfile.TemporaryDirectory(dir=out / STORE, ignore_cleanup_errors=True) as folder:

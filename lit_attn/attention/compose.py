@@ -6,9 +6,6 @@
 
 Shapes: B batch, n tokens, d width, H heads, R rank; a: (B, H, c, m), logits or weights of c queries
 and m keys.
-
-A dynamic composition adds a map that depends on the query's token and one that depends on the key's
-token, each w2 w1^T + diag(gate). Both read the same a.
 """
 
 import functools
@@ -20,12 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
-
-# Number of heads up to which a compiled composition is unrolled into H^2 terms.
-UNROLLED_UP_TO = 8
-
-# Number of heads up to which compiled low-rank maps without a matrix are unrolled on a CPU.
-LOW_RANK_UP_TO = 16
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
@@ -59,7 +50,7 @@ class Composer(nn.Module):
 
 
 class HeadMaps(Composer):
-    """Composition of the heads: sum of the identity, a learned matrix and maps of both tokens."""
+    """Sum of the identity, a learned matrix and a map of each token, w2 w1^T + diag(gate), on a."""
 
     def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
@@ -84,9 +75,10 @@ class HeadMaps(Composer):
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         if torch.compiler.is_compiling():
-            if self.heads <= UNROLLED_UP_TO:
+            # More heads take less time with matrix products.
+            if self.heads <= 8:
                 return self._unrolled(a, query, key)
-            if self.matrix is None and a.device.type == "cpu" and self.heads <= LOW_RANK_UP_TO:
+            if self.matrix is None and a.device.type == "cpu" and self.heads <= 16:
                 return _unrolled_low_rank(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:

@@ -12,10 +12,6 @@ from lit_attn.attention.residual import projected
 # Smallest singular value that counts towards a rank (MGK, section 3.4).
 TOLERANCE = 1e-6
 
-# A vector shorter than this fraction of the vector that it was projected from is a rounding error
-# and has no angle.
-NO_LENGTH = 1e-9
-
 
 def residual(layer: Attention, record: LayerRecord, stream: Tensor) -> dict[str, Tensor]:
     """Return norms of MH_i and Delta_i and cosines of their angles to X_i, each (B, n).
@@ -31,7 +27,8 @@ def residual(layer: Attention, record: LayerRecord, stream: Tensor) -> dict[str,
         norm = vector.norm(dim=-1)
         through, x = vector @ layer.proj.weight.T, stream.norm(dim=-1)
         cosine = (through * stream).sum(-1) / (through.norm(dim=-1) * x)
-        has_length = norm > NO_LENGTH * mh.norm(dim=-1)
+        # A much shorter vector than the one it was projected from is a rounding error.
+        has_length = norm > 1e-9 * mh.norm(dim=-1)
         values[f"norm-{name}"] = norm
         values[f"cos-{name}"] = cosine.masked_fill(~has_length, torch.nan)
     return values
@@ -44,6 +41,36 @@ def ranks(weights: Tensor, present: Tensor) -> Tensor:
     """
     pairs = present[:, None, :, None] & present[:, None, None, :]
     return (torch.linalg.svdvals(weights * pairs) >= TOLERANCE).sum(-1)
+
+
+def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:
+    """Return the negative log-likelihood (B, H, n) of each query; NaN without visible keys.
+
+    A query i is a sample of the mixture of the keys j that it sees (MGK eq. 3 and 5), which have
+    equal weights: -log mean_j sum_r pi_r exp(-|q_i - k_jr|^2 / (2 sigma_r^2)). Without the constant
+    (2 pi sigma^2)^(-D / 2) of the densities the value is 0 if all keys are equal to the query.
+    """
+    inputs = record.inputs
+    q, keys = inputs.q.unsqueeze(2), inputs.shared(inputs.keys)
+    n, (count, width) = q.shape[-2], keys.shape[2:5:2]
+    variance = getattr(layer.similarity, "variance", torch.ones(count)).to(q) * width**0.5
+    prior = layer.similarity.log_prior(n)
+    distance = torch.cdist(q.expand(-1, -1, count, -1, -1), keys).square()
+    logs = -distance / (2 * variance.view(-1, 1, 1))
+    logs = logs + (prior.unsqueeze(-2) if isinstance(prior, Tensor) else prior)
+    terms = logs.logsumexp(2)
+    if (visible := inputs.masks.chunk(slice(0, n), slice(0, n), n, q.device)) is not None:
+        terms = terms.masked_fill(~visible, -torch.inf)
+    return terms.isfinite().sum(-1).log() - terms.logsumexp(-1)
+
+
+def key_weights(layer: Attention) -> Tensor:
+    """Return the weights (M H', d, D) of every projected key and key head; offsets have none."""
+    shared = layer.key_heads * layer.head_dim
+    weight = layer.qkv.weight[layer.num_heads * layer.head_dim :][:shared]
+    if (more := layer.similarity.extra_key_weights()) is not None:
+        weight = torch.cat([weight, more])
+    return weight.unflatten(0, (-1, layer.head_dim)).transpose(-1, -2)
 
 
 def captured_variance(layer: Attention) -> dict[str, float]:

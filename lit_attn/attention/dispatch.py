@@ -58,12 +58,11 @@ class Inputs(NamedTuple):
 
     def maps(self) -> dict[str, dict[str, Any]]:
         """Return the composers' maps by place and side: "query" of x and "key" of the memory."""
-        composers = {place: cast(Composer, part) for place, part in self.composers.items()}
-        maps = {place: composer.maps(self.x) for place, composer in composers.items()}
-        if self.memory is not self.x:
-            for place, composer in composers.items():
-                of_memory = composer.maps(self.memory)
-                maps[place].update({side: of_memory[side] for side in of_memory.keys() & {"key"}})
+        maps = {}
+        for place, part in self.composers.items():
+            maps[place] = cast(Composer, part).maps(self.x)
+            if self.memory is not self.x and "key" in maps[place]:
+                maps[place]["key"] = cast(Composer, part).maps(self.memory)["key"]
         return maps
 
 
@@ -86,7 +85,7 @@ class Formed(NamedTuple):
 class Path(Enum):
     """Ways to compute attention from logits (docs/mechanisms.md has the table)."""
 
-    ONE_CALL = "one call of scaled-dot-product attention on all M n keys"
+    ONE_CALL = "one call of torch's attention on all M n keys; in a window, one for each chunk"
     MERGED = "one kernel call for each of the M keys and slice of the batch, merged"
     CHUNKED = "weights formed in chunks of queries, and formed again in the backward pass"
 
@@ -108,10 +107,8 @@ def choose_path(
     `mask` is "none", "causal" or "other": any other mask, a window, a cache that is not empty, or
     cross-attention.
     """
-    if is_hard or is_composed or normaliser != "softmax":
-        return Path.CHUNKED
-    if keys > 1 and dropout > 0:
-        # Dropout has to drop a pair of tokens with all of its keys.
+    # Dropout has to drop a pair of tokens with all of its keys.
+    if is_hard or is_composed or normaliser != "softmax" or (keys > 1 and dropout > 0):
         return Path.CHUNKED
     # FLOPs are counted on the meta device, which only counts those of torch's own operators.
     if (keys > 1 or has_z) and mask != "other" and not dropout and device != "meta":
@@ -203,15 +200,39 @@ def with_z(
 def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropout: float) -> Tensor:
     """Return softmax(scale q k^T) v over all M n' keys, (B, H, n, D).
 
-    q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). Flash attention requires one width for all
-    three, on a GPU a multiple of 8: they are padded with zeros.
+    q (B, H, n, E), k (B, H, M, n', E), v (B, H, n', D). With a window it is one call for each chunk
+    of queries, which reads the keys in their windows and needs no mask of size n x M n'.
+    """
+    n, (m, keys) = q.shape[-2], k.shape[2:4]
+    is_simple = masks.window is None and not masks.without_self and not masks.offset
+    # Torch takes a mask or `is_causal`, not both.
+    if m == 1 and is_simple and not (masks.is_causal and masks.attn_mask is not None):
+        return _call(q, k, v, masks.attn_mask, masks.is_causal, scale, dropout)
+    size = n if masks.window is None or v.is_meta else max(CHUNK, masks.window)
+    sums = []
+    for rows in in_chunks(n, size):
+        columns = masks.visible(rows, keys)
+        mask = masks.combined(rows, columns, keys, q.device)
+        visible_k, visible_v = k[..., columns, :], v[..., columns, :]
+        sums.append(_call(q[:, :, rows], visible_k, visible_v, mask, False, scale, dropout))
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-2)
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Return `one_call` of the queries of a chunk for the keys that they can see.
+
+    Flash attention requires one width for q, k and v, on a GPU a multiple of 8: they are padded
+    with zeros.
     """
     (queries, wide), (m, n), width = q.shape[-2:], k.shape[2:4], v.shape[-1]
-    # Torch takes a mask or `is_causal`, not both.
-    has_both = masks.is_causal and masks.attn_mask is not None
-    is_simple = masks.window is None and not masks.without_self and not masks.offset
-    is_plain = m == 1 and is_simple and not has_both
-    mask = masks.attn_mask if is_plain else masks.for_all_queries(n, q.device)
     if queries == 1 and mask is None and (m > 1 or wide != width) and q.dtype.itemsize >= 4:
         # Values need neither copies for M keys nor zeros up to the width of the keys.
         logits = (q * scale).unsqueeze(2) @ k.transpose(-1, -2)
@@ -225,7 +246,7 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float, dropou
         fused.padded(v, full).repeat(1, 1, m, 1) if m > 1 else fused.padded(v, full),
         mask,
         dropout_p=dropout,
-        is_causal=masks.is_causal and is_plain,
+        is_causal=is_causal,
         scale=scale,
     )
     return out[..., :width]

@@ -178,7 +178,10 @@ def _arguments(
     repeated = None if z is None else z.unsqueeze(2).expand(-1, -1, m, -1, -1)
     keys = _joined(k[:, :, r], repeated, cut).flatten(2, 3)
     kernel = choose_kernel(queries, keys, is_causal)
-    values = padded(v[cut], value_width(kernel, queries, v))
+    # Flash attention requires values of the queries' width.
+    is_flash = kernel == SDPBackend.FLASH_ATTENTION
+    width = queries.shape[-1] if is_flash else supported_width(v.shape[-1], v)
+    values = padded(v[cut], width)
     return queries, keys, values.repeat(1, 1, m, 1) if m > 1 else values, kernel
 
 
@@ -192,9 +195,7 @@ def _slices(q: Tensor, k: Tensor, z: Tensor | None) -> tuple[int, list[Index]]:
     head_bytes = n * width * q.element_size()
     axis = 0 if heads * head_bytes <= limit or batch >= heads else 1
     size = max(1, limit // (head_bytes * (heads, batch)[axis]))
-    length = q.shape[axis]
-    cuts = [slice(start, min(start + size, length)) for start in range(0, length, size)]
-    return axis, [(slice(None),) * axis + (cut,) for cut in cuts]
+    return axis, [(slice(None),) * axis + (cut,) for cut in in_chunks(q.shape[axis], size)]
 
 
 def _joined(x: Tensor, z: Tensor | None, cut: Index) -> Tensor:
@@ -240,34 +241,22 @@ def choose_kernel(q: Tensor, k: Tensor, is_causal: bool) -> SDPBackend:
     return SDPBackend.MATH
 
 
-def value_width(kernel: SDPBackend, queries: Tensor, v: Tensor) -> int:
-    """Return the width of values that `kernel` requires: that of q, or one that it supports."""
-    if kernel == SDPBackend.FLASH_ATTENTION:
-        return queries.shape[-1]
-    return supported_width(v.shape[-1], v)
-
-
 def run_forward(
     kernel: SDPBackend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float
 ) -> Summed:
-    """Call `kernel` with values of width `value_width`."""
+    """Return the output of `kernel` for q, k and v with the widths of `_arguments`."""
     none = q.new_empty(0)
     if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, is_causal, scale=scale
-        )
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = forward(q, k, v, 0.0, is_causal, scale=scale)
         return Summed(out, lse, none, none.clone())
     if kernel == SDPBackend.FLASH_ATTENTION:
-        out, lse, *_, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-            q, k, v, 0.0, is_causal, False, scale=scale
-        )
+        forward = aten._scaled_dot_product_flash_attention
+        out, lse, *_, seed, offset, _ = forward(q, k, v, 0.0, is_causal, False, scale=scale)
         return Summed(out, lse, seed, offset)
     if kernel == SDPBackend.EFFICIENT_ATTENTION:
-        return Summed(
-            *aten._scaled_dot_product_efficient_attention(
-                q, k, v, None, True, 0.0, is_causal, scale=scale
-            )
-        )
+        forward = aten._scaled_dot_product_efficient_attention
+        return Summed(*forward(q, k, v, None, True, 0.0, is_causal, scale=scale))
     logits = _logits(q, k, is_causal, scale)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.unsqueeze(-1)).exp().to(v.dtype)
@@ -290,9 +279,8 @@ def run_backward(
     dk: Tensor
     dv: Tensor
     if kernel == SDPBackend.FLASH_ATTENTION and q.device.type == "cpu":
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale
-        )
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = backward(gradient, q, k, v, out, lse, 0.0, is_causal, scale=scale)
     elif kernel == SDPBackend.FLASH_ATTENTION:
         n = q.shape[2]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(

@@ -35,10 +35,11 @@ EXTRA = ("composers", "normaliser", "residual", "similarity", "z", "z_norm")
 
 
 class LayerRecord(NamedTuple):
-    """Intermediate values of a layer: `weights` (B, H, n, n), or None if they are never formed, and
-    H_m and v_m of every head, `heads` and `values` (B, n, H, D).
+    """Intermediate values of a layer: its inputs, `weights` (B, H, n, n), or None if they are never
+    formed, and H_m and v_m of every head, `heads` and `values` (B, n, H, D).
     """
 
+    inputs: Inputs
     weights: Tensor | None
     heads: Tensor
     values: Tensor
@@ -88,7 +89,6 @@ class Attention(nn.Module):
         self.head_dim = attn_head_dim or dim // num_heads
         inner, shared = num_heads * self.head_dim, self.key_heads * self.head_dim
         places = self.spec.compose.places()
-        needs_row_terms = "pre" in places or not self.spec.normaliser.ignores_row_terms
         shape = LayerShape(
             dim=dim,
             dim_out=dim_out or dim,
@@ -97,7 +97,7 @@ class Attention(nn.Module):
             head_dim=self.head_dim,
             qkv_bias=qkv_bias,
             proj_bias=proj_bias,
-            needs_row_terms=needs_row_terms,
+            needs_row_terms="pre" in places or not self.spec.normaliser.ignores_row_terms,
             options=options,
         )
         self.attn_drop = attn_drop
@@ -110,9 +110,8 @@ class Attention(nn.Module):
         )
         self.q_norm = head_norm()
         self.k_norm = head_norm()
-        self.composers = nn.ModuleDict(
-            {place: _build(self.spec.compose, shape, Composer) for place in places}
-        )
+        composers = {place: _build(self.spec.compose, shape, Composer) for place in places}
+        self.composers = nn.ModuleDict(composers)
         self.similarity: Similarity = _build(self.spec.similarity, shape, Similarity)
         self.normaliser: Normaliser = _build(self.spec.normaliser, shape, Normaliser)
         self.z = nn.Linear(dim, inner, bias=False, **options) if self.spec.zz else None
@@ -179,7 +178,7 @@ class Attention(nn.Module):
             heads = self.similarity.attend(inputs)
         else:
             heads = weights @ values.transpose(1, 2)
-        return LayerRecord(weights, self.normaliser.finish(heads).transpose(1, 2), values)
+        return LayerRecord(inputs, weights, self.normaliser.finish(heads).transpose(1, 2), values)
 
     def new_cache(self) -> Cache:
         """Return an empty cache for decoding one batch of sequences."""

@@ -3,6 +3,7 @@
 Shapes: B batch, n keys, H heads, c queries of a chunk, m keys that they can see.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -45,18 +46,14 @@ class Masks(NamedTuple):
             return None
         i = torch.arange(first, last, device=device).unsqueeze(1)
         j = torch.arange(columns.start, columns.stop, device=device)
-        visible = None
-        if self.is_causal:
-            visible = i >= j
+        conditions = [i >= j] if self.is_causal else []
         if self.window is not None:
-            near = (i - j).abs() < self.window
-            visible = near if visible is None else visible & near
+            conditions.append((i - j).abs() < self.window)
         if self.without_self:
-            visible = i != j if visible is None else visible & (i != j)
+            conditions.append(i != j)
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
-            present = _cut(self.attn_mask, rows, columns, n)
-            visible = present if visible is None else visible & present
-        return visible
+            conditions.append(_cut(self.attn_mask, rows, columns, n))
+        return functools.reduce(torch.logical_and, conditions) if conditions else None
 
     def present_queries(self, rows: slice) -> Tensor | None:
         """Return (B, H, c, 1) or smaller, False where a query of `rows` is padding.
@@ -82,9 +79,8 @@ class Masks(NamedTuple):
         stop = n if self.window is None else min(n, last + self.window - 1)
         return slice(start, min(stop, last) if self.is_causal else stop)
 
-    def for_all_queries(self, n: int, device: torch.device) -> Tensor | None:
-        """Return the mask of all queries, (..., n - offset, n), boolean or additive, or None."""
-        rows, columns = slice(0, n - self.offset), slice(0, n)
+    def combined(self, rows: slice, columns: slice, n: int, device: torch.device) -> Tensor | None:
+        """Return the boolean and the additive mask of a chunk as one: (..., c, m), or None."""
         visible = self.chunk(rows, columns, n, device)
         bias = self.bias(rows, columns, n)
         if bias is None or visible is None:

@@ -71,7 +71,6 @@ class MixtureConfig(MixedKeysConfig):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
     fast = "similarity:Mixture"
-    formula = "mixture"
     kind: Literal["mixture"] = "mixture"
     kernel: Literal["gaussian", "dot"] = Field(
         "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
@@ -79,15 +78,16 @@ class MixtureConfig(MixedKeysConfig):
     assignment: Literal["soft", "hard"] = Field(
         "soft", description="soft: log of the sum over keys; hard: the largest logit (Hard-E)"
     )
-    variance: tuple[PositiveFloat, ...] | None = Field(
+    variance: tuple[PositiveFloat, ...] | Literal["learned"] | None = Field(
         None,
         description="sigma_r^2 of each key's Gaussian in units of sqrt(D); null: 1; (1, 3) in the "
-        "paper's section 3.4, (1, 1/3) in the released language model code",
+        "paper's section 3.4, (1, 1/3) in the released language model code; learned: exp of a "
+        "parameter of the layer for each r, 1 at first",
     )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "MixtureConfig":
-        if self.variance is not None and len(self.variance) != self.keys:
+        if isinstance(self.variance, tuple) and len(self.variance) != self.keys:
             raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
             raise ValueError("variance: has no effect with `kernel: dot`")
@@ -101,7 +101,6 @@ class GaussianConfig(SimilarityConfig):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
 
     fast = "similarity:Mixture"
-    formula = "mixture"
     kind: Literal["gaussian"] = "gaussian"
 
     def build(self, shape: LayerShape) -> Any:
@@ -113,7 +112,6 @@ class LinearConfig(MixedKeysConfig):
 
     has_logits = False
     fast = "similarity:Linear"
-    formula = "linear"
     kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(

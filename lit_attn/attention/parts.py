@@ -8,9 +8,11 @@ Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of 
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, model_validator
+from pydantic.alias_generators import to_snake
 
 from lit_attn.schema.base import Config, Kind, load
 from lit_attn.schema.errors import ConfigError
@@ -43,12 +45,11 @@ class Part(Config):
     """Configuration of one part of a layer: how it is built, and with what it can be combined.
 
     A part outside this package overrides `build` and `reference`. The parts of this package name
-    their module instead, as "file:class" in `fast`, and a function in lit_attn.attention.reference,
-    in `formula`. Subclasses inherit both.
+    their module instead, as "file:Class" in `fast`; the formula of `OffsetSoftmax` is the function
+    `offset_softmax` in lit_attn.attention.reference. Subclasses inherit both.
     """
 
     fast: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
     needs_self: ClassVar[str] = ""
     """Why the part has no meaning in cross-attention; empty if it has one."""
     kind: str
@@ -62,24 +63,19 @@ class Part(Config):
 
         The family's docstring names the inputs. Raises ConfigError if the part has no formula.
         """
-        if not self.formula:
+        formulas = import_module("lit_attn.attention.reference")
+        name = to_snake(self.fast.rpartition(":")[2])
+        if not hasattr(formulas, name):
             text = f"its class {type(self).__name__} needs a method `reference`"
             where = f"'{self.kind}' cannot be compared with its formula"
             raise ConfigError(f"{where}: {text} (docs/adding-a-part.md)")
-        return load(f"lit_attn.attention.reference:{self.formula}")(module, *inputs)
+        return getattr(formulas, name)(module, *inputs)
 
     def check(self, layer: "AttentionSpec") -> None:
         """Raise ValueError if this part cannot be combined with the other parts of `layer`."""
 
     def check_heads(self, heads: int) -> None:
         """Raise ValueError if this part cannot be used in a layer of `heads` heads."""
-
-    def require_build(self) -> None:
-        """Raise ValueError if the class of this part does not say how the part is built."""
-        if not self.fast and type(self).build is Part.build:
-            method = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
-            text = f"its class {type(self).__name__} needs a method {method}"
-            raise ValueError(f"'{self.kind}' cannot be built: {text}")
 
 
 class SimilarityConfig(Part, Kind):
@@ -121,7 +117,6 @@ class DotConfig(SimilarityConfig):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     fast = "similarity:Similarity"
-    formula = "dot"
     kind: Literal["dot"] = "dot"
 
 
@@ -164,7 +159,6 @@ class StaticConfig(PlacedCompose):
     """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
 
     fast = "compose:HeadMaps"
-    formula = "compose"
     kind: Literal["static"] = "static"
     skip: bool = Field(
         False, description="add the heads themselves, as in DCMHA's static projection"
@@ -185,7 +179,6 @@ class DynamicConfig(PlacedCompose):
     """
 
     fast = "compose:HeadMaps"
-    formula = "compose"
     has_identity: ClassVar[bool] = True
     kind: str
     projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
@@ -257,7 +250,6 @@ class SoftmaxConfig(NormaliserConfig):
 
     ignores_row_terms = True
     fast = "normaliser:Softmax"
-    formula = "softmax"
     kind: Literal["softmax"] = "softmax"
 
 
@@ -269,7 +261,6 @@ class SigmoidConfig(NormaliserConfig):
     """
 
     fast = "normaliser:Sigmoid"
-    formula = "sigmoid"
     kind: Literal["sigmoid"] = "sigmoid"
 
 
@@ -277,7 +268,6 @@ class OffsetSoftmaxConfig(NormaliserConfig):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
 
     fast = "normaliser:OffsetSoftmax"
-    formula = "offset_softmax"
     kind: Literal["offset-softmax"] = "offset-softmax"
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
@@ -293,7 +283,6 @@ class DifferentialConfig(NormaliserConfig):
 
     ignores_row_terms = True
     fast = "normaliser:Differential"
-    formula = "differential"
     kind: Literal["differential"] = "differential"
     lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
 
@@ -324,7 +313,6 @@ class FullConfig(ResidualConfig):
 
     needs_self = ""
     fast = "residual:Full"
-    formula = "full"
     kind: Literal["full"] = "full"
 
 
@@ -332,7 +320,6 @@ class PerpendicularConfig(ResidualConfig):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
     fast = "residual:Perpendicular"
-    formula = "perpendicular"
     kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = Field(
         "global",
@@ -345,7 +332,6 @@ class ProjectedConfig(ResidualConfig):
     """alpha V W (Belief2 Fig. 3)."""
 
     fast = "residual:Projected"
-    formula = "projected"
     kind: Literal["projected"] = "projected"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
@@ -356,7 +342,6 @@ class ValueConfig(ResidualConfig):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
     fast = "residual:Value"
-    formula = "value"
     kind: Literal["value"] = "value"
 
 
@@ -364,7 +349,6 @@ class DiscrepancyConfig(ResidualConfig):
     """(gamma V - MH) W (AttentionX eq. 9)."""
 
     fast = "residual:Discrepancy"
-    formula = "discrepancy"
     kind: Literal["discrepancy"] = "discrepancy"
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
@@ -375,7 +359,6 @@ class SplitConfig(ResidualConfig):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
     fast = "residual:Split"
-    formula = "split"
     kind: Literal["split"] = "split"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"

@@ -1,7 +1,5 @@
 """Precision of products and sums: float32 accumulation, autocast, and offsets in two terms."""
 
-import contextlib
-
 import torch
 from torch import Tensor
 
@@ -34,10 +32,3 @@ def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
     if high.dtype == x.dtype:
         return [high]
     return [high, (x - high.to(x.dtype)).to(like.dtype)]
-
-
-def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which autocast is disabled on `device`."""
-    if device.type == "meta":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)

@@ -131,8 +131,8 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([turned.real, turned.imag, x[..., width:]], dim=-1)
 
 
-def dot(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
-    """Vaswani et al. 2017, eq. 1."""
+def similarity(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+    """Vaswani et al. 2017, eq. 1: the scaled dot product."""
     return tau * q @ keys[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
 
 
@@ -200,7 +200,7 @@ def log_prior(form: Any, r: int, n: int) -> Tensor:
     return prior[r].clamp(1e-38, 1).log()
 
 
-def compose(form: Any, x: Tensor, a: Tensor, memory: Tensor | None = None) -> Tensor:
+def head_maps(form: Any, x: Tensor, a: Tensor, memory: Tensor | None = None) -> Tensor:
     """DCMHA, App. D: every pair (i, j) has its own H x H map."""
     heads = a.shape[1]
     maps = torch.zeros(x.shape[0], *a.shape[2:], heads, heads, dtype=x.dtype)
@@ -268,20 +268,12 @@ def differential_heads(form: Any, h: Tensor) -> Tensor:
     return torch.stack(heads, dim=1)
 
 
-def alpha(h: Tensor, v: Tensor) -> Tensor:
-    """BeliefFormer (10): <MH_i, V_i> / <V_i, V_i>; (B, n, 1)."""
-    mh, vv = concat(h), concat(v)
-    return (mh * vv).sum(-1, keepdim=True) / (vv * vv).sum(-1, keepdim=True).clamp_min(FLOOR)
-
-
-def beta(h: Tensor, v: Tensor) -> Tensor:
-    """BeliefFormer (13): the same within each head; (B, H, n, 1)."""
-    return (h * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp_min(FLOOR)
-
-
 def along_values(h: Tensor, v: Tensor, scope: str) -> Tensor:
-    """alpha V or concat of beta_m v_m; (B, n, d)."""
-    return alpha(h, v) * concat(v) if scope == "global" else concat(beta(h, v) * v)
+    """alpha V over all heads (BeliefFormer 10) or beta_m v_m in each head (13), (B, n, d)."""
+    if scope == "global":
+        h, v = concat(h), concat(v)
+    factor = (h * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp_min(FLOOR)
+    return factor * v if scope == "global" else concat(factor * v)
 
 
 def full(form: Any, x: Tensor, h: Tensor, v: Tensor, project: nn.Linear) -> Tensor:

@@ -1,7 +1,5 @@
 """Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864, section 3.2.2).
 
-The coordinates are split in halves.
-
 Shapes: B batch, H heads, n tokens, D head width.
 
 Coordinates j and j + D/2 of a query or key at position t are rotated by the angle t base^(-2j / D),

@@ -22,10 +22,7 @@ from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
-from lit_attn.attention.precision import as_multiplied, in_two, square, wide, without_autocast
-
-# Number of tokens in a chunk of causal attention.
-LINEAR_CHUNK = 64
+from lit_attn.attention.precision import as_multiplied, in_two, square, wide
 
 # Lower bound of the sum of similarities as a divisor: a query that sees no key gets zero. It
 # belongs to the definition; the reference uses the same bound.
@@ -79,6 +76,10 @@ class Similarity(nn.Module):
         """Return an empty cache for decoding one batch of sequences."""
         return KeyValues(window)
 
+    def log_prior(self, n: int, first: int = 0) -> Tensor | float:
+        """Return log pi_r of n keys from position `first` on, broadcastable to (H, M, n)."""
+        return 0.0
+
     def mean_prior(self) -> Tensor | None:
         """Return the weights of a token's keys (H, M), or (1, M); None without such weights."""
         return None
@@ -130,10 +131,7 @@ class MixedKeys(Similarity):
         return torch.cat([k.unsqueeze(2), more], 2)
 
     def log_prior(self, n: int, first: int = 0) -> Tensor | float:
-        """Return log pi_r of n keys from position `first` on, broadcastable to (H, M, n).
-
-        Raises ValueError beyond the positions that have a pi.
-        """
+        """Return log pi_r; raise ValueError beyond the positions that have a pi."""
         if not hasattr(self, "prior"):
             return -math.log(self.part.keys)
         prior: Tensor = self.prior
@@ -163,17 +161,32 @@ class Mixture(MixedKeys):
     """s_ijr of a Gaussian or dot kernel, with log pi_r where the assignment is soft."""
 
     part: MixtureConfig
-    variance: Tensor
+    fixed_variance: Tensor
 
     def __init__(self, part: MixtureConfig, shape: LayerShape) -> None:
         self.hard = part.assignment == "hard"
         super().__init__(part, shape)
         self.unit = math.sqrt(shape.head_dim)
-        variance = part.variance or (1.0,) * part.keys
-        self.register_buffer("variance", torch.tensor(variance, **shape.options), persistent=False)
+        fixed = part.variance if isinstance(part.variance, tuple) else (1.0,) * part.keys
+        self.register_buffer(
+            "fixed_variance", torch.tensor(fixed, **shape.options), persistent=False
+        )
+        learns = part.variance == "learned"
+        if learns:
+            self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
         # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
-        has_terms = self.needs_row_terms or len(set(variance)) > 1
+        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns
         self.query_matters = part.kernel == "gaussian" and has_terms
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "log_variance"):
+            nn.init.zeros_(self.log_variance)
+
+    @property
+    def variance(self) -> Tensor:
+        """sigma_r^2 of each key in units of sqrt(D), (M,)."""
+        return self.log_variance.exp() if hasattr(self, "log_variance") else self.fixed_variance
 
     def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         q, keys = as_multiplied(q), as_multiplied(keys)
@@ -243,7 +256,8 @@ class Linear(MixedKeys):
         if past is not None and masks.attn_mask is not None and not masks.is_cross:
             raise ValueError("linear keys need causal attention without a mask for a cache")
         keys, v = inputs.shared(inputs.keys), inputs.shared(inputs.v.transpose(1, 2))
-        with without_autocast(v.device):
+        # The meta device, on which parameters and FLOPs are counted, has no autocast.
+        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
             k = self._mixed(wide(keys), 0 if past is None else past.position)
             if (mask := masks.attn_mask) is not None:
                 if mask.dtype != torch.bool or mask.ndim < 2 or mask.shape[-2] != 1:
@@ -256,8 +270,11 @@ class Linear(MixedKeys):
                 past.add(k, wide(v))
             return out.to(v.dtype)
 
-    def weights(self, inputs: Inputs) -> None:
-        return None
+    def weights(self, inputs: Inputs) -> Tensor:
+        """Return the weights (B, H, n, n): the sums of values that are unit vectors."""
+        n, v = inputs.keys.shape[-2], inputs.v
+        unit = torch.eye(n, dtype=v.dtype, device=v.device)
+        return self.attend(inputs._replace(v=unit.unsqueeze(1).expand(len(v), n, 1, n)))
 
     def new_cache(self, window: int | None) -> Cache:
         return RunningSums()
@@ -301,7 +318,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return q_i.sum_{j <= i} k_j v_j^T, chunk by chunk: earlier chunks enter as one D x D sum."""
     n = q.shape[-2]
     # One decoded token is a chunk of one token.
-    size = LINEAR_CHUNK if n > 1 else 1
+    size = 64 if n > 1 else 1
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, k, v))
     sums = k.transpose(-1, -2) @ v
     before = sums.cumsum(2) - sums

@@ -78,10 +78,10 @@ class AttentionSpec(Config):
     @model_validator(mode="after")
     def _makes_sense(self) -> "AttentionSpec":
         for family, part in self.parts.items():
-            try:
-                part.require_build()
-            except ValueError as error:
-                raise ValueError(f"{family}: {error}") from error
+            if not part.fast and type(part).build is parts.Part.build:
+                method = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
+                text = f"its class {type(part).__name__} needs a method {method}"
+                raise ValueError(f"{family}: '{part.kind}' cannot be built: {text}")
             part.check(self)
         return self
 
@@ -98,7 +98,9 @@ class AttentionSpec(Config):
                 raise key_error(key, f"unknown key '{key}'{hint}")
         if not isinstance(choices, dict) or "preset" not in choices:
             return choices
-        parts: dict[str, Any] = dict(preset(str(choices["preset"])))
+        if (name := str(choices["preset"])) not in PRESETS:
+            raise ValueError(f"'{name}' is not a preset{suggest(name, PRESETS)}")
+        parts: dict[str, Any] = dict(PRESETS[name])
         for key, change in choices.items():
             if key != "preset":
                 part = parts[key]
@@ -153,13 +155,6 @@ PRESETS: dict[str, AttentionSpec] = {
     "dcmha-rank-1": _dcmha(rank=1),
     "dcmha-rank-4": _dcmha(rank=4),
 }
-
-
-def preset(name: str) -> AttentionSpec:
-    """Return the preset called `name`; raise ValueError with the nearest name if it is unknown."""
-    if name not in PRESETS:
-        raise ValueError(f"'{name}' is not a preset{suggest(name, PRESETS)}")
-    return PRESETS[name]
 
 
 def attention_spec(choice: AttentionSpec | str | dict[str, Any], caller: str) -> AttentionSpec:

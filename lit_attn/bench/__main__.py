@@ -23,12 +23,13 @@ MODES = ["eager", "compiled"]
 
 MIXTURES = ["mgk", "smgk", "mgk-hard", "smgk-hard"]
 COMPOSED = ["talking-heads", "dcmha", "dcmha-query"]
-WINDOWED = ["dcmha/windows", "dcmha-query/windows"]
+DECODED = ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED]
 DEFAULTS = {
-    "attention": list(PRESETS),
-    "memory": ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"],
-    "decoding": ["standard", "belief2", "xsa", *MIXTURES[:3], "mlk", *COMPOSED, *WINDOWED],
+    "attention": (192, 12, 15, list(PRESETS)),
+    "memory": (384, 6, 3, ["standard", *MIXTURES, *COMPOSED[:2], "linear", "mlk", "smlk"]),
+    "decoding": (384, 6, 5, [*DECODED, "dcmha/windows", "dcmha-query/windows"]),
 }
+"""Width, heads, measurements of each row and presets of each benchmark."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,9 +74,10 @@ def _measure(options: argparse.Namespace) -> None:
     make_tables = load(f"lit_attn.bench.{file}:make_{options.command}_tables")
     conditions = measure.read_conditions(device, setup.clock)
     for table in make_tables(options, setup):
-        conditions["load"] += f" to {measure.read_load()}"
+        after = measure.read_conditions(device, setup.clock)
+        conditions["load"] += f" to {after['load']}"
         measure.write_table(table, conditions, options.out)
-        conditions = measure.read_conditions(device, setup.clock)
+        conditions = after
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -106,16 +108,33 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
 
-    add = _add_common(commands, "attention", dim=192, heads=12, rounds=15).add_argument
+    parsers = {}
+    for name, (dim, heads, rounds, presets) in DEFAULTS.items():
+        parsers[name] = commands.add_parser(name)
+        add = parsers[name].add_argument
+        metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
+        help_text = "default: all" if name == "attention" else "default: one a kind"
+        add("--presets", nargs="+", default=presets, metavar=metavar, help=help_text)
+        add("--dim", type=_count, default=dim, help="width of the block, layer or model")
+        add("--heads", type=_count, default=heads, help="attention heads")
+        add("--rounds", type=int, default=rounds, help="measurements of each row")
+        add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
+        add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+        add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
+        add("--threads", type=_count, help="CPU threads; default: torch's choice")
+        add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
+        add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
+
+    add = parsers["attention"].add_argument
     add("--batch", type=_count, default=128, help="samples")
     add("--tokens", type=_count, nargs="+", default=[65], help="lengths; a table for each")
     add("--causal", action="store_true", help="causal attention")
     add("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
 
-    add = _add_common(commands, "memory", dim=384, heads=6, rounds=3).add_argument
-    add("--tokens", type=_count, nargs="+", help="lengths; default: 1k to 8k, linear keys to 64k")
+    text = "lengths; default: 1k to 8k, linear keys to 64k"
+    parsers["memory"].add_argument("--tokens", type=_count, nargs="+", help=text)
 
-    add = _add_common(commands, "decoding", dim=384, heads=6, rounds=5).add_argument
+    add = parsers["decoding"].add_argument
     text = f"windows of the layers of NAME{WINDOWS} in turn, or none; default: 256 none"
     add("--windows", type=_window, nargs="+", default=(256, None), metavar="KEYS", help=text)
     add("--batch", type=_count, default=1, help="sequences")
@@ -123,30 +142,6 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--generate", type=_count, default=128, help="tokens after the prompt")
     add("--depth", type=_count, default=6, help="blocks")
     add("--vocabulary", type=_count, default=50_304, help="token ids")
-    return parser
-
-
-def _add_common(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    dim: int,
-    heads: int,
-    rounds: int,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name)
-    add = parser.add_argument
-    metavar = f"NAME[{WINDOWS}]" if name == "decoding" else "NAME"
-    help_text = "default: all" if name == "attention" else "default: one a kind"
-    add("--presets", nargs="+", default=DEFAULTS[name], metavar=metavar, help=help_text)
-    add("--dim", type=_count, default=dim, help="width of the block, layer or model")
-    add("--heads", type=_count, default=heads, help="attention heads")
-    add("--rounds", type=int, default=rounds, help="measurements of each row")
-    add("--parts", type=Path, nargs="+", default=[], metavar="FILE", help="plug-ins to import")
-    add("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
-    add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: by the device")
-    add("--threads", type=_count, help="CPU threads; default: torch's choice")
-    add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
-    add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
     return parser
 
 

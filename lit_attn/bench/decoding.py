@@ -9,7 +9,7 @@ Shapes: B batch, n tokens.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -85,12 +85,6 @@ class Decoder:
         self.last = self.network.logits(hidden[:, -1:]).argmax(-1)
 
 
-def count_cache_bytes(caches: Sequence[Cache]) -> int:
-    """Return the bytes of the storages behind the tensors of the caches."""
-    storages = [part.untyped_storage() for cache in caches for part in cache.tensors()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 class Row(NamedTuple):
     """Measurements of one model after one prompt; `beside` is None without windows."""
 
@@ -124,21 +118,31 @@ def run(names: Sequence[str], prompts: Sequence[int], shape: Shape, setup: Setup
 
 
 def _measure(names: list[str], n: int, shape: Shape, setup: Setup) -> list[Row]:
-    decoders = {name: Decoder(name, shape, n, setup.device, setup.dtype) for name in names}
-    calls: dict[str, Callable[[], None]] = {}
-    for name, decoder in decoders.items():
-        # The order matters: the tokens of a round follow its prompt.
-        calls["prefill " + name] = decoder.prefill
-        calls["decode " + name] = decoder.decode
-    seconds = measure.measure_seconds(calls, setup.rounds, setup.device, setup.clock)
+    prefills: dict[str, list[float]] = {name: [] for name in names}
+    decodings: dict[str, list[float]] = {name: [] for name in names}
+    sizes: dict[str, tuple[int, int]] = {}
+    for _ in range(setup.rounds):
+        for name in names:
+            # A model is built for its turn, so only one is on the device, and the largest sizes of
+            # the paper fit.
+            decoder = Decoder(name, shape, n, setup.device, setup.dtype)
+            # The order matters: the tokens of a round follow its prompt.
+            calls = {"prefill " + name: decoder.prefill, "decode " + name: decoder.decode}
+            seconds = measure.measure_seconds(calls, 1, setup.device, setup.clock)
+            prefills[name] += seconds["prefill " + name]
+            decodings[name] += seconds["decode " + name]
+            # Tensors can share a storage, which counts once.
+            storages = [part.untyped_storage() for c in decoder.caches for part in c.tensors()]
+            cache = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+            sizes[name] = count(decoder.network), cache // shape.batch
+            del decoder, calls, storages
     rows = []
-    for name, decoder in decoders.items():
-        decoding, windowed = seconds["decode " + name], "decode " + BASELINE + WINDOWS
-        token = summarize(total / shape.generate for total in decoding)
-        prefill, rate = summarize(seconds["prefill " + name]), shape.batch / token.median
-        ratio = summarize_ratios(seconds["decode " + BASELINE], decoding)
-        beside = summarize_ratios(seconds[windowed], decoding) if name.endswith(WINDOWS) else None
-        measured = (prefill, token, rate, ratio, beside)
-        cache = count_cache_bytes(decoder.caches) // shape.batch
-        rows.append(Row(name, count(decoder.network), n, *measured, cache))
+    for name in names:
+        token = summarize(total / shape.generate for total in decodings[name])
+        ratio = summarize_ratios(decodings[BASELINE], decodings[name])
+        beside = None
+        if name.endswith(WINDOWS):
+            beside = summarize_ratios(decodings[BASELINE + WINDOWS], decodings[name])
+        measured = (summarize(prefills[name]), token, shape.batch / token.median, ratio, beside)
+        rows.append(Row(name, sizes[name][0], n, *measured, sizes[name][1]))
     return rows

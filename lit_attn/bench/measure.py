@@ -98,9 +98,6 @@ def time_call(call: Callable[[], object], device: str, clock: str = "wall") -> f
     return now() - start
 
 
-BACKWARD = "lit_attn.bench: backward"  # Event in the profile: the backward pass begins.
-
-
 class Footprint(NamedTuple):
     """Bytes allocated by a training step: `held` from forward to backward, and the `peak`."""
 
@@ -110,31 +107,26 @@ class Footprint(NamedTuple):
 
 def measure_memory(step: "Step", device: str) -> Footprint:
     """Return the memory of `step`; its output counts as held."""
-    return _measure_gpu(step) if device == "cuda" else _measure_cpu(step)
-
-
-def _measure_gpu(step: "Step") -> Footprint:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    out = step.forward()
-    held = torch.cuda.memory_allocated() - before
-    step.backward(out)
-    torch.cuda.synchronize()
-    return Footprint(held, torch.cuda.max_memory_allocated() - before)
-
-
-def _measure_cpu(step: "Step") -> Footprint:
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = step.forward()
+        held = torch.cuda.memory_allocated() - before
+        step.backward(out)
+        torch.cuda.synchronize()
+        return Footprint(held, torch.cuda.max_memory_allocated() - before)
+    backward_name = "lit_attn.bench: backward"
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         out = step.forward()
-        with torch.profiler.record_function(BACKWARD):
+        with torch.profiler.record_function(backward_name):
             step.backward(out)
     assert profile.profiler is not None
     results = profile.profiler.kineto_results
     assert results is not None
     events = results.events()
-    (backward_start,) = (event.start_ns() for event in events if event.name() == BACKWARD)
+    (backward_start,) = (event.start_ns() for event in events if event.name() == backward_name)
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     allocated = peak = held = 0
     for time_ns, change in sorted(changes):
@@ -146,7 +138,7 @@ def _measure_cpu(step: "Step") -> Footprint:
 
 
 def read_conditions(device: str, clock: str) -> dict[str, str]:
-    """Return the conditions at the start of the measurements."""
+    """Return the conditions now; `load` is the load average of the last minute."""
     if device == "cuda":
         device_name, clock_name = torch.cuda.get_device_name(), "GPU events"
     else:
@@ -160,13 +152,8 @@ def read_conditions(device: str, clock: str) -> dict[str, str]:
         "device": device_name,
         "clock": clock_name,
         "torch": torch.__version__,
-        "load": read_load(),
+        "load": f"{os.getloadavg()[0]:.1f}",
     }
-
-
-def read_load() -> str:
-    """Return the load average of the last minute: runnable processes, this one included."""
-    return f"{os.getloadavg()[0]:.1f}"
 
 
 def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -> None:

@@ -96,15 +96,16 @@ class RandAugmentConfig(Augmentation):
 
 
 class NormalizeConfig(Augmentation):
-    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel.
-
-    Mean and deviation are those of the training images unless they are given.
-    """
+    """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
 
     kind: Literal["normalize"] = "normalize"
     stage = "normalize"
-    mean: Statistics = Field(None, description="mean of each channel, 0 to 1; null: measured")
-    std: Statistics = Field(None, description="deviation of each channel, 0 to 1; null: measured")
+    mean: Statistics = Field(
+        None, description="mean of each channel, 0 to 1; null: that of the training images"
+    )
+    std: Statistics = Field(
+        None, description="deviation of each channel, 0 to 1; null: that of the training images"
+    )
     build: ClassVar = method("lit_attn.data.augment.steps:Normalize")
 
     def with_statistics(self, images: ImageFormat) -> ImageFormat:
@@ -137,10 +138,7 @@ class MixConfig(Augmentation):
 
 
 class SceneAugmentation(Kind):
-    """Base of the augmentation steps for images with a label for every pixel.
-
-    A step becomes a transform of mmsegmentation, which changes the image and its labels together.
-    """
+    """Base of the augmentation steps, transforms of images with a label for every pixel."""
 
     makes_window: ClassVar[bool] = False
     """True if the step cuts a window of `data.crop` pixels, so that images make a batch."""
@@ -154,9 +152,7 @@ class Rescale(SceneAugmentation):
     """Resizing by a random factor, relative to the size of evaluation."""
 
     kind: Literal["rescale"] = "rescale"
-    ratio: tuple[PositiveFloat, PositiveFloat] = Field(
-        (0.5, 2.0), description="least and greatest factor"
-    )
+    ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         return {

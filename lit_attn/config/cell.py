@@ -24,8 +24,7 @@ LARGEST_SEED = 2**32 - 1  # Largest seed that NumPy and Lightning accept.
 class Cell(Config):
     """A cell; `config.yaml` in its folder holds it.
 
-    The FFN width is solved so that the parameter count is that of `match_to`, or stays as written
-    if that is null. `match_to` is a complete model, so that a cell can be run again alone.
+    `match_to` is a complete model, so that a cell can be run again alone.
     """
 
     study: str = Field(description="name of the study")
@@ -33,9 +32,7 @@ class Cell(Config):
     seed: int = Field(ge=0, le=LARGEST_SEED, description="random seed")
     experiment: Experiment = Field(description="everything but the variant name and the seed")
     match_to: Model | None = Field(
-        None,
-        description="model whose parameter count the FFN width is solved for; null: the "
-        "width as written",
+        None, description="model whose parameter count the FFN width matches; null: as written"
     )
     metric: Metric = Field(DEFAULT_METRIC, description="value that the study compares")
     parts: tuple[Path, ...] = outside_identity((), "files with parts from outside the package")

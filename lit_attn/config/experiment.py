@@ -57,7 +57,7 @@ class Experiment(Config):
     @model_validator(mode="after")
     def _outside_members_work(self) -> Self:
         for name, value in self:
-            if isinstance(value, Kind) and _runs_foreign_code(value):
+            if isinstance(value, Kind) and value.needs_foreign_code:
                 text = value.model_dump_json()
                 if problem := _refuse_broken(type(value), text, self.data.signature()):
                     raise ValueError(f"{name}: {problem}")
@@ -139,14 +139,6 @@ class Experiment(Config):
             text = f"cannot share a batch of {data.batch_size}{parts} evenly"
             raise ValueError(f"devices: {training.devices} {text}")
         return training
-
-
-def _runs_foreign_code(config: Config) -> bool:
-    """Return True if code from outside the package computes `config` or a configuration in it."""
-    is_foreign = not type(config).__module__.startswith("lit_attn.")
-    if isinstance(config, Kind) and (config.runs_foreign_code or is_foreign):
-        return True
-    return any(_runs_foreign_code(value) for _, value in config if isinstance(value, Config))
 
 
 @cache

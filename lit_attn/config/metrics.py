@@ -194,28 +194,17 @@ DEFAULT_METRIC = Metric(name="test/accuracy", label="accuracy (%)", goal="max", 
 
 
 class MetricChoice(Config):
-    """The metric that a study compares, as YAML names it.
+    """The metric that a study compares, as YAML names it."""
 
-    `label`, `goal` and `scale` are those of the metric unless they are given.
-    """
-
-    name: str = Field(
-        DEFAULT_METRIC.name,
-        description="name of the metric, beginning with its split, as test/accuracy",
-    )
+    name: str = Field(DEFAULT_METRIC.name, description="name with its split, as test/accuracy")
     label: str | None = Field(None, description="heading of the column; null: the metric's own")
     goal: Goal | None = Field(None, description="better direction; null: the metric's")
-    scale: FiniteFloat | None = Field(
-        None, description="factor from the logged to the printed value; null: the metric's own"
-    )
-    selection: Literal["last", "best-validation"] = Field(
-        "last", description="epoch that counts: the last, or the best on the validation split"
-    )
+    scale: FiniteFloat | None = Field(None, description="factor for printing; null: the metric's")
+    selection: Literal["last", "best-validation"] = Field("last", description="epoch that counts")
     margin: FiniteFloat | None = Field(
         None,
         gt=0,
-        description="largest difference that does not matter, in printed units; null: no "
-        "test of equivalence",
+        description="largest difference that does not matter, in printed units; null: no test",
     )
 
     def resolve(self, experiment: "Experiment") -> Metric:

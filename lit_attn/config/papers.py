@@ -24,6 +24,7 @@ SIZES = {"--small": "embedded", "--small-data": "real"}
 """Options of small models, and their data: data that needs no download, or files."""
 COSTS = ("parameters", "flops", "step_time", "epoch_time", "evaluation_time", "peak_memory")
 """Values that every cell records: counts, FLOPs of one sample, seconds, bytes."""
+AXES = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -39,9 +40,11 @@ class Column(Config):
 
     Without `study` nothing is measured; an empty one is named by the row. In `variant`, {} is the
     variant of the row. `value` is the study's metric, the name of a metric, one of COSTS or
-    diagnostics/LAYER/NAME, at `epoch` if that is given. `per` divides it by a count of the
-    published set-up, so small models lack it. `mean` names columns whose mean this column shows.
-    `relative` divides by the value in the first row, `overhead` prints the percentage above it.
+    diagnostics/LAYER/NAME, at `epoch` if that is given. `mean` names columns whose mean this column
+    shows. `relative` divides by the value in the first row, `overhead` prints the percentage above.
+
+    `file` is a CSV file of a script in the folder STUDY of the results, and `value` its column in
+    the rows that `where` selects; {} in both is the variant. Small models have the metric instead.
     """
 
     study: str | None = None
@@ -49,11 +52,13 @@ class Column(Config):
     value: str = "metric"
     epoch: PositiveInt | None = None
     scale: FiniteFloat = 1.0
-    per: PositiveInt = 1
     digits: int | None = Field(None, ge=0, description="decimals; null: as in the paper")
     mean: tuple[str, ...] = ()
     relative: bool = False
     overhead: bool = False
+    file: str | None = None
+    where: dict[str, str] = Field({})
+    small: bool = Field(True, description="false: small models lack this value")
     absent: str | None = None
 
 
@@ -90,12 +95,14 @@ class Layout(Config):
     """Keys of tables and figures: `absent` is the reason why no study measures them.
 
     `note` compares our set-up with the paper's. `small` names studies of the small size that differ
-    from the paper's `small`, and `small_note` stands on their pages instead of `note`.
+    from the paper's `small`, and `small_note` stands on their pages instead of `note`. `script` is
+    the command that writes the files of a table or figure.
     """
 
     caption: str
     note: str = ""
     small_note: str = ""
+    script: str = ""
     absent: str | None = None
     claims: tuple[Claim, ...] = ()
     readings: tuple[Reading, ...] = ()
@@ -106,15 +113,13 @@ class Layout(Config):
         """Return the columns and the rows; those of a figure are its final metric and its lines."""
 
     def variants(self, reading: Reading = "*", is_small: bool = False) -> dict[Place, str]:
-        """Return STUDY/VARIANT by the row and column of a cell.
-
-        `is_small` leaves out what small models lack.
-        """
+        """Return STUDY/VARIANT by row and column; `is_small` leaves out what small models lack."""
         columns, rows = self.grid()
         patterns = {
             heading: f"{column.study}/{column.variant}".removeprefix("/")
             for heading, column in columns.items()
-            if column.study is not None and not column.absent and not (is_small and column.per > 1)
+            if column.study is not None and not column.absent
+            if column.small or not is_small
         }
         lines: dict[Place, str] = {}
         for name, row in rows.items():
@@ -162,11 +167,11 @@ class Panel(Config):
     """A panel of a figure: the metric, named metric or cost `y`, times `scale`, over `x`.
 
     `x: variant` draws one bar for each line. `log` names logarithmic axes. Without `lines` the
-    panel has those of the figure.
+    panel has those of the figure. If the figure has a `file`, x and y are columns of it.
     """
 
     y: str = "metric"
-    x: Literal["epoch", "step", "seconds", "variant"] = "epoch"
+    x: str = Field("epoch", description="epoch, step, seconds, variant, or a column of a file")
     label: str | None = None
     log: tuple[Literal["x", "y"], ...] = ()
     lines: dict[str, str] = Field({})
@@ -176,18 +181,30 @@ class Panel(Config):
 class Figure(Layout):
     """A figure as printed: panels of curves or bars, or drawings of recorded diagnostics.
 
-    `lines` maps a label to STUDY/VARIANT, `last_step` is the last step that is drawn.
+    `lines` maps a label to STUDY/VARIANT, `last_step` is the last step that is drawn. `file` and
+    `where` are those of a column. `pictures` are drawings of a script, without .svg and .png.
     """
 
     lines: dict[str, str] = Field({})
     panels: tuple[Panel, ...] = ()
-    draw: tuple[Literal["norms", "angles", "ranks", "maps", "heads"], ...] = ()
+    file: str | None = None
+    where: dict[str, str] = Field({})
+    pictures: tuple[str, ...] = ()
+    draw: tuple[
+        Literal["norms", "angles", "ranks", "maps", "heads", "key-weights", "keys"], ...
+    ] = ()
     last_step: PositiveInt | None = None
 
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         lines = ChainMap(*(panel.lines for panel in reversed(self.panels)), self.lines)
         rows = {label: Row(variant=line, published="") for label, line in lines.items()}
-        return {"": Column(study="")}, rows
+        return {"": Column(study="", file=self.file, where=self.where)}, rows
+
+    @model_validator(mode="after")
+    def _check_axes(self) -> Self:
+        for panel in self.panels if self.file is None else ():
+            require("no axis", panel.x, AXES)
+        return self
 
 
 class Paper(Config):
@@ -210,12 +227,13 @@ class Paper(Config):
 
 @dataclass(frozen=True)
 class PaperSource:
-    """A paper, its file, and the data of its size ("" for the published size, or see SIZES)."""
+    """A paper, its file, the data of its size ("" if published, or see SIZES), and its results."""
 
     name: str
     paper: Paper
     path: Path
     size: str
+    runs: Path = Path("runs")
 
     @property
     def studies_path(self) -> Path:
@@ -248,8 +266,12 @@ class PaperSource:
         return located
 
     def references(self, item: Layout) -> set[Reference]:
-        """Return the variants that a table or figure needs."""
-        return set() if item.absent and not self.size else set(self.locate(item).values())
+        """Return the variants of studies that a table or figure needs."""
+        if item.absent and not self.size:
+            return set()
+        columns, _ = item.grid()
+        located = self.locate(item).items()
+        return {line for (_, name), line in located if self.size or not columns[name].file}
 
     def require(self, kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
         """Raise ConfigError at the first line that has the name if one of `names` is no choice."""

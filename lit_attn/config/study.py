@@ -93,8 +93,7 @@ class Latex(Config):
     """LaTeX table of a study."""
 
     columns: tuple[str, ...] | None = Field(
-        None,
-        description="keys of columns in lit_attn/report/assets/columns.yaml; null: six columns",
+        None, description="keys of columns in lit_attn/report/assets/columns.yaml; null: six keys"
     )
 
 
@@ -109,9 +108,7 @@ class StudyConfig(Config):
     seeds: Seeds = Field(description="seeds, or their number: 5 is [0, 1, 2, 3, 4]")
     set: Overrides = Field(EMPTY, description="overrides for every variant")
     cells: Named = Field(EMPTY, description="named variants and their overrides")
-    axes: Overrides = Field(
-        EMPTY, description="axes of a product: a key and its values, or a name and named overrides"
-    )
+    axes: Overrides = Field(EMPTY, description="axes of a product: keys or names, and their values")
     exclude: Points = Field(NO_POINTS, description="points to leave out of the product")
     baseline: Name = Field(description="name of the variant that the others are compared with")
     compare_within: tuple[str, ...] = Field(
@@ -124,26 +121,20 @@ class StudyConfig(Config):
         description="equal for all variants: `parameters` (the FFN width is solved for), "
         "`flops` or `time` of the training (its length is stretched), `none`, or a list of these",
     )
-    published: dict[str, Published] = Field(
-        {}, description="published mean and standard deviation of variants, in printed units"
-    )
+    published: dict[str, Published] = Field({}, description="means and deviations in printed units")
     metric: MetricChoice = Field(MetricChoice(), description="value that the table compares")
     best_test_epoch: bool = Field(
         False,
         description="show the best epoch of `metric` on the test split in a separate column, as "
         "released code reports it; nothing selects or compares by it",
     )
-    parity: str = Field(
-        "", description="agreement with released code, for the caption (docs/parity.md)"
-    )
+    parity: str = Field("", description="caption on agreement with released code (docs/parity.md)")
     tune: Overrides = Field(
         EMPTY,
         description="keys with the values to try for every variant, and `select`, `seeds`, "
         "`sampler` and `trials` of the search",
     )
-    contrast: str | None = Field(
-        None, description="another study; the report compares every lead with the lead there"
-    )
+    contrast: str | None = Field(None, description="another study with which leads are compared")
     latex: Latex = Field(Latex(), description="LaTeX table of the report")
     slurm: Slurm = Field(Slurm(), description="resources of a cell's job, for `--launcher slurm`")
 

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from lit_attn.config import signatures
 from lit_attn.config.metrics import Form, MetricInfo, Outputs, percent
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
-from lit_attn.config.signatures import (
-    ImageLabels,
-    ImageMasks,
-    ImageTargets,
-    LabelledTokens,
-    ParallelTokens,
-    Signature,
-    TaggedTokens,
-    TokenStream,
-)
 from lit_attn.schema.base import Kind, OwnClass, Share, load
 
 if TYPE_CHECKING:
@@ -63,7 +54,7 @@ class Task(Kind):
     kind alone stands for a task with default values: `task: language-modelling`.
     """
 
-    takes: ClassVar[tuple[type[Signature], ...]]
+    takes: ClassVar[tuple[type[signatures.Signature], ...]]
     """Signature types of the data that the task can be trained on."""
 
     module: ClassVar[str] = ""
@@ -126,7 +117,7 @@ class ImageClassificationConfig(ClassificationConfig):
     """Classification of images; the default task."""
 
     kind: Literal["image-classification"] = "image-classification"
-    takes = (ImageLabels,)
+    takes = (signatures.ImageLabels,)
     module = "lit_attn.tasks.classification:Classification"
 
 
@@ -134,11 +125,11 @@ class RegressionConfig(Task):
     """Prediction of numbers from an image, by the mean squared error."""
 
     kind: Literal["regression"] = "regression"
-    takes = (ImageTargets,)
+    takes = (signatures.ImageTargets,)
     module = "lit_attn.tasks.classification:Regression"
     predicts = ("values", "outputs")
 
-    def metrics(self, signature: ImageTargets) -> tuple[MetricInfo, ...]:
+    def metrics(self, signature: signatures.ImageTargets) -> tuple[MetricInfo, ...]:
         return (
             MetricInfo("mae", "mean absolute error"),
             MetricInfo("r2", "R²", goal="max"),
@@ -150,7 +141,7 @@ class SequenceClassificationConfig(ClassificationConfig):
     """Classification of token sequences, or of pairs of them."""
 
     kind: Literal["sequence-classification"] = "sequence-classification"
-    takes = (LabelledTokens,)
+    takes = (signatures.LabelledTokens,)
     module = "lit_attn.tasks.classification:SequenceClassification"
 
 
@@ -158,7 +149,7 @@ class TokenClassificationConfig(ClassificationConfig):
     """Classification of the words of a text: the loss is the mean over all counted tokens."""
 
     kind: Literal["token-classification"] = "token-classification"
-    takes = (TaggedTokens,)
+    takes = (signatures.TaggedTokens,)
     module = "lit_attn.tasks.classification:TokenClassification"
 
     def metrics(self, signature: Any) -> tuple[MetricInfo, ...]:
@@ -170,17 +161,14 @@ class TokenClassificationConfig(ClassificationConfig):
 
 
 class LanguageModellingConfig(Task):
-    """Prediction of the next token.
-
-    `bits_per_byte` is measured if the data count bytes.
-    """
+    """Prediction of the next token; `bits_per_byte` is measured if the data count bytes."""
 
     kind: Literal["language-modelling"] = "language-modelling"
-    takes = (TokenStream,)
+    takes = (signatures.TokenStream,)
     module = "lit_attn.tasks.language:LanguageModelling"
     predicts = ("probabilities", "vocabulary")
 
-    def metrics(self, signature: TokenStream) -> tuple[MetricInfo, ...]:
+    def metrics(self, signature: signatures.TokenStream) -> tuple[MetricInfo, ...]:
         return (
             MetricInfo("loss", "loss (nats per token)"),
             MetricInfo("perplexity", "perplexity"),
@@ -196,7 +184,7 @@ class TranslationConfig(Task):
     """
 
     kind: Literal["translation"] = "translation"
-    takes = (ParallelTokens,)
+    takes = (signatures.ParallelTokens,)
     module = "lit_attn.tasks.translation:Translation"
     predicts = ("probabilities", "vocabulary")
     label_smoothing: Share = Field(0.0, description="share of the target spread over other tokens")
@@ -210,7 +198,7 @@ class TranslationConfig(Task):
     ratio: float = Field(1.2, ge=0, description="most tokens of a translation per source token")
     extra: PositiveInt = Field(10, description="most tokens beyond `ratio`, without the end")
 
-    def metrics(self, signature: ParallelTokens) -> tuple[MetricInfo, ...]:
+    def metrics(self, signature: signatures.ParallelTokens) -> tuple[MetricInfo, ...]:
         return (
             MetricInfo("bleu", "BLEU", 100.0, "max"),
             MetricInfo("loss", "loss (nats per token)"),
@@ -226,7 +214,7 @@ class ModuleTaskConfig(OwnClass, Task):
     """
 
     kind: Literal["module"] = "module"
-    takes = (Signature,)
+    takes = (signatures.Signature,)
     runs_foreign_code = True
 
     measures: tuple[str, ...] = Field(("loss",), description="names that `validation_step` logs")
@@ -255,11 +243,11 @@ class SegmentationConfig(Task):
     """Semantic segmentation with mmsegmentation's loss and inference."""
 
     kind: Literal["segmentation"] = "segmentation"
-    takes = (ImageMasks,)
+    takes = (signatures.ImageMasks,)
     module = "lit_attn.tasks.segmentation:Segmentation"
     predicts = ("classes", "classes")
 
-    def metrics(self, signature: ImageMasks) -> tuple[MetricInfo, ...]:
+    def metrics(self, signature: signatures.ImageMasks) -> tuple[MetricInfo, ...]:
         return (
             percent("mIoU", "mIoU"),
             percent("mAcc", "mean class accuracy"),

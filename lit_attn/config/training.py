@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
+from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import Config, Kind, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers.logger import Logger
 
-DiagnosticKind = Literal["residual", "rank", "maps", "heads", "mixture"]
+DiagnosticKind = Literal["residual", "rank", "maps", "heads", "mixture", "keys", "likelihood"]
 
 # Diagnostics that need samples; the others read weights only.
-OF_SAMPLES = {"residual", "rank", "maps"}
+OF_SAMPLES = {"residual", "rank", "maps", "keys", "likelihood"}
 
 
 class DiagnosticsConfig(Config):
@@ -26,12 +27,13 @@ class DiagnosticsConfig(Config):
     *residual*: norms and angles of MH and Delta (BeliefFormer Fig. 3); *rank*: ranks of the
     attention matrices (MGK Fig. 2, 7); *maps*: the attention matrices of one sample (MGK Fig. 6);
     *heads*: diversity of the QK and OV circuits (DCMHA Fig. 5); *mixture*: the learned pi (MGK
-    Table 8). A layer without such a quantity, for example linear keys without an attention matrix,
-    records nothing, because a study compares mechanisms.
+    Table 8); *keys*: W_K and the keys of one sample (MGK Fig. 13, 14); *likelihood*: the negative
+    log-likelihood of the queries (MGK section 3.4). A layer without such a quantity, for example
+    linear keys without a likelihood, records nothing, because a study compares mechanisms.
     """
 
     kinds: tuple[DiagnosticKind, ...] = Field(min_length=1, description="quantities to record")
-    samples: PositiveInt = Field(32, description="samples of the first evaluation batch to read")
+    samples: PositiveInt = Field(32, description="samples of the first evaluation batches to read")
     every: PositiveInt = Field(
         1, description="evaluations between records; the last evaluation is always recorded"
     )
@@ -70,21 +72,26 @@ class MLflowLogger(MetricLogger):
     package: ClassVar[str] = "mlflow"
     kind: Literal["mlflow"] = "mlflow"
     uri: str = Field(
-        description="address of the server or the database, as in http://host:5000 or "
-        "sqlite:////path/mlflow.db"
+        description="address of a server or database: http://host:5000, sqlite:////path/mlflow.db"
     )
 
     def build(self, study: str, name: str, identity: str, folder: Path) -> "Logger":
         from lightning.pytorch.loggers import MLFlowLogger
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(self.uri)
-        experiment = client.get_experiment_by_name(study)
-        tag = f"tags.identity = '{identity}'"
-        runs = experiment and client.search_runs([experiment.experiment_id], tag)
-        run_id = runs[0].info.run_id if runs else None
-        tags = {"identity": identity}
-        return MLFlowLogger(study, run_name=name, tracking_uri=self.uri, tags=tags, run_id=run_id)
+        # Cells that create the tables of a database, or an experiment, at the same time would fail.
+        path = Path(self.uri.removeprefix("sqlite:///"))
+        shared = path if self.uri.startswith("sqlite:///") else folder.absolute().parents[1]
+        with one_at_a_time(shared.parent, shared.name):
+            client = MlflowClient(self.uri)
+            experiment = client.get_experiment_by_name(study)
+            tag = f"tags.identity = '{identity}'"
+            runs = experiment and client.search_runs([experiment.experiment_id], tag)
+            options: dict[str, Any] = {"run_id": runs[0].info.run_id if runs else None}
+            options |= {"tracking_uri": self.uri, "tags": {"identity": identity}}
+            logger = MLFlowLogger(study, run_name=name, **options)
+            _ = logger.experiment  # Creates the experiment and the run.
+            return logger
 
 
 class WandbLogger(MetricLogger):
@@ -149,7 +156,7 @@ class Training(Config):
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of a second, averaged set of weights; null: none"
+        None, gt=0, description="weight average: decay below 1, or count of last epochs; null: none"
     )
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")
@@ -160,8 +167,22 @@ class Training(Config):
         None, "records of attention layers; null: none"
     )
     loggers: tuple[MetricLogger, ...] = outside_identity(
-        (), "experiment trackers that receive the metrics beside metrics.csv and TensorBoard"
+        (), "experiment trackers that receive the metrics; tensorboard and csv are always written"
     )
+
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _name_own_records(cls, value: Any) -> Any:
+        """Accept the records that every cell writes in the list, and drop them from it."""
+        is_list = isinstance(value, list | tuple)
+        return [item for item in value if item not in ("tensorboard", "csv")] if is_list else value
+
+    @field_validator("ema")
+    @classmethod
+    def _is_decay_or_epochs(cls, ema: float | None) -> float | None:
+        if ema is not None and ema >= 1 and (ema < 2 or ema % 1):
+            raise ValueError(f"{ema:g} is neither a decay below 1 nor a number of epochs from 2 on")
+        return ema
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of training steps."""

@@ -9,7 +9,6 @@ Shapes: images (B, 3, S, S) float, normalised; labels (B,); mixed targets (B, cl
 
 import io
 import math
-import random
 import re
 import struct
 import zlib
@@ -27,7 +26,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_attn.config.data.images import ClassFolders, ImageFiles, Range, WebDataset
+from lit_attn.config.data.images import ClassFolders, ImageFiles, WebDataset
 from lit_attn.data.loading import read_batches, use_seed
 from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
 from lit_attn.data.sets import digest, find_class_folders, find_shards, hold_out, read_shard
@@ -257,9 +256,7 @@ def _transform(data: ImageFiles, size: int, augmented: bool) -> Any:
                 re_prob=augment.erasing,
                 re_mode="pixel",
             )
-            if augment.crop == "inception":
-                transform.transforms[0].get_params = draw_window
-            elif augment.crop == "centre":
+            if augment.crop == "centre":
                 transform.transforms[0] = partial(crop_centre, data, size, 1.0)
             return transform
     except (AssertionError, KeyError, ValueError) as error:
@@ -276,17 +273,6 @@ def crop_centre(data: ImageFiles, size: int, share: float, image: Image.Image) -
     image = image.resize([round(side * scale) for side in image.size], method)
     left, top = ((side - size) // 2 for side in image.size)
     return image.crop((left, top, left + size, top + size))
-
-
-def draw_window(image: Image.Image, area: Range, aspects: Range) -> tuple[int, int, int, int]:
-    """Draw a crop as TensorFlow does: top, left, a uniform height, and width."""
-    (width, height), aspect = image.size, random.uniform(*aspects)
-    least, most = (round(math.sqrt(share * width * height / aspect)) for share in area)
-    most = min(most, height, int((width + 0.5) / aspect))
-    tall = random.randint(min(least, most), most)
-    wide = min(width, round(tall * aspect))
-    top, left = random.randrange(max(1, height - tall)), random.randrange(max(1, width - wide))
-    return top, left, tall, wide
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:

@@ -20,8 +20,6 @@ from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, OneLineParser
 
-SPLITS = ("train", "val", "test")
-
 TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
 VAL_TOKENS = {"fineweb": 100_000_000}  # As the first shard of modded-nanogpt.
 
@@ -85,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         default = TOKENIZERS.get(name, "bytes")
         source.add_argument("--tokenizer", choices=["bytes", "gpt2", "words"], default=default)
         add_path("--gpt2-folder", help="folder of encoder.json and vocab.bpe; default: the hub")
-        for split in SPLITS if name == "text" else ():
+        for split in config.SPLITS if name == "text" else ():
             add_path(f"--{split}", required=split != "test", help="text file")
     return parser
 
@@ -121,7 +119,7 @@ def stream_hub(
 
 def read_files(paths: dict[str, Path | None], skip: int) -> Iterator[tuple[str, str]]:
     """Yield one document for each split with a path; raise ConfigError for an unreadable file."""
-    files = [(split, path) for split in SPLITS if (path := paths[split])]
+    files = [(split, path) for split in config.SPLITS if (path := paths[split])]
     return islice(((split, read_text(path)) for split, path in files), skip, None)
 
 

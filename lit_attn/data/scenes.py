@@ -26,13 +26,11 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-# Changes whenever scenes look different, so that an old folder is not used for new scenes.
-VERSION = 3
+VERSION = 3  # Changes whenever scenes look different, so that no old folder is used for them.
 # Shift of red, green and blue for each ground.
 TINTS = np.array([(-20, 20, -20), (20, 0, -20), (-20, -5, 25)])
 HEIGHT, WIDTHS = 32, {"training": 32, "validation": 48}
-# Smallest and largest number of places drawn for a digit; an occupied place stays as it is.
-DIGITS = (4, 8)
+DIGITS = (4, 8)  # Least and greatest number of drawn places; an occupied place stays as it is.
 # Digits stand on a lattice and are 16 pixels wide, so that a small model learns to read them in a
 # minute on a CPU. It learned nothing from digits at any place and of many sizes.
 SIDE = 16

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lit_attn.cells.inputs import MAX_FILES
 from lit_attn.config.data.base import require_files
 from lit_attn.config.data.tables import LabelledTable, Table, TableImages, TableTargets, TableText
 from lit_attn.data.sets import Split, fit_image, make_split
@@ -95,6 +96,17 @@ def read_images(data: TableImages | TableTargets) -> dict[str, Split]:
         images = [fit_image(f"{split} row {i}", image, data) for i, image in enumerate(opened)]
         splits[split] = make_split(np.stack(images), data.read_labels(tables, split), data)
     return splits
+
+
+def list_inputs(data: TableImages | TableTargets) -> list[Path]:
+    """Return the tables, and the image files that their first rows name."""
+    paths = Table.input_paths(data)
+    tables = load_rows(data) if data.files else {}
+    for split, file in data.files.items():
+        cells = tables[split][:MAX_FILES][data.image]
+        opened = (_open(image, file.parent) for image in cells)
+        paths += [image for image in opened if isinstance(image, Path)]
+    return paths
 
 
 def read_texts(data: TableText) -> dict[str, list[tuple[str, str]]]:

@@ -28,6 +28,8 @@ from lit_attn.config.signatures import (
     TaggedTokens,
 )
 from lit_attn.extras import require
+from lit_attn.models.factory import count
+from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
 from lit_attn.models.replace import replace_attention
 from lit_attn.models.seeded_draws import by_shape
@@ -45,16 +47,24 @@ def build_timm(model: TimmConfig, signature: Any, device: Device) -> nn.Module:
     """Return timm's model for images of the signature's size; raise ValueError if it has none."""
     channels, *size = signature.shape
     options = {"num_classes": signature.outputs, "in_chans": channels} | model.arguments
-    if model.ffn.width is not None:
+    width, ratio = model.ffn.width, {}
+    if width is not None:
         with torch.device("meta"):
-            narrow = create_timm(model.name, size, options)
-        dim = narrow.feature_info[0]["num_chs"]
-        # A little more than the width, because timm rounds the product with the ratio down.
-        options[RATIOS.get(type(narrow), "mlp_ratio")] = (model.ffn.width + 1e-6) / dim
+            original = create_timm(model.name, size, options)
+            # A little more than the width, because timm rounds the product with the ratio down.
+            value = (width + 1e-6) / original.feature_info[0]["num_chs"]
+            ratio, parameters = {RATIOS.get(type(original), "mlp_ratio"): value}, count(original)
+            try:
+                matched = create_timm(model.name, size, options | ratio)
+            except ValueError:
+                ratio, matched = {}, resize_ffns(original, width)
+        if model.pretrained and count(matched) != parameters:
+            raise ValueError("ffn.width: pretrained weights have another width; set `match: none`")
 
     def create() -> nn.Module:
         is_loaded = model.pretrained and torch.empty(0).device.type != "meta"
-        return create_timm(model.name, size, options, is_loaded, model.checkpoint)
+        network = create_timm(model.name, size, options | ratio, is_loaded, model.checkpoint)
+        return network if width is None or ratio else resize_ffns(network, width)
 
     return _build(create, model.attention, device)
 
@@ -87,9 +97,7 @@ def create_timm(
                 raise
             return create()
     except TypeError as error:
-        is_ratio_set = {"mlp_ratio", *RATIOS.values()} & {*options}
-        key, hint = ("ffn.width", "; set `match: none`") if is_ratio_set else ("arguments", "")
-        raise ValueError(f"{key}: '{name}': {error}{hint}") from error
+        raise ValueError(f"arguments: '{name}': {error}") from error
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         if not pretrained:
             raise

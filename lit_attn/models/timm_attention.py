@@ -19,7 +19,7 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models import replace
 from lit_attn.models.replace import Adapter, NormedLinear, Projections, QueryValueLinear
 
-QKV = [n.split() for n in ("qkv", "q k v", "qk v", "wq wk wv", "q_proj k_proj v_proj")]
+QKV = [n.split() for n in ("qkv", "q k v", "q kv", "qk v", "wq wk wv", "q_proj k_proj v_proj")]
 """Names of the projections to q, k and v in timm's modules."""
 
 EPS = 1e-24  # Square of the 1e-12 with which F.normalize divides.
@@ -254,3 +254,65 @@ class MaskUnits(Tokens):
         units = x.shape[1] // self.window_size if self.use_mask_unit_attn else 1
         tokens = x.unflatten(1, (-1, units)).transpose(1, 2)
         return self.attend(tokens.flatten(0, 1)).view_as(tokens).transpose(1, 2).flatten(1, 2)
+
+
+class Blocks(Tokens):
+    """NesT: attention within blocks of the image, (B, blocks, n, d)."""
+
+    def read(self, original: Any) -> Projections:
+        # The output's coordinates are the heads of each head coordinate in turn.
+        weight = original.proj.weight.unflatten(1, (-1, original.num_heads)).transpose(1, 2)
+        return read(original, proj=replace.linear(weight.flatten(1), original.proj.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x.flatten(0, 1)).view_as(x)
+
+
+class PooledKeys(TimmAdapter):
+    """PVT v2 and Twins: cross-attention from all tokens, (B, n, d), to pooled ones."""
+
+    adds_to_logits = False
+
+    def __init__(self, original: Any, spec: AttentionSpec) -> None:
+        problem = spec.find_cross_problem() if original.sr is not None else ""
+        if problem:
+            raise ValueError(f"its keys belong to pooled tokens: {problem.partition(';')[0]}")
+        super().__init__(original, spec)
+
+    def read(self, original: Any) -> Projections:
+        # Its norm is that of the pooled tokens.
+        return read(original, proj=original.proj)
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        if self.sr is None:
+            return self.layer(x)
+        grid = x.transpose(1, 2).unflatten(2, size)
+        pool, activation = (getattr(self, name, None) for name in ("pool", "act"))
+        pooled = self.sr(grid if pool is None else pool(grid)).flatten(2).transpose(1, 2)
+        memory = self.norm(pooled)
+        return self.layer(x, memory=memory if activation is None else activation(memory))
+
+
+class Windows(TimmAdapter):
+    """Twins: attention within windows of a grid, (B, h w, d), padded to a number of windows."""
+
+    adds_to_logits = False
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        (height, width), side = size, self.ws
+        grid = F.pad(x.unflatten(1, size), (0, 0, 0, -width % side, 0, -height % side))
+        windows = grid.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+        grid = self.attend(windows.flatten(0, 2)).view_as(windows).transpose(2, 3)
+        return grid.flatten(3, 4).flatten(1, 2)[:, :height, :width].flatten(1, 2)
+
+
+class SwinV2CR(SwinV2):
+    """Swin V2-CR: the original network computes the position bias, with dropout in training."""
+
+    def _get_rel_pos_bias(self) -> Tensor:
+        return self._relative_positional_encodings()
+
+
+def sam2(original: Any, spec: AttentionSpec) -> Tokens | None:
+    """Return the layer of SAM 2's Hiera, or None where it pools its queries."""
+    return None if original.q_pool is not None else Tokens(original, spec)

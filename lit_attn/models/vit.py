@@ -90,6 +90,36 @@ class ShiftedPatchEmbed(nn.Module):
         return self.proj(self.norm(patches))
 
 
+class ReplacedPositions(VisionTransformer):
+    """VisionTransformer with the untrained positions of the released LocalViT code.
+
+    Before training at another image size, and before and after every evaluation, that code replaces
+    the positions by resampled copies, which its optimiser does not train. `pos_embed` has the
+    positions of the last evaluation, and `next_pos_embed` those of the next one, resampled to the
+    grid of the training images and back.
+    """
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        side, full = x.shape[1], self.patch_embed.grid_size[0]
+        positions, following = self.get_parameter("pos_embed"), self.get_buffer("next_pos_embed")
+        with torch.no_grad():
+            if not self.training and side == full:
+                positions.copy_(following)
+            resampled = resample(positions, side)
+            if self.training:
+                following.copy_(resample(resampled, full))
+        token = self.get_parameter("cls_token").expand(len(x), -1, -1)
+        tokens = torch.cat([token, x.flatten(1, 2)], 1)
+        return self.pos_drop(tokens + resampled)
+
+
+def resample(positions: Tensor, side: int) -> Tensor:
+    """Resample the positions of patches, after the class token's, to a grid with `side` rows."""
+    grid = positions[:, 1:].unflatten(1, (math.isqrt(positions.shape[1] - 1), -1))
+    grid = F.interpolate(grid.permute(0, 3, 1, 2), (side, side), mode="bicubic")
+    return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
+
+
 class LocalFFN(nn.Module):
     """Linear, h-swish, 3 x 3 depth-wise convolution, h-swish, Linear, without biases.
 
@@ -147,6 +177,7 @@ def build_image_vit(
         num_classes,
         lambda dim, width, device: Mlp(dim, width, act_layer=activation, device=device),
         device,
+        VisionTransformer,
         **RESIZABLE,
         attn_layer=attn_layer(model.attention),
         norm_layer=partial(nn.LayerNorm, eps=model.norm_eps),
@@ -167,12 +198,14 @@ def build_local(
     model: LocalViTConfig, image_shape: Shape, num_classes: int, device: Device = None
 ) -> VisionTransformer:
     """Build the LocalViT that `model` describes; initialise it except on the meta device."""
-    options = {"norm_layer": partial(nn.LayerNorm, eps=1e-6), "qkv_bias": False} | RESIZABLE
-    options["attn_layer"] = attn_layer(model.attention)
-    vit = assemble(model, image_shape, num_classes, LocalFFN, device, **options)
+    options: dict[str, Any] = {"norm_layer": partial(nn.LayerNorm, eps=1e-6), **RESIZABLE}
+    options |= {"attn_layer": attn_layer(model.attention), "qkv_bias": False}
+    network = ReplacedPositions if model.positions == "replaced" else VisionTransformer
+    vit = assemble(model, image_shape, num_classes, LocalFFN, device, network, **options)
     draw_parameters(vit, lambda: initialise_local(vit))
-    if model.positions == "fixed":
-        vit.get_parameter("pos_embed").requires_grad_(False)
+    if isinstance(vit, ReplacedPositions):
+        positions = vit.get_parameter("pos_embed").requires_grad_(False)
+        vit.register_buffer("next_pos_embed", positions.clone())
     return vit
 
 
@@ -182,13 +215,14 @@ def assemble(
     num_classes: int,
     feed_forward: FeedForward,
     device: Device,
+    network: type[VisionTransformer] = VisionTransformer,
     **options: Any,
 ) -> VisionTransformer:
-    """Build a network without initial values for images of `image_shape` (C, H, W).
+    """Build a `network` without initial values for images of `image_shape` (C, H, W).
 
     `feed_forward(d, width, device)` builds a block's FFN; `options` are timm's.
     """
-    vit = VisionTransformer(
+    vit = network(
         img_size=image_shape[1:],
         patch_size=model.patch,
         in_chans=image_shape[0],

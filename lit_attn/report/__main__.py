@@ -21,7 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
     add("--study", nargs="+", action="extend", metavar="NAME", help="report only these studies")
     add("--across", nargs="+", metavar="NAME", help="one table of these studies, with mean ranks")
-    add("--reports", type=Path, default=Path("reports"), metavar="DIR")
+    meaning = "write tables and figures to DIR (default: reports)"
+    add("--reports", type=Path, default=Path("reports"), metavar="DIR", help=meaning)
     add("--csv", type=Path, metavar="FILE", help="table with variant, seed and metric columns")
     add("--baseline", metavar="NAME", help="with --csv: the baseline (default: first variant)")
     text = "with --csv: metric columns and their goals (default: all numeric columns)"

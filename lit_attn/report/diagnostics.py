@@ -3,6 +3,7 @@
 Shapes: S samples, H heads, n tokens.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Numbers of layers in the figures of ranks and maps, and of heads for each layer of maps.
 RANK_LAYERS, MAP_LAYERS, MAP_HEADS = 4, 3, 4
-NAMED_LAYERS = 8
-"""Largest number of layers in a legend; with more layers only some of them are named."""
 
 
 class Diagnostics(NamedTuple):
@@ -28,7 +27,7 @@ class Diagnostics(NamedTuple):
 
     `values` has a row for each value of each seed: variant, step, layer, head (missing for a
     whole layer), name, value. `arrays` has, by variant, the arrays of each seed's last
-    evaluation: `rank.1` (S, H) and `map.1` (H, n, n) for layer 1.
+    evaluation: `rank.1` (S, H), `map.1`, `keys.1` and `key-weights.1` (matrices) for layer 1.
     """
 
     values: pd.DataFrame
@@ -86,7 +85,8 @@ def _draw_over_training(diagnostics: Diagnostics, name: str, label: str) -> "Fig
         ]
         for variant, part in values.groupby("variant", sort=False)
     }
-    key = {f"layer {i}": (colours[i], "-") for i in drawing.pick_evenly(layers, NAMED_LAYERS)}
+    # The legend names at most 8 layers.
+    key = {f"layer {i}": (colours[i], "-") for i in drawing.pick_evenly(layers, 8)}
     key |= {"MH": ("black", "-"), "Δ": ("black", "--")}
     return drawing.draw_panels(curves, "step", label, key)
 
@@ -122,37 +122,48 @@ def _draw_ranks(diagnostics: Diagnostics) -> "Figure | None":
     return figure
 
 
-def _draw_maps(diagnostics: Diagnostics) -> "Figure | None":
-    """Draw the attention matrices of some heads of some layers, one row for each variant."""
+def _draw_matrices(diagnostics: Diagnostics, name: str, letter: str) -> "Figure | None":
+    """Draw the matrices `name` of some layers, at most MAP_HEADS each, one row for each variant.
+
+    White is zero in weights of attention, and matrices of keys have blue negative values. The
+    `letter` names the matrices of a layer.
+    """
     firsts = {variant: seeds[0] for variant, seeds in diagnostics.arrays.items()}
-    recorded = {v: {int(n[4:]): a for n, a in f.items() if "map." in n} for v, f in firsts.items()}
+    recorded = {
+        variant: {int(n.rpartition(".")[2]): a for n, a in f.items() if n.startswith(f"{name}.")}
+        for variant, f in firsts.items()
+    }
     shown = dict([pair for pair in recorded.items() if pair[1]][: drawing.MOST_PANELS])
     if not shown:
         return None
     layers = drawing.pick_evenly(sorted({i for maps in shown.values() for i in maps}), MAP_LAYERS)
     matrices = [matrix for maps in shown.values() for matrix in maps.values()]
     heads = min(MAP_HEADS, max(map(len, matrices)))
-    side = max(matrix.shape[-1] for matrix in matrices)
-    pitch = side + max(1, side // 12)
+    height, width = (max(matrix.shape[axis] for matrix in matrices) for axis in (-2, -1))
+    gap = max(1, max(height, width) // 12)
     columns = [(layer, head) for layer in layers for head in range(heads)]
-    picture = np.zeros((len(shown) * pitch, len(columns) * pitch))
+    picture = np.full((len(shown) * (height + gap), len(columns) * (width + gap)), np.nan)
     for down, maps in enumerate(shown.values()):
         for across, (layer, head) in enumerate(columns):
             if head < len(maps.get(layer, ())):
-                weights = maps[layer][head].clip(0)
-                rows = slice(down * pitch, down * pitch + len(weights))
-                places = slice(across * pitch, across * pitch + len(weights))
-                picture[rows, places] = weights / max(float(weights.max()), 1e-30)
+                weights = maps[layer][head].clip(0) if name == "map" else maps[layer][head]
+                first, left = down * (height + gap), across * (width + gap)
+                place = picture[first : first + len(weights), left : left + weights.shape[1]]
+                place[:] = weights / max(float(np.abs(weights).max()), 1e-30)
     names = drawing.short_names(shown, 36)
     # The matrices have the width that the names leave.
-    width = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * max(map(len, names))
-    figure = drawing.new_figure(width * len(shown) / len(columns) + 0.3)
+    free = drawing.WIDTH - 0.2 - drawing.LETTER_WIDTH * max(map(len, names))
+    ratio = picture.shape[0] / picture.shape[1]
+    # Keys have far fewer coordinates than tokens: their pixels need not be squares.
+    tallest = math.inf if name == "map" else 1.5 * len(shown)
+    figure = drawing.new_figure(min(free * ratio, tallest) + 0.3)
     axes = figure.subplots()
-    axes.imshow(picture, cmap="Greys", vmin=0, vmax=1, interpolation="antialiased")
-    middle = (side - 1) / 2
-    axes.set_yticks([middle + pitch * i for i in range(len(shown))], names)
-    titles = [f"L{layer} H{head + 1}" for layer, head in columns]
-    axes.set_xticks([middle + pitch * i for i in range(len(columns))], titles)
+    cmap, low = ("Greys", 0) if name == "map" else ("RdBu_r", -1)
+    axes.imshow(picture, cmap, vmin=low, vmax=1, interpolation="antialiased")
+    axes.set_aspect("equal" if name == "map" else "auto")
+    axes.set_yticks([(height - 1) / 2 + (height + gap) * i for i in range(len(shown))], names)
+    titles = [f"L{layer} {letter}{head + 1}" for layer, head in columns]
+    axes.set_xticks([(width - 1) / 2 + (width + gap) * i for i in range(len(columns))], titles)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -187,7 +198,9 @@ DRAWERS: "dict[str, Callable[[Diagnostics, str], Figure | None]]" = {
     "norms": lambda recorded, _: _draw_over_training(recorded, "norm", "‖MH‖, ‖Δ‖"),
     "angles": lambda recorded, _: _draw_over_training(recorded, "cos", "cosine of the angle to X"),
     "ranks": lambda recorded, _: _draw_ranks(recorded),
-    "maps": lambda recorded, _: _draw_maps(recorded),
+    "maps": lambda recorded, _: _draw_matrices(recorded, "map", "H"),
+    "key-weights": lambda recorded, _: _draw_matrices(recorded, "key-weights", "K"),
+    "keys": lambda recorded, _: _draw_matrices(recorded, "keys", "K"),
     "heads": lambda recorded, baseline: _draw_heads(recorded, baseline),
 }
 """Drawing function of each figure, for the records of a study and the name of its baseline.

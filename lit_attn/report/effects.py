@@ -52,8 +52,7 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     axes = [list(dict.fromkeys(names)) for names in zip(reference.values(), *values, strict=True)]
     grid = np.full([*map(len, axes), len(seeds)], np.nan)
     for names, by_seed in values.items():
-        place = tuple(map(list.index, axes, names))
-        grid[place] = [by_seed[seed] for seed in seeds]
+        grid[tuple(map(list.index, axes, names))] = [by_seed[seed] for seed in seeds]
     changes = [{axis: i} for axis, names in enumerate(axes) for i in range(1, len(names))]
     both = (first | second for first, second in itertools.combinations(changes, 2))
     chosen = [*changes, *(pair for pair in both if len(pair) == 2)]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
 
 class Difference(NamedTuple):
     """A row of a forest plot: its value with every seed, its interval, mean and star."""
@@ -205,7 +203,7 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> "Figure | None":
     ends = (frame["mean"] - frame["sd"], frame["mean"] + frame["sd"])
     low, high = _usual_range(pd.concat(ends).tolist())
     handles = {}
-    styles = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
+    styles = zip(itertools.cycle(COLOURS), itertools.cycle("os^DvPX*"), strict=False)
     names = drawing.short_names(frame["variant"], 28)
     rows = zip(names, frame.to_dict("records"), styles, strict=False)
     for label, row, (colour, marker) in rows:

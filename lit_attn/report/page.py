@@ -21,14 +21,15 @@ class Section:
     tables: list[Table] = field(default_factory=list)
 
 
-def render_page(title: str, sections: list[Section], **values: Any) -> str:
+def render_page(title: str, sections: list[Section], notes: list[str], **values: Any) -> str:
     """Return an HTML page of the sections that have any content.
 
-    `values` are further variables of the template: `name`, `links`, `warnings`, `images` by name
-    and kind, and for figures other than FIGURES `captions` and `figures`.
+    Captions of FIGURES end with `notes`. `values` are further variables of the template: `name`,
+    `links`, `warnings`, `images` by name and kind, and `captions` of other figures.
     """
     limits = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS}
-    captions = {name: entry["caption"].format(**limits) for name, entry in FIGURES.items()}
+    texts = {name: entry["caption"].format(**limits) for name, entry in FIGURES.items()}
+    captions = {name: " ".join([text, *notes]) for name, text in texts.items()}
     shown = [
         Section(part.heading, part.figures, tables)
         for part in sections
@@ -38,6 +39,6 @@ def render_page(title: str, sections: list[Section], **values: Any) -> str:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     page = environment.get_template("page.html")
-    texts = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
-    entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **texts}
+    files = {n: (ASSETS / f"report.{n}").read_text(encoding="utf-8") for n in ("css", "js")}
+    entries = {"captions": captions, "figures": FIGURES, "links": [], "warnings": [], **files}
     return page.render(entries | {"title": title, "sections": shown} | values)

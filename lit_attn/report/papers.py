@@ -1,5 +1,6 @@
 """Numbers of a paper's tables: published cells, our values of each seed, and claims."""
 
+import csv
 import itertools
 import math
 import re
@@ -15,11 +16,10 @@ from lit_attn.report import stats
 from lit_attn.report.columns import DAGGER
 from lit_attn.report.comparison import ALPHA, FAILURES
 from lit_attn.report.read import BUSY, CellRecord, StudyRecord, read_or_skip, read_studies
+from lit_attn.schema.errors import ConfigError, require
 
 Records = dict[str, StudyRecord]  # Studies by name.
 Values = dict[int, float]  # Values in printed units by seed.
-UNIT = re.compile(r"[\d.]+([KMBG%])")
-DECIMALS = re.compile(r"\d+\.(\d+)")
 
 
 class Entry(NamedTuple):
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Claims, their tables and figures, the titles of our studies, and the differences.
+    """Claims, their tables and figures, the titles of our studies, and the differences by seed.
 
     Small models have other data. `judgement` is "agree", "disagree", "not run" (no seed has both
     results), "undecided" (the interval contains 0) or "undecided: <reason>"; a dagger marks
@@ -43,8 +43,8 @@ class Verdict(NamedTuple):
 
     text: str
     places: str
-    published: str
     studies: str
+    published: str
     ours: str
     pairs: int
     judgement: str
@@ -75,8 +75,7 @@ def measure(
 def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None) -> float | None:
     """Return one value of a cell in recorded units, the study's metric in printed units."""
     if epoch is not None:
-        logged = {"name": value, "scale": 1.0}
-        curve = cell.curve(metric if value == "metric" else metric.model_copy(update=logged))
+        curve = cell.curve(metric if value == "metric" else value)
         # Epochs of the records count from 0.
         return next((row.value for row in curve if row.epoch + 1 == epoch), None)
     if value == "metric":
@@ -93,20 +92,52 @@ def _read_value(cell: CellRecord, metric: Metric, value: str, epoch: int | None)
     return numbers.get(value if value in config.COSTS else f"metric {value}")
 
 
+def read_file(
+    source: config.PaperSource, line: config.Reference, column: config.Column, *names: str
+) -> list[tuple[float, ...]]:
+    """Return the numbers in the columns `names` of the file of `column`, from its chosen rows.
+
+    It lies beside the paper's file or in the results; a file that does not exist has no rows. A
+    file with a mistake is skipped with a warning.
+    """
+    where = {name: text.replace("{}", line.variant) for name, text in column.where.items()}
+
+    def read(path: Path) -> list[tuple[float, ...]]:
+        with path.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            for name in (*where, *names):
+                require(f"{path}:1: no column", name, reader.fieldnames or ())
+            rows = [row for row in reader if all(row[name] == where[name] for name in where)]
+        try:
+            return [tuple(float(row[name]) for name in names) for row in rows]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: columns {', '.join(names)}: {error}") from error
+
+    file = Path(line.study, (column.file or "").replace("{}", line.variant))
+    folders = [f for f in (source.path.parent, source.runs) if (f / file).exists()]
+    return (read_or_skip(read, folders[0] / file) or []) if folders else []
+
+
 def make_entries(
     source: config.PaperSource, item: config.Layout, records: Records, reading: config.Reading = "*"
 ) -> list[list[Entry]]:
     """Return the cells of a table, or the final metric of the lines of a figure, row by row."""
     columns, rows = item.grid()
-    located = source.locate(item, reading)
-    located = {cell: line for cell, line in located.items() if line.study in records}
+    lines = source.locate(item, reading)
+    located = {cell: line for cell, line in lines.items() if line.study in records}
+    if source.size:
+        columns = {name: config.Column() if c.file else c for name, c in columns.items()}
     grid: list[list[Entry]] = []
     first: dict[str, Values] = {}
     for name, row in rows.items():
         values: dict[str, Values] = {}
         for heading, column in columns.items():
-            measured = measure(records, located.get((name, heading)), column.value, column.epoch)
-            values[heading] = {seed: v * column.scale / column.per for seed, v in measured.items()}
+            cell = (name, heading)
+            measured = measure(records, located.get(cell), column.value, column.epoch)
+            if column.file and cell in lines:
+                numbers = read_file(source, lines[cell], column, column.value)
+                measured = {0: statistics.fmean(itertools.chain(*numbers))} if numbers else {}
+            values[heading] = {seed: v * column.scale for seed, v in measured.items()}
         first = first or dict(values)
         for heading, column in columns.items():
             if column.mean:
@@ -167,7 +198,7 @@ def _format(column: config.Column, published: list[str], values: Values, first: 
     if column.value == "parameters":
         # Small models have far fewer parameters than the paper's: two digits remain.
         digits = max(digits, 1 - math.floor(math.log10(mean)))
-    units = {match[1] for text in published if (match := UNIT.match(text))}
+    units = {match[1] for text in published if (match := re.match(r"[\d.]+([KMBG%])", text))}
     texts = [f"{mean:.{digits}f}" + (units.pop() if len(units) == 1 else "")]
     if len(set(values.values())) > 1:
         texts.append(f"± {statistics.stdev(values.values()):.{digits}f}")
@@ -179,7 +210,7 @@ def _format(column: config.Column, published: list[str], values: Values, first: 
 
 def count_decimals(published: str) -> int:
     """Return the decimals of the first number with a decimal point."""
-    match = DECIMALS.search(published)
+    match = re.search(r"\d+\.(\d+)", published)
     return len(match[1]) if match else 0
 
 
@@ -252,7 +283,7 @@ def _judge_claim(
     if any(records[a.study].is_mixed(a.variant, b.variant) for a, b in compared):
         judgement += f" {DAGGER}"
     titles = "; ".join(plan.title for plan in plans.values())
-    return Verdict(claim.text, number, text, titles, difference, len(differences), judgement)
+    return Verdict(claim.text, number, titles, text, difference, len(differences), judgement)
 
 
 def _confirm(pair: list[Entry], failed: list[set[int]], goal: str) -> bool:

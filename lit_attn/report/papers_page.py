@@ -4,19 +4,20 @@ import itertools
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lit_attn.cells.records import Metric, read_clock
-from lit_attn.config.papers import Figure, Layout, Panel, PaperSource, Reading, Reference
+from lit_attn.cells.records import read_clock
+from lit_attn.config.papers import AXES, Figure, Layout, Panel, PaperSource, Reading, Reference
 from lit_attn.config.papers import Table as PaperTable
 from lit_attn.files import write_atomic
-from lit_attn.report import diagnostics, drawing, formats
+from lit_attn.report import diagnostics, drawing, formats, papers
 from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
-from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure, read_records
+from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
 from lit_attn.report.read import read_or_skip
 from lit_attn.report.results import describe_parity, describe_records
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 SMALL: dict[str, str] = formats.read_asset("tables.yaml")["small"]
 """Title of the tables of small models, and the warning of their page."""
-AXIS_LABELS = {"epoch": "epoch", "step": "step", "seconds": "wall-clock time (s)", "variant": ""}
-JUDGEMENTS = ("agree", "disagree", "undecided", "not run")
-MOST_IN_A_ROW = 3  # Largest number of panels side by side.
 
 
 def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
@@ -36,8 +34,9 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     Each table becomes table-N.csv and .tex, each figure figure-N.svg and .png; index.html and
     index.md have all of them.
     """
+    source = replace(source, runs=runs)
     items = source.items(())
-    records = read_records(source, items.values(), runs)
+    records = papers.read_records(source, items.values(), runs)
     suffix = {"": "", "embedded": "-small", "real": "-small-data"}[source.size]
     folder = reports / f"paper-{source.name}{suffix}"
     files: dict[str, str | bytes] = {}
@@ -46,7 +45,7 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
     images: dict[str, dict[str, bytes]] = {}
     for number, item in items.items():
         name = f"Table {number}".replace("Table figure-", "Figure ")
-        is_absent = not source.references(item)
+        is_absent = not source.references(item) and (source.size or not item.script)
         reason = f" Not measured: {item.absent or SMALL['absent']}" if is_absent else ""
         note = item.small_note if source.size else item.note
         caption = f"{name}. {item.caption}.{reason}"
@@ -79,9 +78,8 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         links = (f"![{captions[stem]}]({stem}.svg)" for stem in section.figures)
         parts += [f"## {section.heading}", *links, *map(formats.to_markdown, section.tables)]
     values: dict[str, object] = {"captions": captions, "images": images, "warnings": warnings}
-    values["figures"] = {stem: {} for stem in captions}
     values["links"] = [name for name in files if name.endswith(".csv")]
-    files["index.html"] = render_page(title, sections, name=folder.name, **values)
+    files["index.html"] = render_page(title, sections, [], name=folder.name, **values)
     files["index.md"] = "\n\n".join(parts)
     for name, content in files.items():
         write_atomic(folder / name, content)
@@ -103,16 +101,17 @@ def make_tables(
     for reading in item.readings:
         lines = make_entries(source, item, records, reading)
         if shown := [line for line in lines if any(entry.ours for entry in line)]:
-            title = f"{caption} {_name_reading(reading)}"
-            tables.append(_lay_out(item, shown, title, titles, "o"))
+            tables.append(_lay_out(item, shown, f"{caption} {_name_reading(reading)}", titles, "o"))
     return tables
 
 
 def _describe_studies(source: PaperSource, item: Layout, records: Records) -> list[str]:
-    """Return the title of each study of an item, with its agreement with released code."""
+    """Return the command of a script, and the title and the parity of each study of an item."""
+    scripts = [f"Measured by `{item.script}`."] if item.script and not source.size else []
     names = sorted({reference.study for reference in source.references(item)} & set(records))
     plans = [records[name].plan for name in names]
-    return [" ".join([f"{plan.study}: {plan.title}.", *describe_parity(plan)]) for plan in plans]
+    titles = [" ".join([f"{plan.study}: {plan.title}.", *describe_parity(plan)]) for plan in plans]
+    return [*scripts, *titles]
 
 
 def _name_reading(reading: Reading) -> str:
@@ -139,14 +138,14 @@ def _lay_out(
 
 def make_claims_table(source: PaperSource, items: dict[str, Layout], records: Records) -> Table:
     """Return the paper's claims with the published difference, ours and the judgement."""
-    verdicts = judge_claims(source, items, records)
-    rows = []
-    for v in verdicts:
-        texts = (v.text, v.places, v.studies, v.published, v.ours, str(v.pairs))
-        is_decided = v.judgement in ("agree", "disagree")
-        rows.append([*map(Cell, texts), Cell(v.judgement, is_bold=is_decided)])
-    counts = Counter(re.split("[:†]", v.judgement)[0].strip() for v in verdicts)
-    totals = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS)
+    rows, counts = [], Counter[str]()
+    for verdict in judge_claims(source, items, records):
+        *texts, judgement = map(str, verdict)
+        is_decided = judgement in ("agree", "disagree")
+        rows.append([*map(Cell, texts), Cell(judgement, is_bold=is_decided)])
+        counts[re.split("[:†]", judgement)[0].strip()] += 1
+    judgements = ("agree", "disagree", "undecided", "not run")
+    totals = ", ".join(f"{counts[name]} {name}" for name in judgements)
     return formats.named_table("claims", rows, totals=totals)
 
 
@@ -164,10 +163,12 @@ def _draw_figure(
     source: PaperSource, item: Figure, records: Records, reading: Reading
 ) -> dict[str, dict[str, bytes]]:
     """Return SVG and PNG of the drawings of a reading that have records, by name and kind."""
-    located = source.locate(item, reading).items()
-    lines = {label: line for (label, _), line in located if line.study in records}
-    if not any(records[study].finished_cells(variant) for study, variant in lines.values()):
-        return {}
+    located = {label: line for (label, _), line in source.locate(item, reading).items()}
+    pictures = {} if source.size else _read_pictures(source, item)
+    lines = {label: line for label, line in located.items() if item.file or line.study in records}
+    cells = (records[study].finished_cells(name) for study, name in lines.values())
+    if not item.file and not any(cells):
+        return pictures
     values, arrays = [], {}
     for label, (study, variant) in lines.items():
         if item.draw and label in item.lines:
@@ -183,18 +184,26 @@ def _draw_figure(
             merged = diagnostics.Diagnostics(pd.concat(values), arrays)
             first = next(iter(item.lines))
             drawn |= {kind: diagnostics.DRAWERS[kind](merged, first) for kind in item.draw}
-        drawn["panels"] = _draw_panels(item, lines, records) if item.panels else None
-        return {name: drawing.render(figure) for name, figure in drawn.items() if figure}
+        drawn["panels"] = _draw_panels(source, item, lines, records) if item.panels else None
+        return pictures | {name: drawing.render(figure) for name, figure in drawn.items() if figure}
+
+
+def _read_pictures(source: PaperSource, item: Figure) -> dict[str, dict[str, bytes]]:
+    """Return the SVG and PNG files of the pictures that a script has drawn, by number."""
+    paths = [{k: source.runs / f"{name}.{k}" for k in ("svg", "png")} for name in item.pictures]
+    drawn = [files for files in paths if all(path.exists() for path in files.values())]
+    contents = [{kind: path.read_bytes() for kind, path in files.items()} for files in drawn]
+    return {f"picture-{number}": files for number, files in enumerate(contents, start=1)}
 
 
 def _draw_panels(
-    item: Figure, located: dict[str, Reference], records: Records
+    source: PaperSource, item: Figure, located: dict[str, Reference], records: Records
 ) -> "matplotlib.figure.Figure | None":
     """Draw the panels side by side with one legend; return None without any record."""
     styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), drawing.COLOURS))
     styled = zip(item.variants(), styles, strict=False)
     key: drawing.Key = {label: (colour, dash) for (label, _), (dash, colour) in styled}
-    columns = min(MOST_IN_A_ROW, len(item.panels))
+    columns = min(3, len(item.panels))
     rows = -(-len(item.panels) // columns)
     figure = drawing.new_figure(2.4 * rows + 0.5)
     all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -203,7 +212,11 @@ def _draw_panels(
         axes.set_visible(False)
     for axes, panel in zip(all_axes, item.panels, strict=False):
         lines = {label: located[label] for label in panel.lines or item.lines if label in located}
-        frames.append(frame := _read_panel(panel, lines, records))
+        if item.file:
+            frame = _read_points(source, item, panel, lines)
+        else:
+            frame = _read_panel(panel, lines, records)
+        frames.append(frame)
         for label, part in frame.groupby("label", sort=False)["value"]:
             if panel.x == "variant":
                 axes.bar(label, part.mean(), yerr=part.std() or None, color=key[str(label)][0])
@@ -211,14 +224,26 @@ def _draw_panels(
                 drawing.draw_band(axes, part, *key[str(label)], label=str(label))
         if panel.x == "variant":
             axes.tick_params(axis="x", rotation=60)
-        metrics = [records[line.study].plan.metric.label for line in lines.values()]
-        axes.set_xlabel(AXIS_LABELS[panel.x])
+        elif item.file:
+            axes.locator_params(axis="x", integer=True)
+        metrics = [records[s].plan.metric.label for s, _ in lines.values() if s in records]
+        axes.set_xlabel(AXES.get(panel.x, panel.x))
         axes.set_ylabel(panel.label or (metrics[0] if panel.y == "metric" and metrics else panel.y))
         for axis in panel.log:
             drawing.use_log_scale(axes, axis)
     if any(panel.x != "variant" for panel in item.panels):
         drawing.add_legend(figure, key)
     return None if all(frame.empty for frame in frames) else figure
+
+
+def _read_points(
+    source: PaperSource, item: Figure, panel: Panel, lines: dict[str, Reference]
+) -> pd.DataFrame:
+    """Return the label and value of every point in the files of scripts, indexed by the axis x."""
+    column, read = item.grid()[0][""], papers.read_file
+    points = {n: read(source, line, column, panel.x, panel.y) for n, line in lines.items()}
+    rows = [(label, *point) for label, part in points.items() for point in part]
+    return pd.DataFrame(rows, columns=["label", "x", "value"]).set_index("x")
 
 
 def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> pd.DataFrame:
@@ -230,10 +255,9 @@ def _read_panel(panel: Panel, lines: dict[str, Reference], records: Records) -> 
             rows += [(label, label, label, value) for value in values]
             continue
         study = records[reference.study]
-        named = Metric(name=panel.y, label=panel.y, goal="min", scale=1)
         for cell in study.finished_cells(reference.variant):
             clock = read_or_skip(read_clock, cell.folder, "clock.csv") or {}
-            for row in cell.curve(study.plan.metric if panel.y == "metric" else named):
+            for row in cell.curve(study.plan.metric if panel.y == "metric" else panel.y):
                 # Epochs of the records count from 0.
                 times = {"epoch": row.epoch + 1, "step": row.step, "seconds": clock.get(row.step)}
                 rows.append((label, row.step, times[panel.x], row.value))

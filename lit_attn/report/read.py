@@ -61,11 +61,11 @@ class CellRecord:
         """Folder of the cell."""
         return Path(self.path) if self.path else None
 
-    def curve(self, metric: records.Metric) -> list[records.MetricRow]:
-        """Return the logged rows of `metric` in printed units."""
+    def curve(self, metric: records.Metric | str) -> list[records.MetricRow]:
+        """Return the logged rows of `metric` in printed units, or of a name in recorded units."""
         rows = read_or_skip(records.read_metrics, self.folder, "metrics.csv") or []
-        chosen = (row for row in rows if row.name == metric.name)
-        return [row._replace(value=row.value * metric.scale) for row in chosen]
+        name, scale = (metric, 1.0) if isinstance(metric, str) else (metric.name, metric.scale)
+        return [row._replace(value=row.value * scale) for row in rows if row.name == name]
 
 
 @dataclass(frozen=True)

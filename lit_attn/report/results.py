@@ -18,10 +18,7 @@ LATEX_COLUMNS = ("variant", "value", "n", "difference", "p", "flops")
 
 
 def make_results_table(
-    study: StudyRecord,
-    summary: pd.DataFrame,
-    comparisons: Comparisons,
-    keys: Sequence[str] | None = None,
+    study: StudyRecord, summary: pd.DataFrame, comparisons: Comparisons, keys: Sequence[str] = ()
 ) -> Table:
     """Return the table of `summary` with the columns `keys`, or with all that have a value."""
     plan, scale = study.plan, columns.make_scale(summary)
@@ -30,7 +27,7 @@ def make_results_table(
     shown, cells = [], []
     for column in columns.COLUMNS:
         # Rows without their names would say nothing.
-        if column.key in columns.PRINTERS and (keys is None or column.key in ("variant", *keys)):
+        if column.key in columns.PRINTERS and (not keys or column.key in ("variant", *keys)):
             printed = columns.make_cells(column, records, scale)
             if column.key in ALWAYS or any(cell.text != columns.NOTHING for cell in printed):
                 shown.append(column)
@@ -177,8 +174,7 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     names = ["code", "data", "versions", "device"]
     distinct = {name: sorted(set(study.measurements(name))) for name in names}
     packages = sorted({name for text in distinct["versions"] for name in text.split("; ")})
-    listed = distinct | {"versions": packages}
-    texts = {name: ", ".join(values) for name, values in listed.items()}
+    texts = {name: ", ".join(v) for name, v in (distinct | {"versions": packages}).items()}
     notes = [SENTENCES["provenance"].format(**texts)] if distinct["device"] else []
     hashes = {name: distinct[name] for name in ("code", "data") if len(distinct[name]) > 1}
     mixed = [f"{name} differs between runs ({', '.join(h)})" for name, h in hashes.items()]

@@ -151,7 +151,8 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
     if plan.metric.goal == "max" or len({point.level for point in points}) < 2:
         return
     table = make_scaling_table(points, plan)
-    table.notes.extend(describe_parity(plan))
+    parity = describe_parity(plan)
+    table.notes.extend(parity)
     with drawing.appearance():
         image = drawing.render(draw_scaling(points, plan))
     files: dict[str, str | bytes] = {
@@ -160,10 +161,10 @@ def write_scaling(studies: list[StudyRecord], reports: Path) -> None:
         "scaling.tex": formats.to_latex(table, f"{plan.family}-scaling"),
         **{f"scaling.{kind}": content for kind, content in image.items()},
     }
-    caption = read_asset("tables.yaml")["scaling"]["figure"]
+    caption = " ".join([read_asset("tables.yaml")["scaling"]["figure"], *parity])
     values = {"captions": {"scaling": caption}, "images": {"scaling": image}, "name": plan.family}
     sections = [Section(figures=["scaling"], tables=[table])]
-    values |= {"figures": {"scaling": {}}, "links": list(files)}
-    files["scaling.html"] = render_page(table.title.rstrip("."), sections, **values)
+    values["links"] = list(files)
+    files["scaling.html"] = render_page(table.title.rstrip("."), sections, [], **values)
     for name, content in files.items():
         write_atomic(reports / plan.family / name, content)

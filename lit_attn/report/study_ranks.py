@@ -56,7 +56,7 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
         "across.csv": to_csv(numbers.rename_axis("variant").reset_index()),
         "across.md": to_markdown(table),
         "across.tex": to_latex(table, "across"),
-        "across.html": render_page(title, [section], warnings=table.warnings),
+        "across.html": render_page(title, [section], [], warnings=table.warnings),
     }
     for name, content in files.items():
         write_atomic(reports / name, content)

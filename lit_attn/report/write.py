@@ -94,11 +94,14 @@ def _write_study(study: StudyRecord, reports: Path) -> Path:
         results.make_class_table(classes),
         named_table("settings", differing, baseline=study.plan.baseline),
     ]
+    parity = results.describe_parity(study.plan)
+    for other in further:
+        other.notes.extend(parity)
     sections = [Section(tables=[table]), Section(figures=plain, tables=further)]
     sections.append(Section("Attention layers", attention))
     title = table.title.rstrip(".")
     values = {"name": study.plan.study, "links": list(files), "warnings": table.warnings}
-    files["table.html"] = render_page(title, sections, images=images, **values)
+    files["table.html"] = render_page(title, sections, parity, images=images, **values)
     for name, kinds in images.items():
         files |= {f"{name}.{kind}": image for kind, image in kinds.items()}
     # Remove what an earlier report of other records left here.
@@ -144,4 +147,4 @@ def make_index_page(reports: Path) -> str:
         link = f"{page.parent.name}/scaling.html"
         rows.append([Cell(page.parent.name, link=link), Cell("Scaling"), *[Cell("")] * 4])
     table = named_table("index", rows, count=len(tables), alpha=ALPHA)
-    return render_page("Studies", [Section(tables=[table])])
+    return render_page("Studies", [Section(tables=[table])], [])

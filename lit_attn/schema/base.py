@@ -40,6 +40,16 @@ class Config(BaseModel):
             del copy.__dict__[name]
         return copy
 
+    @property
+    def needs_foreign_code(self) -> bool:
+        """True if code from outside the package computes this configuration or one in it."""
+        return self._needs_foreign_code
+
+    @cached_property
+    def _needs_foreign_code(self) -> bool:
+        """Value of `needs_foreign_code`, computed once because every cell asks for it."""
+        return any(value.needs_foreign_code for _, value in self if isinstance(value, Config))
+
     def identity(self) -> dict[str, Any]:
         """Return what this configuration computes: its values that differ from the defaults.
 
@@ -91,11 +101,20 @@ class Kind(Config):
     default_kind: ClassVar[str | None] = None
     """Kind of a mapping without a kind; an identity does not contain it."""
     runs_foreign_code: ClassVar[bool] = False
-    """True for a member of this package that runs code from outside it."""
+    """True for a member that is or runs code from outside the package: a dry run tries it out.
+
+    A member outside the package that sets False is not tried out.
+    """
     kind: str
+
+    @property
+    def needs_foreign_code(self) -> bool:
+        return self.runs_foreign_code or super().needs_foreign_code
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "runs_foreign_code" not in vars(cls) and not cls.__module__.startswith("lit_attn."):
+            cls.runs_foreign_code = True
         if Kind in cls.__bases__:
             cls.family = {}
 

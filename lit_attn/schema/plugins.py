@@ -28,8 +28,7 @@ SNAPSHOT = "LIT_ATTN_SNAPSHOT"
 # `hash_source` of each file at its import; a file can change or go while a study runs.
 FILE_HASHES: dict[Path, bytes] = {}
 
-# Versions of the installed packages whose plug-ins have been imported.
-PACKAGE_VERSIONS: dict[str, str] = {}
+PACKAGE_VERSIONS: dict[str, str] = {}  # Of the packages whose plug-ins have been imported.
 
 
 def load_parts(files: Iterable[Path]) -> None:

@@ -87,10 +87,7 @@ class TaskModule(L.LightningModule, ABC):
         return [str(name) for name in metrics]
 
     def predictions(self, batch: Any, evaluated: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the arguments of `update` of the added metrics, in the form of the task's Outputs.
-
-        `evaluated` is what `evaluate` has returned for the batch.
-        """
+        """Return the added metrics' arguments (the task's Outputs) from the result `evaluated`."""
         return evaluated
 
     def add_metrics(self, metrics: dict[str, Metric]) -> None:
@@ -105,8 +102,10 @@ class TaskModule(L.LightningModule, ABC):
         *inputs, _ = batch
         return tuple(inputs)
 
-    def average_weights(self, decay: float) -> None:
-        """Keep and evaluate an exponential moving average of the weights, updated every step."""
+    def average_weights(self, decay: float, steps: int) -> None:
+        """Keep and evaluate an average of the weights (Training.ema) in a training of `steps`."""
+        epochs = steps // self.data.steps_per_epoch
+        self.unaveraged_epochs = None if decay < 1 else max(0, epochs - int(decay))
         # Lightning switches all modules to evaluation and back, and warns of those in that mode.
         self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
         self._extend_metrics()
@@ -125,6 +124,10 @@ class TaskModule(L.LightningModule, ABC):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_index: int) -> None:
         if self.average and (batch_index + 1) % self.trainer.accumulate_grad_batches == 0:
+            if self.unaveraged_epochs is not None:
+                epoch, rest = divmod(self.global_step, self.data.steps_per_epoch)
+                earlier = max(0, epoch - 1 - self.unaveraged_epochs)
+                self.average.decay = 1.0 if rest else earlier / (earlier + 1)
             self.average.update(self.network)
 
     def on_train_epoch_end(self) -> None:
@@ -192,9 +195,8 @@ class TaskModule(L.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the mean training loss of all devices, which Lightning does not save."""
         with self.train_loss.sync_context():
-            checkpoint["train_loss"] = {
-                name: getattr(self.train_loss, name).cpu() for name in ("mean_value", "weight")
-            }
+            names = ("mean_value", "weight")
+            checkpoint["train_loss"] = {n: getattr(self.train_loss, n).cpu() for n in names}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the running mean on the first device and start at zero on the others."""

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import (
-    MeanAbsoluteError,
-    MeanMetric,
-    MeanSquaredError,
-    MetricCollection,
-    R2Score,
-)
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection, R2Score
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassCalibrationError,

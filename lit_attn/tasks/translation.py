@@ -39,10 +39,10 @@ class Translation(LanguageModelling):
         Torch spreads its share over all tokens, the target included, so its share is larger.
         """
         source, inputs, targets, mean = batch
-        logits = wide(self.network(source, inputs)).transpose(1, 2)
+        logits = wide(self.network(source, inputs)).flatten(0, 1)
         share = self.config.label_smoothing * logits.shape[1] / (logits.shape[1] - 1)
         total = F.cross_entropy(
-            logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=share
+            logits, targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=share
         )
         return total / mean.sum()
 

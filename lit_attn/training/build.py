@@ -46,7 +46,7 @@ def build(cell: Cell, device: torch.device) -> Parts:
     task.momentum = None if momentum is None else stretch(momentum, training.stretch)
     task.evaluates_as_training = training.evaluation == "as-training"
     if training.ema is not None:
-        task.average_weights(training.ema)
+        task.average_weights(training.ema, training.steps(data.steps_per_epoch))
     _require_metric(cell.metric, task)
     if training.compile:
         task.compile_network()

@@ -8,7 +8,7 @@ import inspect
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_attn.attention import diagnostics
 from lit_attn.attention.layer import Attention
@@ -25,7 +26,8 @@ from lit_attn.config.training import OF_SAMPLES, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.training.recording import MetricsFile
 
-MAP_TOKENS = 256  # Tokens of the attention maps that are kept: as many as a figure can show.
+MAP_SIZE = 256  # Rows and columns of the attention maps that are kept: as a figure can show.
+KEY_TOKENS = 100  # Tokens of the first sample whose keys are kept (MGK Fig. 14).
 MAX_WEIGHTS = 2**25
 """Attention weights computed at once, over samples, heads and keys (0.25 GiB in float64)."""
 
@@ -33,10 +35,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer: its arguments, and the residual stream that its output is added to.
-
-    The stream has shape (B, n, d).
-    """
+    """One call of a layer: arguments, and the residual stream (B, n, d) that gets its output."""
 
     arguments: dict[str, Any]
     stream: Tensor
@@ -45,7 +44,8 @@ class LayerCall(NamedTuple):
 class NetworkDiagnostics(NamedTuple):
     """Diagnostics of all layers at one step.
 
-    Arrays are named by layer: `rank.1` (samples, H), `map.1` (H, n, n).
+    Arrays are named by layer: `rank.1` (samples, H), `map.1` (H, n, n), `key-weights.1` (M H', d,
+    D), `keys.1` (M H', n, D).
     """
 
     rows: list[DiagnosticRow]
@@ -67,7 +67,7 @@ class DiagnosticsCallback(L.Callback):
     interval: int
     total: int
     metrics: MetricsFile
-    inputs: tuple[Any, ...] | None = field(default=None, init=False)
+    batches: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     times: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -85,8 +85,9 @@ class DiagnosticsCallback(L.Callback):
     ) -> None:
         step = trainer.global_step
         is_due = step >= self.total or step // self.interval % self.settings.every == 0
-        if trainer.is_global_zero and batch_idx == dataloader_idx == 0 and is_due:
-            self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
+        missing = self.settings.samples - sum(len(parts[0]) for parts in self.batches)
+        if trainer.is_global_zero and dataloader_idx == 0 and is_due and missing > 0:
+            self.batches.append(tuple(part[:missing] for part in module.inputs(batch)))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -96,15 +97,15 @@ class DiagnosticsCallback(L.Callback):
         # The evaluation after the last step of an epoch records that step.
         is_due = every is not None and step % every == 0 and step % self.interval
         if trainer.is_global_zero and trainer.current_epoch == 0 and is_step_end and is_due:
-            self.inputs = tuple(part[: self.settings.samples] for part in module.inputs(batch))
+            self.batches = [tuple(p[: self.settings.samples] for p in module.inputs(batch))]
             self.on_validation_end(trainer, module)
 
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
-        if self.inputs is None:
+        if not self.batches:
             return
         started, step = time.perf_counter(), trainer.global_step
-        rows, arrays = diagnose(module.network, self.inputs, self.settings, step)
-        self.inputs = None
+        rows, arrays = diagnose(module.network, self.batches, self.settings, step)
+        self.batches = []
         append(self.path, csv_lines(rows))
         scalars: dict[str, list[float]] = {}
         for row in rows:
@@ -121,13 +122,15 @@ class DiagnosticsCallback(L.Callback):
 
 @torch.no_grad()
 def diagnose(
-    network: nn.Module, inputs: tuple[Any, ...], settings: DiagnosticsConfig, step: int
+    network: nn.Module, batches: Sequence[tuple[Any, ...]], settings: DiagnosticsConfig, step: int
 ) -> NetworkDiagnostics:
     """Return the diagnostics that `settings` selects, for every attention layer of `network`."""
     layers = [module for module in network.modules() if isinstance(module, Attention)]
     calls: list[list[LayerCall]] = [[] for _ in layers]
     if OF_SAMPLES & set(settings.kinds):
-        calls = record_calls(network, layers, inputs)
+        for inputs in batches:
+            recorded = zip(calls, record_calls(network, layers, inputs), strict=True)
+            calls = [before + new for before, new in recorded]
     rows: list[DiagnosticRow] = []
     arrays: Arrays = {}
     for number, (layer, layer_calls) in enumerate(zip(layers, calls, strict=True), start=1):
@@ -149,20 +152,27 @@ def _diagnose_layer(
     ranks = []
     for call, is_attended in split_calls(layer, calls):
         record = layer.record(**call.arguments)
-        if "residual" in kinds:
-            for name, value in diagnostics.residual(layer, record, call.stream).items():
-                token_values.setdefault(name, []).append(value.masked_fill(~is_attended, torch.nan))
+        tokens = diagnostics.residual(layer, record, call.stream) if "residual" in kinds else {}
+        if "likelihood" in kinds and layer.spec.similarity.has_logits:
+            tokens["query-nll"] = diagnostics.query_likelihood(layer, record).mean(1)
+        for name, value in tokens.items():
+            token_values.setdefault(name, []).append(value.masked_fill(~is_attended, torch.nan))
+        if "keys" in kinds and "keys" not in arrays:
+            keys = record.inputs.keys[0, :, :, :KEY_TOKENS].transpose(0, 1).flatten(0, 1)
+            pictures = {"keys": keys, "key-weights": diagnostics.key_weights(layer)}
+            arrays |= {n: array.to(torch.float32).cpu().numpy() for n, array in pictures.items()}
         if record.weights is None:
             continue
         if "rank" in kinds:
             ranks.append(diagnostics.ranks(record.weights, is_attended))
         if "maps" in kinds and "map" not in arrays:
-            first_map = record.weights[0, :, :MAP_TOKENS, :MAP_TOKENS]
-            arrays["map"] = first_map.to(torch.float32).cpu().numpy()
+            size = min(MAP_SIZE, record.weights.shape[-1])
+            pooled = F.adaptive_avg_pool2d(record.weights[0], size)
+            arrays["map"] = pooled.to(torch.float32).cpu().numpy()
     for name, parts in token_values.items():
-        all_tokens = torch.cat(parts)
-        values += [(None, name, all_tokens.nanmean().item())]
-        values += [(None, f"{name}@1", all_tokens[:, 0].nanmean().item())]
+        # Batches of texts differ in length.
+        values += [(None, name, torch.cat([part.flatten() for part in parts]).nanmean().item())]
+        values += [(None, f"{name}@1", torch.cat([p[:, 0] for p in parts]).nanmean().item())]
     if ranks:
         all_ranks = torch.cat(ranks)
         arrays["rank"] = all_ranks.to(torch.int32).cpu().numpy()

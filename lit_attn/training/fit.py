@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import Logger
@@ -134,6 +133,11 @@ class Attempt:
         """Return Lightning's trainer with all callbacks and loggers."""
         training, data, group = self.cell.experiment.training, self.parts.data, self.group
         limits, steps, device = self.limits, self.steps, group.device
+        precision = Precision()
+        if training.precision != "fp32":
+            # A name alone would make Lightning compute in bf16 for fp16 on a CPU.
+            is_bf16 = training.precision == "bf16"
+            precision = MixedPrecision("bf16-mixed" if is_bf16 else "16-mixed", device.type)
         # Otherwise Lightning takes any SLURM allocation around the cell for its ranks.
         environment = LightningEnvironment()
         # The order matters: a step's time excludes the checkpoint before it, and an evaluation's
@@ -146,7 +150,7 @@ class Attempt:
             accelerator=device.type,
             devices=group.world_size,
             strategy="auto" if group.world_size == 1 else "ddp",
-            plugins=[make_precision(training.precision, device), environment],
+            plugins=[precision, environment],
             max_epochs=max(training.epochs, self.epochs),
             max_steps=steps,
             limit_train_batches=data.accumulate * limits.steps if limits else 1.0,
@@ -178,16 +182,6 @@ class Attempt:
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
             self.checkpoints.write_weights(task.average.module, "ema.pt")
-
-
-def make_precision(name: str, device: torch.device) -> Precision:
-    """Return Lightning's plug-in for fp32, bf16 or fp16.
-
-    Given only a name, Lightning computes in bf16 for fp16 on a CPU.
-    """
-    if name == "fp32":
-        return Precision()
-    return MixedPrecision("bf16-mixed" if name == "bf16" else "16-mixed", device.type)
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

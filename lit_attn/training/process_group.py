@@ -69,10 +69,7 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def join_process_group(accelerator: str) -> Iterator[ProcessGroup]:
-    """Join the cell's process group; a cell of one process needs none.
-
-    Raises ConfigError if `accelerator` is not available.
-    """
+    """Join the cell's process group; raise ConfigError if `accelerator` is not available."""
     rank, world_size = read_ranks()
     device = choose_device(accelerator, rank, world_size)
     if world_size == 1:

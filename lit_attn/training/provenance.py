@@ -38,10 +38,7 @@ def _join(values: Iterable[str]) -> str:
 
 
 def code_hash(parts: Iterable[Path]) -> str:
-    """Return 12 hexadecimal digits that identify the code that a cell with these `parts` executes.
-
-    Comments, docstrings and the layout of the code do not count.
-    """
+    """Return 12 hexadecimal digits that identify the code that a cell with `parts` executes."""
     digest = _PACKAGE.copy()
     for path in parts:
         digest.update(path.name.encode())

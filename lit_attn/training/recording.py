@@ -73,10 +73,7 @@ class MetricsFile(Logger):
 
 
 class Console:
-    """Printed lines, one for each epoch, and a progress bar if stdout is a terminal.
-
-    A line shows every loss and the study's metric.
-    """
+    """Printed losses and metric of each epoch, and a progress bar if stdout is a terminal."""
 
     def __init__(self, total_steps: int, total_epochs: int, metric: str) -> None:
         self.total_steps = total_steps

@@ -144,20 +144,14 @@ class UnitRecorder(L.Callback):
         }
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, module: Any, outputs: Any, _: Any, batch_idx: int, split: int = 0
     ) -> None:
         assert trainer.val_dataloaders is not None
-        loader = trainer.val_dataloaders[dataloader_idx]
+        loader = trainer.val_dataloaders[split]
         # Padding has the last places, and a task may leave out its rows.
         places = [place for place in loader.units[batch_idx] if place < loader.count]
         for prefix, values in outputs.items():
-            name = f"{module.splits[dataloader_idx]}/{prefix}"
+            name = f"{module.splits[split]}/{prefix}"
             if name in self.values:
                 self.values[name][places] = values[: len(places)].float()
 

@@ -106,11 +106,11 @@ def test_python_imports_the_snapshot_before_the_working_directory(
         ]
 
 
-def write_batch(out: Path, name: str, snapshot: str | None) -> None:
+def write_batch(out: Path, name: str, snapshot: str | None, cluster: str = "here") -> None:
     batch = out / "tiny" / ".slurm" / name
     batch.mkdir(parents=True)
     if snapshot is not None:
-        (batch / "snapshot.txt").write_text(snapshot)
+        (batch / "snapshot.txt").write_text(f"{snapshot}\n{cluster}")
 
 
 def list_snapshots(out: Path) -> list[str]:
@@ -126,22 +126,36 @@ def test_snapshots_that_no_job_needs_are_removed(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "values.txt").touch()
     (tmp_path / ".code" / "b" / "data").symlink_to(tmp_path / "data")
-    remove_unneeded(tmp_path, {"batch-a", "batch-c", "of another folder"})
+    remove_unneeded(tmp_path, {"batch-a", "batch-c", "of another folder"}, "here")
     assert list_snapshots(tmp_path) == ["a", "c"]
     assert (tmp_path / "data" / "values.txt").exists()
     # A batch of an older version does not name its snapshot.
     write_batch(tmp_path, "old", None)
     with pytest.raises(FileNotFoundError):
-        remove_unneeded(tmp_path, {"old"})
+        remove_unneeded(tmp_path, {"old"}, "here")
     assert list_snapshots(tmp_path) == ["a", "c"]
     # The jobs of another user cannot be listed.
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     (tmp_path / "tiny" / ".slurm" / "old").rmdir()
-    remove_unneeded(tmp_path, set())
+    remove_unneeded(tmp_path, set(), "here")
     assert list_snapshots(tmp_path) == ["a", "c"]
     monkeypatch.undo()
-    remove_unneeded(tmp_path, set())
+    remove_unneeded(tmp_path, set(), "here")
     assert list_snapshots(tmp_path) == []
+
+
+def test_a_snapshot_of_another_cluster_is_not_removed(tmp_path: Path) -> None:
+    """Its queue is not visible from this cluster, even if both share the folder and the user."""
+    for name, cluster in (("a", "here"), ("b", "there"), ("c", "here")):
+        (tmp_path / ".code" / name).mkdir(parents=True)
+        write_batch(tmp_path, f"batch-{name}", name, cluster)
+    write_batch(tmp_path, "batch-both", "c", "there")
+    remove_unneeded(tmp_path, set(), "here")
+    assert list_snapshots(tmp_path) == ["b", "c"]
+    # A batch of an older version does not name its cluster.
+    (tmp_path / "tiny" / ".slurm" / "batch-c" / "snapshot.txt").write_text("c")
+    remove_unneeded(tmp_path, set(), "there")
+    assert list_snapshots(tmp_path) == ["c"]
 
 
 def test_the_store_is_locked_until_all_jobs_are_submitted(
@@ -170,6 +184,7 @@ def test_the_store_is_locked_until_all_jobs_are_submitted(
     (tmp_path / "runs" / ".code" / "0000").mkdir(parents=True)
     monkeypatch.setattr(slurm, "_submit", submit)
     monkeypatch.setattr(slurm, "_list_jobs", list_jobs)
+    monkeypatch.setattr(slurm, "_read_cluster", lambda: "here")
     cell = slurm.SlurmCell(tmp_path, "", False, 1.0)
     assert slurm.submit_missing([matrix], matrix.jobs, cell, None) == len(matrix.jobs)
     assert events == [("submit", len(matrix.jobs), True), ("list", 0, True)]

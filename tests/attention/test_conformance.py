@@ -5,7 +5,7 @@ import torch
 from helpers import attention_cases
 from helpers.attention_checks import DIM, HEADS, assert_same, make, tokens
 
-from lit_attn.attention import reference
+from lit_attn.attention import dispatch, reference
 from lit_attn.attention.mixture_parts import LinearConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
@@ -95,6 +95,24 @@ def test_linear_keys_refuse_what_needs_logits(spec: AttentionSpec) -> None:
         make(spec)(tokens(9), attn_mask=torch.zeros(9, 9))
     with pytest.raises(ValueError, match="linear keys never form the logits"):
         make(spec, lsa=True)(tokens(9))
+
+
+@every_softmax
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "padding", "additive"])
+def test_chunks_in_a_window_equal_the_reference(
+    spec: AttentionSpec, is_causal: bool, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk is shorter than the others, and the window is wider than it."""
+    monkeypatch.setattr(dispatch, "ONE_CHUNK_UP_TO", 0)
+    monkeypatch.setattr(dispatch, "CHUNK", 4)
+    masks: dict[str, object] = {"is_causal": is_causal}
+    if mask == "padding":
+        masks["attn_mask"] = torch.ones(2, 1, 1, 14, dtype=torch.bool)
+        masks["attn_mask"][1, ..., :5] = False
+    if mask == "additive":
+        masks["attn_mask"] = torch.randn(1, HEADS, 14, 14, dtype=torch.double)
+    assert_same(make(spec.model_copy(update={"window": 3})), tokens(14), **masks)
 
 
 @every_softmax

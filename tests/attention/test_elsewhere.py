@@ -16,7 +16,7 @@ from torch import nn
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.parts import SplitConfig
-from lit_attn.attention.spec import PRESETS, AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.errors import ConfigError
 
 IDENTITY = {"residual": {"kind": "split", "activation": "identity", "init": "copy"}}
@@ -40,7 +40,7 @@ def test_the_documented_calls_work() -> None:
     names: dict[str, Any] = {}
     first, _, second = code.replace("pretrained=True", "pretrained=False").partition("split = ")
     exec(first, names)
-    assert names["model"].blocks[0].attn.layer.spec == preset("belief2")
+    assert names["model"].blocks[0].attn.layer.spec == PRESETS["belief2"]
     exec(f"split = {second}", names)
     assert names["model"].blocks[0].attn.spec == AttentionSpec(
         residual=SplitConfig(activation="identity", init="copy")
@@ -55,7 +55,7 @@ def test_the_documented_calls_work() -> None:
             {"residual": SplitConfig(activation="silu")},
         ),
         ({"zz": "with", "kv_heads": 1}, {"zz": True, "kv_heads": 1}),
-        ({"preset": "belief2"}, dict(preset("belief2"))),
+        ({"preset": "belief2"}, dict(PRESETS["belief2"])),
         (
             {"preset": "belief2", "residual": {"activation": "silu"}},
             {"zz": True, "residual": SplitConfig(activation="silu")},

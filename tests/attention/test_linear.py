@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 
 def layer_of(**choices: Any) -> Attention:
@@ -24,7 +24,7 @@ def elu_features(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("n", [63, 64, 65, 128, 150])
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
 def test_chunks_give_the_result_of_the_full_sequence(name: str, n: int) -> None:
-    assert_same(make(preset(name)), tokens(n, batch=1), is_causal=True)
+    assert_same(make(PRESETS[name]), tokens(n, batch=1), is_causal=True)
 
 
 def count_saved_numbers(n: int, is_causal: bool) -> int:
@@ -103,7 +103,7 @@ def test_the_variant_of_the_released_language_model_code() -> None:
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_sequence_of_padding_gets_zero(is_causal: bool) -> None:
     """0 / 0 gives zero, not NaN, in the gradient too."""
-    layer, x = make(preset("mlk")), tokens(5).requires_grad_()
+    layer, x = make(PRESETS["mlk"]), tokens(5).requires_grad_()
     present = torch.tensor([True, False]).view(2, 1, 1, 1).expand(2, 1, 1, 5)
     out = layer(x, attn_mask=present, is_causal=is_causal)
     torch.testing.assert_close(out[1], layer.proj.bias.expand(5, DIM))

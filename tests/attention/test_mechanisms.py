@@ -1,6 +1,7 @@
 """Properties of single mechanisms: mixtures, linear keys, composition and windows."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lit_attn.attention.dispatch import ONE_CHUNK_UP_TO
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import LinearConfig, MixtureConfig
 from lit_attn.attention.parts import QueryKeyComposeConfig, StaticConfig
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 DIM, HEADS = 16, 2
 
@@ -89,9 +90,9 @@ def test_mixtures_add_the_expected_parameters() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        preset("mgk-hard"),
-        preset("dcmha"),
-        preset("talking-heads"),
+        PRESETS["mgk-hard"],
+        PRESETS["dcmha"],
+        PRESETS["talking-heads"],
         AttentionSpec(
             similarity=MixtureConfig(variance=(1, 3)), compose=QueryKeyComposeConfig(), window=50
         ),
@@ -135,6 +136,27 @@ def test_windows_skip_keys_that_no_query_sees() -> None:
     both_ways = masks.Masks(None, False, 256, False)
     assert both_ways.visible(slice(512, 640), 2048) == slice(257, 895)
     assert masks.Masks(None, False, None, False).visible(slice(0, 128), 300) == slice(0, 300)
+
+
+@pytest.mark.parametrize("name", ["standard", "belief2", "mgk"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_no_mask_of_a_window_has_size_n_squared(
+    name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of queries has a mask for the keys in their windows only."""
+    window = 64
+    layer = attn_layer({"preset": name, "window": window})(DIM, HEADS)
+    kernel, sizes = F.scaled_dot_product_attention, []
+
+    def record(*arguments: Any, **keywords: Any) -> Tensor:
+        sizes.append(arguments[3].numel())
+        return kernel(*arguments, **keywords)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    layer(torch.randn(1, 1000, DIM), is_causal=is_causal)
+    keys = 2 if name == "mgk" else 1
+    assert len(sizes) == 8
+    assert max(sizes) <= masks.CHUNK * keys * (masks.CHUNK + 2 * window)
 
 
 @pytest.mark.parametrize("name", ["talking-heads", "mgk-hard", "dcmha"])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lit_attn.attention import dispatch, reference
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.mixture_parts import GaussianConfig, MixtureConfig
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 WIDTH = DIM // HEADS
 
@@ -67,7 +67,7 @@ def test_equal_keys_equal_one_gaussian_key(assignment: str) -> None:
 def test_keys_of_equal_length_make_the_gaussian_kernel_the_dot_product() -> None:
     """The two kernels differ by |k_j|^2, which is then constant (MGK eq. 3, 4)."""
     gaussian = make(AttentionSpec(similarity=GaussianConfig()))
-    dot = make(preset("standard"))
+    dot = make(PRESETS["standard"])
     x = tokens(7)
     dot.load_state_dict(gaussian.state_dict())
     assert not torch.allclose(gaussian(x), dot(x), rtol=1e-3)
@@ -262,3 +262,17 @@ def test_compiled_weights_equal_the_softmax() -> None:
         out = weights(inputs, None)
         results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("variance", [(1, 1), (1, 3)])
+def test_learned_variances_equal_fixed_ones_and_get_gradients(variance: tuple[int, int]) -> None:
+    plain, learned = mixture(variance=variance), mixture(variance="learned")
+    learned.load_state_dict(plain.state_dict(), strict=False)
+    assert attn_layer("mgk")(DIM, HEADS).similarity.variance.tolist() == [1, 1]
+    with torch.no_grad():
+        learned.similarity.log_variance.copy_(torch.tensor(variance).log())
+    x = tokens(7)
+    out = learned(x)
+    torch.testing.assert_close(out, plain(x), rtol=1e-6, atol=1e-7)
+    out.square().sum().backward()
+    assert (learned.similarity.log_variance.grad != 0).all()

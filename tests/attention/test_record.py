@@ -24,6 +24,8 @@ def expected(
     )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attended = attended & attn_mask
+    if isinstance(layer.spec.similarity, LinearConfig):
+        return reference.linear(layer.similarity, q, keys, attended, is_causal)
     return reference.weights(layer, x, q, keys, attended, attn_mask)
 
 
@@ -34,14 +36,11 @@ def test_record_equals_the_reference_and_the_forward_pass(
 ) -> None:
     layer, x = make(spec), tokens(9)
     record = layer.record(x, is_causal=is_causal)
-    if isinstance(spec.similarity, LinearConfig):
-        assert record.weights is None
-    else:
-        weights = expected(layer, x, is_causal=is_causal)
-        torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
-        heads = weights @ record.values.transpose(1, 2)
-        heads = spec.normaliser.reference_heads(layer.normaliser, heads).transpose(1, 2)
-        torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
+    weights = expected(layer, x, is_causal=is_causal)
+    torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
+    heads = weights @ record.values.transpose(1, 2)
+    heads = spec.normaliser.reference_heads(layer.normaliser, heads).transpose(1, 2)
+    torch.testing.assert_close(record.heads, heads, rtol=1e-9, atol=1e-10)
     _, _, v = reference.project(layer, x, None)
     torch.testing.assert_close(record.values, v.transpose(1, 2))
     out = layer.residual(x, record.heads, record.values, layer.proj)
@@ -54,10 +53,9 @@ def test_record_equals_the_forward_pass_with_padding(name: str) -> None:
     present = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     present[1, ..., 6:] = False
     record = layer.record(x, present)
-    if record.weights is not None:
-        weights = expected(layer, x, present)
-        torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
-        assert not record.weights[1, ..., 6:].any()
+    weights = expected(layer, x, present)
+    torch.testing.assert_close(record.weights, weights, rtol=1e-9, atol=1e-10)
+    assert not record.weights[1, ..., 6:].any()
     out = layer.residual(x, record.heads, record.values, layer.proj)
     torch.testing.assert_close(out, layer(x, present), rtol=1e-9, atol=1e-10)
 

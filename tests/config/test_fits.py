@@ -57,9 +57,8 @@ def test_an_error_names_the_line_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("experiment", "section", "changes", "message"),
     [
-        ("imagenet_jit", "model", {"heads": 128}, "heads: 128 heads of a width that is a multiple"),
         ("imagenet_local_vit", "data", {"sizes": [100]}, "patches of 16 do not tile images of 100"),
-        ("imagenet_vit_small", "model", {"patch": 15}, "of 15 do not tile .* do are of 14"),
+        ("imagenet_local_vit", "model", {"patch": 15}, "of 15 do not tile .* do are of 14"),
         ("scenes_segmenter", "model", {"patch": 15}, "tile windows of 32 x 32 .* are of 16"),
         ("scenes_segmenter", "data", {"validation": 2000}, "2000 of 2000 images leave none"),
         ("python_text_gpt", "model", {"heads": 5}, "5 heads do not divide dim .* no head_dim"),

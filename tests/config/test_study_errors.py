@@ -7,7 +7,10 @@ import pytest
 from helpers import studies
 
 from lit_attn.ablate.variants import resolve
+from lit_attn.config.data.base import Data
+from lit_attn.config.models.base import Model
 from lit_attn.config.study import choose, read_studies
+from lit_attn.config.tasks import Task
 from lit_attn.schema.errors import ConfigError
 
 CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
@@ -41,6 +44,16 @@ exclude:
         resolve(studies.study(tmp_path, body))
 
 
+@pytest.fixture
+def no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the members of plug-ins that other tests have imported: errors would name them."""
+    for family in (Data.family, Model.family, Task.family):
+        for kind, member in list(family.items()):
+            if not member.__module__.startswith("lit_attn."):
+                monkeypatch.delitem(family, kind)
+
+
+@pytest.mark.usefixtures("no_plug_ins")
 @pytest.mark.parametrize(("change", "message"), read_mistakes("experiment_mistakes.txt"))
 def test_a_mistake_in_an_experiment_is_one_line(tmp_path: Path, change: str, message: str) -> None:
     experiment = studies.EXPERIMENT.replace(*change.replace("\\n", "\n").split(" => "))

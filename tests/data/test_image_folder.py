@@ -336,26 +336,6 @@ def test_policies_posterise_to_black_where_pillow_refuses(policy: str, folders: 
             op(image)
 
 
-def test_inception_crops_have_a_uniform_height(folders: Path) -> None:
-    crop = TimmAugmentation(crop="inception", area=(0.05, 1.0), aspect=(0.75, 1.33))
-    data = config(folders, augment=crop)
-    transform = Reader(data, list_folders(data)["train"], augmented=True).transforms[16]
-    image = Image.new("RGB", (200, 100))
-    with loading.use_seed(0):
-        drawn = [
-            transform.transforms[0].get_params(image, crop.area, crop.aspect) for _ in range(999)
-        ]
-    for top, left, height, width in drawn:
-        assert 0 <= top <= 100 - height
-        assert 0 <= left <= 200 - width
-        assert 0.75 - 1 / height <= width / height <= 1.33 + 1 / height
-    heights = np.array([height for _, _, height, _ in drawn])
-    # The least height lies between sqrt(0.05 x 200 x 100 / aspect) for the aspects 1.33 and 0.75.
-    assert 27 <= heights.min() <= 37
-    assert heights.max() == 100
-    assert np.histogram(heights, bins=[40, 60, 80, 101])[0] == pytest.approx([285] * 3, rel=0.2)
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.4, 0.7])
 def test_boxes_of_cutmix_inside_the_image_have_even_sides_as_in_the_released_timm(
     weight: float,

@@ -2,15 +2,19 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import fake_cells
+from helpers.training_cells import digits_cell
 from PIL import Image
 from pydantic import ValidationError
 
+from lit_attn.cells.inputs import collect_inputs, find_stale
 from lit_attn.config.data.tables import TableImages, TableLabels, TableTargets, TableText
 from lit_attn.config.signatures import ImageTargets
 from lit_attn.schema.errors import ConfigError
@@ -64,6 +68,38 @@ def test_images_are_read_from_every_kind_of_file(suffix: str, tmp_path: Path) ->
     assert labels.tolist() == [1, 0, 0, 2]
     assert images[:, 0, 3, 3].tolist() == [0, 10, 20, 30]
     assert data.tensors["test"][1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_a_changed_image_of_a_table_makes_results_stale_at_once(
+    suffix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    rows = write_images(tmp_path / "images", ["dog", "cat", "emu"])
+    rows = [row | {"image": f"images/{row['image']}"} for row in rows]
+    path = write(tmp_path / f"rows{suffix}", rows)
+    config = TableTargets(
+        name="t", train=path, test=path, targets=("x",), size=6, channels=1, batch_size=2
+    )
+    inputs = collect_inputs([], config.input_paths())
+    assert set(inputs) == {str(path), *(str(tmp_path / row["image"]) for row in rows)}
+    result = fake_cells.result(digits_cell()).model_copy(update={"inputs": inputs})
+    assert find_stale([(tmp_path, result)]) == {}
+    changed = tmp_path / "images" / "1.png"
+    Image.new("L", (6, 6), 99).save(changed)
+    os.utime(changed, ns=(1, 1))
+    assert find_stale([(tmp_path, result)]) == {tmp_path: f"{changed} has changed"}
+    changed.unlink()
+    assert find_stale([(tmp_path, result)]) == {tmp_path: f"{changed} is missing"}
+
+
+def test_images_inside_a_table_are_no_files_of_their_own(tmp_path: Path) -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = {"image": [Image.new("L", (4, 4))], "label": [0]}
+    path = tmp_path / "a.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    config = TableImages(name="t", train=path, test=path, size=4, classes=1, batch_size=1)
+    assert config.input_paths() == [path, path]
 
 
 def test_images_in_cells_of_datasets_are_decoded(tmp_path: Path) -> None:

@@ -107,9 +107,8 @@ def test_a_local_task_has_the_accuracy_of_the_scores(
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     write_task(tmp_path / "tasks")
-    out = tmp_path / "harness.json"
     arguments = [str(model), "--tasks", "local_choice", "--include", str(tmp_path / "tasks")]
-    assert harness.main([*arguments, f"--out={out}"]) == 0
+    assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
     scorer = harness.Scorer(harness.load_model(model))
 
     def score(question: str, choice: str) -> float:
@@ -118,9 +117,11 @@ def test_a_local_task_has_the_accuracy_of_the_scores(
     correct = (score("Grass is", "green") > score("Grass is", "loud")) + (
         score("Snow is", "white") > score("Snow is", "hot")
     )
-    results = json.loads(out.read_text())
+    results = json.loads((tmp_path / "harness-0.json").read_text())
     assert results["local_choice"]["acc,none"] == correct / 2
-    assert results["shots"] == 0
+    lines = (tmp_path / "harness-0.csv").read_text().splitlines()
+    assert lines[0] == "task,metric,value"
+    assert f"local_choice,acc,{correct / 2}" in lines
 
 
 def test_an_unknown_task_and_a_missing_harness_are_one_line(

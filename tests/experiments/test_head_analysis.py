@@ -34,18 +34,13 @@ def test_diversity_is_that_of_the_diagnostics(
 ) -> None:
     assert heads.main(["diversity", str(model)]) == 0
     rows = read_table(model / "heads" / "head_diversity.csv")
-    assert [(row["layer"], row["circuit"]) for row in rows] == [
-        ("1", "qk"),
-        ("1", "ov"),
-        ("2", "qk"),
-        ("2", "ov"),
-    ]
+    assert [row["layer"] for row in rows] == ["1", "2"]
     layer = heads.load_model(model).network.trunk.blocks[1].attn.double()
     with torch.no_grad():
         expected = captured_variance(layer)
-    assert float(rows[2]["value"]) == pytest.approx(expected["qk"])
-    assert float(rows[3]["value"]) == pytest.approx(expected["ov"])
-    assert "layer,circuit,value" in capsys.readouterr().out
+    assert float(rows[1]["qk"]) == pytest.approx(expected["qk"])
+    assert float(rows[1]["ov"]) == pytest.approx(expected["ov"])
+    assert "layer,qk,ov" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("preset", ["dcmha", "dcmha-all", "talking-heads"])
@@ -95,6 +90,28 @@ def test_tables_of_a_composition(model: Path, tmp_path: Path) -> None:
     call = heads.record_composition(loaded, loaded.encoder.prompt(TEXT), 2, "post")
     gate = [float(r["value"]) for r in maps if r["part"] == "gate" and r["side"] == "query"]
     assert gate == pytest.approx(call.query.gate[0, -1].tolist(), abs=1e-5)
+    for name in ("breakdown", "distributions"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 0
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_the_breakdown_has_the_terms_of_the_chosen_token(model: Path) -> None:
+    """A term that is zero has no column, and the default is the token that changes most."""
+    loaded = heads.load_model(model)
+    names = list(TEXT)
+    call = heads.record_composition(loaded, loaded.encoder.prompt(TEXT), 2, "post")
+    terms = heads.break_down(call)
+    figure = heads.draw_composition(call, terms, names, 3)["breakdown"]
+    left = figure.axes[0]
+    labels = [label.get_text() for label in left.get_xticklabels()]
+    shown = [name for name, values in terms.items() if values.any()]
+    assert labels == [*shown, "after"]
+    image = torch.tensor(left.images[0].get_array())
+    torch.testing.assert_close(image[:, -1], sum(terms.values())[:, 3])
+    change = (sum(terms.values()) - terms["before"]).abs().sum(0)
+    chosen = heads.draw_composition(call, terms, names, None)["breakdown"].axes[0]
+    expected = sum(terms.values())[:, int(change.argmax())]
+    torch.testing.assert_close(torch.tensor(chosen.images[0].get_array())[:, -1], expected)
 
 
 def test_wrong_layers_and_places_are_one_line(
@@ -104,6 +121,7 @@ def test_wrong_layers_and_places_are_one_line(
     for folder, arguments, message in (
         (model, ["--layer", "3", "--text", TEXT], "--layer: 3 is not one of the layers 1 to 2"),
         (model, ["--text", ""], "--text: is empty"),
+        (model, ["--text", TEXT, "--key", "99"], "--key: 99 is not one of the tokens 0 to 17"),
         (plain, ["--text", TEXT], "--place: layer 1 has no composition `post`"),
     ):
         assert heads.main(["composition", str(folder), *arguments]) == 2

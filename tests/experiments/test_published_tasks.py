@@ -117,13 +117,15 @@ def test_tables_and_summary(
         ("task1", "1", "1"),
         ("task1", "2", "1"),
     ]
-    summary = read_table(model / "published-tasks" / "summary.csv")
-    assert [(row["shots"], row["n"]) for row in summary] == [("1", "3"), ("2", "3"), ("all", "6")]
+    by_shots = read_table(model / "published-tasks" / "shots.csv")
+    assert [(row["shots"], row["n"]) for row in by_shots] == [("1", "3"), ("2", "3")]
+    (overall,) = read_table(model / "published-tasks" / "overall.csv")
+    assert overall["n"] == "6"
     printed = capsys.readouterr().out
     assert "| DCPythia-6.9B (published) | 7.36 | 39.0% |" in printed
-    assert f"| {model.name} | {float(summary[-1]['perplexity']):.2f} |" in printed
+    assert f"| {model.name} | {float(overall['perplexity']):.2f} |" in printed
     assert tasks.main([str(model), str(file), "--texts", "1", f"--out={tmp_path / 'one'}"]) == 0
-    assert read_table(tmp_path / "one" / "summary.csv")[-1]["n"] == "4"
+    assert read_table(tmp_path / "one" / "overall.csv")[0]["n"] == "4"
 
 
 def test_an_exported_folder_has_the_same_scores(model: Path, tmp_path: Path) -> None:

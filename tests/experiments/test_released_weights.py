@@ -257,7 +257,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr
-    (scored,) = tmp_path.glob("runs/small-language-models/dcmha/*/published-tasks/summary.csv")
+    (scored,) = tmp_path.glob("runs/small-language-models/dcmha/*/published-tasks/overall.csv")
     assert scored.read_text().endswith(",1\n")
     assert (tmp_path / "converted" / "heads" / "head_diversity.csv").exists()
     (composition,) = tmp_path.glob("runs/small-language-models/dcmha/*/heads/composition.csv")

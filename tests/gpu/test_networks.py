@@ -3,6 +3,7 @@
 The docstring of `fake_gpu` lists what such a test can detect.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from helpers import gpt_cases
 from helpers.attention_cases import all_specs
 from helpers.fake_gpu import rehearsal
-from helpers.paths import ROOT
+from helpers.paths import EXPERIMENTS, ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,14 +24,19 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data import images as config
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.language import SequenceClassifierConfig
-from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig, ViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig, ViTConfig
 from lit_attn.config.optimizers import AdamW, SetAdam
+from lit_attn.config.signatures import ImageLabels
 from lit_attn.config.study import read_studies
 from lit_attn.data.augment.steps import Pipeline
 from lit_attn.data.module import torch_generator
-from lit_attn.models import jit, language, vit
+from lit_attn.models import language, vit
 from lit_attn.models.language import Sampling, continuation
 from lit_attn.models.layers import HeadNorm
+from lit_attn.schema.plugins import load_parts
+
+load_parts([EXPERIMENTS / "imagenet_jit.py"])
+jit = importlib.import_module("imagenet_jit")
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
 
@@ -185,7 +191,7 @@ def local() -> nn.Module:
 
 def modulated() -> nn.Module:
     ffn = FFN(width=16, activation="swiglu")
-    return jit.JiTClassifier(JiTConfig(bottleneck=4, **small(ffn=ffn)), IMAGE, CLASSES)
+    return jit.JiTConfig(bottleneck=4, **small(ffn=ffn)).build(ImageLabels(IMAGE, CLASSES))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {

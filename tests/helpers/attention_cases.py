@@ -96,6 +96,7 @@ def all_specs() -> list[AttentionSpec]:
     specs += [AttentionSpec(compose=compose) for compose in members(ComposeConfig)]
     specs += [AttentionSpec(normaliser=normaliser) for normaliser in members(NormaliserConfig)]
     specs.append(AttentionSpec(similarity=MixtureConfig(keys=3, variance=(1, 3, 0.5))))
+    specs.append(AttentionSpec(similarity=MixtureConfig(variance="learned")))
     specs.append(AttentionSpec(similarity=LinearConfig(keys=3)))
     crosses = pairwise(
         {

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.images import Cifar10, Cifar100
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import ViTConfig
@@ -18,7 +18,7 @@ CIFAR = (3, 32, 32)
 
 
 def belief2_vit(attention: AttentionSpec | str = "standard", width: int | None = 576) -> ViTConfig:
-    spec = preset(attention) if isinstance(attention, str) else attention
+    spec = PRESETS[attention] if isinstance(attention, str) else attention
     return ViTConfig(
         dim=192,
         depth=9,
@@ -38,7 +38,7 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViTConfig:
         depth=6,
         heads=8,
         patch=4,
-        attention=preset(attention),
+        attention=PRESETS[attention],
         ffn=FFN(width=512),
         dropout=0.1,
         embed_dropout=0.1,
@@ -55,7 +55,7 @@ def vit_small(attention: str = "standard", plain: bool = False) -> ViTConfig:
         (belief2_vit(), 100, 3_375_076),
         (belief2_vit("belief2", 384), 100, 3_375_076),
         (belief2_vit("belief2", None), 100, 2_039_332),
-        (belief2_vit(preset("belief2").model_copy(update={"zz": False}), 384), 100, 3_043_300),
+        (belief2_vit(PRESETS["belief2"].model_copy(update={"zz": False}), 384), 100, 3_043_300),
         (belief2_vit("belief-star", 480), 100, 3_375_940),
         (belief2_vit("belief"), 100, 3_375_076),
         (vit_small(), 10, 9_622_512),

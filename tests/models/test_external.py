@@ -138,11 +138,6 @@ def test_the_ffn_has_the_width_that_matching_finds(model: Model, signature: Any)
             ImageLabels((3, 32, 32), 5),
             r"attention: blocks\.0\.attn \(XCA\): its weights relate channels",
         ),
-        (
-            make_timm("crossvit_9_240", arguments={}, ffn={"width": 8}),
-            ImageLabels((3, 64, 64), 5),
-            "ffn.width: 'crossvit_9_240': .* not subscriptable; set `match: none`",
-        ),
         (make_hub("lama"), TEXT, "architecture: 'lama' is unknown; did you mean 'llama'"),
         (
             make_hub("llama", arguments={"hiden_size": 8}),

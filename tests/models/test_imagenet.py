@@ -6,16 +6,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_attn.attention.layer import Attention
 from lit_attn.attention.parts import PerpendicularConfig
-from lit_attn.attention.rotary import rotate
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.images import Cifar10, ImageNet
 from lit_attn.config.models.base import FFN
-from lit_attn.config.models.vision import ImageViTConfig, JiTConfig, LocalViTConfig
+from lit_attn.config.models.vision import ImageViTConfig, LocalViTConfig
 from lit_attn.config.signatures import ImageLabels
-from lit_attn.models import jit, vit
-from lit_attn.models.factory import build, count, describe, resolve
+from lit_attn.models import vit
+from lit_attn.models.factory import build, count, describe
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
 # nothing uses; its published counts hold them.
@@ -28,14 +26,10 @@ TINY = {"dim": 32, "depth": 2, "heads": 2}
 
 def vit_s(attention: str) -> ImageViTConfig:
     """Return the ViT-S/16 of DCMHA's ImageNet experiment."""
-    return ImageViTConfig(attention=preset(attention), pool="average", positions="sincos")
+    return ImageViTConfig(attention=PRESETS[attention], pool="average", positions="sincos")
 
 
-def jit_b(attention: str, width: int) -> JiTConfig:
-    return JiTConfig(attention=preset(attention), ffn=FFN(width=width, activation="swiglu"))
-
-
-def parameters(model: ImageViTConfig | LocalViTConfig | JiTConfig) -> int:
+def parameters(model: ImageViTConfig | LocalViTConfig) -> int:
     return count(build(model, IMAGENET, "meta"))
 
 
@@ -53,9 +47,9 @@ def test_deit_small_has_its_published_count_and_equals_the_timm_model() -> None:
     ("attention", "published"),
     [
         (AttentionSpec(), 22_226_776),
-        (preset("belief"), 22_226_776),
+        (PRESETS["belief"], 22_226_776),
         (AttentionSpec(residual=PerpendicularConfig(scope="both", bias=False)), 23_996_248),
-        (preset("belief-star"), 24_000_856),
+        (PRESETS["belief-star"], 24_000_856),
     ],
 )
 def test_local_vit_has_its_published_count(attention: AttentionSpec, published: int) -> None:
@@ -64,37 +58,6 @@ def test_local_vit_has_its_published_count(attention: AttentionSpec, published: 
 
 def test_dcmha_adds_the_published_parameters_to_every_layer() -> None:
     assert parameters(vit_s("dcmha")) - parameters(vit_s("standard")) == 12 * 48_384
-
-
-def test_jit_b_as_a_classifier_has_its_count() -> None:
-    """The count is that of blocks, adaLN, bottleneck, final norm and head."""
-    assert parameters(JiTConfig()) == 128_539_624
-
-
-@pytest.mark.parametrize(
-    ("attention", "width", "more"), [("belief-star", 1792, 3_072), ("belief2", 1536, -3_072)]
-)
-def test_the_papers_ffn_widths_match_jits_parameters(attention: str, width: int, more: int) -> None:
-    assert parameters(jit_b(attention, width)) == parameters(jit_b("standard", 2048)) + more
-
-
-@pytest.mark.parametrize(("attention", "width"), [("belief-star", 1792), ("belief2", 1536)])
-def test_matching_finds_the_papers_widths(attention: str, width: int) -> None:
-    matched = resolve(jit_b(attention, 64), jit_b("standard", 2048), IMAGENET)
-    assert matched == jit_b(attention, width)
-
-
-def test_flops_equal_a_count_by_hand() -> None:
-    """The count covers every matrix product and convolution with 2 FLOPs per multiply-add."""
-    n, d, w, b, depth = 16, 32, 48, 128, 2
-    tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="swiglu")}
-    block = 2 * n * d * (4 * d + 3 * w) + 2 * (2 * n * n * d) + 2 * d * 6 * d
-    ends = 2 * n * (3 * 64 * b + b * d) + 2 * d * 10
-    assert describe(JiTConfig(**tiny), Cifar10()).flops == depth * block + ends
-    tiny["ffn"] = FFN(width=w, activation="hard-swish")
-    block = 2 * (n + 1) * d * 4 * d + 2 * (2 * (n + 1) ** 2 * d) + 2 * n * w * (2 * d + 9)
-    ends = 2 * n * 3 * 64 * d + 2 * d * 10
-    assert describe(LocalViTConfig(**tiny), Cifar10()).flops == depth * block + ends
 
 
 def test_the_local_ffn_equals_a_plain_implementation() -> None:
@@ -180,6 +143,32 @@ def test_positions_learn_at_every_image_size(
     assert network.pos_embed.grad.abs().min() > 0
 
 
+def test_replaced_positions_follow_training_and_evaluation() -> None:
+    """Training resamples the positions of the last evaluation, and evaluation those of training."""
+    torch.manual_seed(0)
+    model = LocalViTConfig(**TINY, patch=4, positions="replaced")
+    network = model.build(ImageLabels((3, 16, 16), 3))
+    learned = model.model_copy(update={"positions": "learned"})
+    assert count(network) == count(learned.build(ImageLabels((3, 16, 16), 3))) - 17 * 32
+    start = network.pos_embed.clone()
+    large, small = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 12, 12)
+    network.eval()(large)
+    network.eval()(small)
+    network.train()(large)
+    network.eval()(large)
+    assert torch.equal(network.pos_embed, start)
+    for _ in range(2):
+        network.train()(small)
+        assert torch.equal(network.pos_embed, start)
+    network.eval()(large)
+    network(large)
+    grid = start[:, 1:].mT.reshape(1, 32, 4, 4)
+    for side in (3, 4):
+        grid = F.interpolate(grid, (side, side), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(network.pos_embed[:, 1:], grid.flatten(2).mT)
+    assert torch.equal(network.pos_embed[:, 0], start[:, 0])
+
+
 def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
     torch.manual_seed(0)
     model = ImageViTConfig(**TINY, patch=4, pool="average", positions="sincos")
@@ -198,58 +187,20 @@ def test_sincos_positions_are_fixed_and_the_mean_is_classified() -> None:
 
 
 def test_without_ffn_every_block_contains_only_attention() -> None:
-    networks = [
-        vit.build_image_vit(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
-        jit.JiTClassifier(JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta"),
-    ]
-    for network in networks:
-        assert not any("mlp" in name or "ffn" in name for name, _ in network.named_parameters())
-    assert networks[1].blocks[0].modulation.out_features == 3 * 32
+    network = vit.build_image_vit(ImageViTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta")
+    assert not any("mlp" in name for name, _ in network.named_parameters())
 
 
-def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
-    torch.manual_seed(0)
-    network = jit.JiTClassifier(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
-    x = torch.randn(2, 16, 32)
-    turned = jit.axial(4, 4, 16)
-    torch.testing.assert_close(network.blocks[0](x, torch.randn(2, 32), turned), x)
-    optimizer = torch.optim.SGD(network.parameters(), 0.5)
-    images = torch.randn(8, 3, 16, 16)
-    labels = torch.arange(8) % 3
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(network(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(torch.tensor(3.0).log().item())
-    assert losses[-1] < losses[0] / 2
-    assert all(p.grad is not None for p in network.parameters())
-
-
-def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.double)
-    turned = jit.axial(4, 5, 16)
-    everywhere = [rotate(x.expand(1, 1, 20, 16), turned) for x in (q, k)]
-    logits = (everywhere[0] @ everywhere[1].mT).view(4, 5, 4, 5)
-    # From (row, column) to one row down and two columns right, wherever one starts.
-    steps = torch.stack([logits[i, j, i + 1, j + 2] for i in range(3) for j in range(2)])
-    torch.testing.assert_close(steps, steps[:1].expand(6), rtol=1e-5, atol=1e-6)
-    assert not torch.isclose(logits[0, 0, 1, 2], logits[0, 0, 2, 1])
-
-
-def test_jit_normalises_and_turns_queries_and_keys() -> None:
-    network = jit.JiTClassifier(JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
-    attention = network.blocks[0].attn
-    assert isinstance(attention, Attention)
-    assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (16,)
-    assert attention.q_norm.eps == 1e-6
-    assert attention.qkv.bias is not None
+def test_flops_of_local_vit_equal_a_count_by_hand() -> None:
+    """The count covers every matrix product and convolution with 2 FLOPs per multiply-add."""
+    n, d, w, depth = 16, 32, 48, 2
+    tiny = {**TINY, "patch": 8, "ffn": FFN(width=w, activation="hard-swish")}
+    block = 2 * (n + 1) * d * 4 * d + 2 * (2 * (n + 1) ** 2 * d) + 2 * n * w * (2 * d + 9)
+    ends = 2 * n * 3 * 64 * d + 2 * d * 10
+    assert describe(LocalViTConfig(**tiny), Cifar10()).flops == depth * block + ends
 
 
 def test_patches_must_tile_the_image() -> None:
-    for model in (ImageViTConfig(), LocalViTConfig(), JiTConfig()):
+    for model in (ImageViTConfig(), LocalViTConfig()):
         with pytest.raises(ValueError, match="patches of 16 do not tile images of 32 x 40"):
             model.build(ImageLabels((3, 32, 40), 10), "meta")

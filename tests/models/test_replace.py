@@ -67,7 +67,16 @@ TIMM: dict[str, dict[str, Any]] = {
     "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},
     "tnt_s_patch16_224": {"img_size": 32, "depth": 2},
     "visformer_tiny": {"img_size": 64, "embed_dim": 48, "depth": (1, 1, 1)},
+    "nest_tiny": {"img_size": 64},
+    "pvt_v2_b0": {},
+    "pvt_v2_b2_li": {"depths": (1, 1, 1, 1)},
+    "sam2_hiera_tiny": {},
+    "swinv2_cr_tiny_224": {"img_size": 64, "window_size": 4, "depths": (1, 1, 2, 1)},
+    "twins_pcpvt_small": {"img_size": 96, "depths": (1, 1, 1, 1)},
+    "twins_svt_small": {"img_size": 96, "depths": (2, 2, 2, 2)},
 }
+SIZES = {"pvt_v2_b0": 96, "pvt_v2_b2_li": 96, "sam2_hiera_tiny": 96}
+"""Sizes of the images for models without `img_size`, if not 32."""
 
 DECODER = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 DECODER |= {"num_attention_heads": 4, "max_position_embeddings": 64}
@@ -95,7 +104,7 @@ def disturb(model: nn.Module) -> nn.Module:
 def make_timm(name: str) -> tuple[nn.Module, Tensor]:
     arguments = TIMM[name]
     torch.manual_seed(0)
-    size = arguments.get("img_size", 32)
+    size = arguments.get("img_size", SIZES.get(name, 32))
     return disturb(timm.create_model(name, num_classes=5, **arguments)), torch.randn(
         2, 3, size, size
     )
@@ -160,6 +169,32 @@ def test_every_weight_of_another_mechanism_is_trained(preset: str, name: str) ->
     replace_attention(model, preset)
     model(images).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_the_position_bias_of_swin_v2_cr_keeps_its_dropout() -> None:
+    model, _ = make_timm("swinv2_cr_tiny_224")
+    replace_attention(model, "standard")
+    adapter = next(m for m in model.modules() if isinstance(m, Adapter))
+    for is_random in (True, False):
+        first, second = (adapter.train(is_random)._get_rel_pos_bias() for _ in range(2))
+        assert torch.equal(first, second) is not is_random
+
+
+def test_pooled_keys_refuse_a_mechanism_that_needs_a_value_of_the_query() -> None:
+    message = (
+        r"stages\.0\.blocks\.0\.attn \(Attention\): its keys belong to pooled tokens: "
+        "residual: '.*' uses the value of the query's own token, which cross-attention does not"
+    )
+    with pytest.raises(ConfigError, match=message) as caught:
+        replace_attention(make_timm("pvt_v2_b0")[0], "belief2")
+    assert "set `cross_attention`" not in str(caught.value)
+    # Mechanisms without such a value fit, and so does any mechanism where no key is pooled.
+    model, images = make_timm("pvt_v2_b0")
+    replace_attention(model, "mgk")
+    model(images).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    stage = make_timm("pvt_v2_b0")[0].get_submodule("stages.3")
+    assert len(layers(replace_attention(stage, "belief2"))) == 2
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -1,10 +1,12 @@
 """Tests of random draws by seed and name: parameters that variants share start equal."""
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 import timm
 import torch
+from helpers.paths import EXPERIMENTS
 from torch import nn
 
 from lit_attn.attention.spec import PRESETS
@@ -12,7 +14,6 @@ from lit_attn.config.models.base import FFN, Model
 from lit_attn.config.models.language import GPTConfig, Init, SequenceClassifierConfig
 from lit_attn.config.models.vision import (
     ImageViTConfig,
-    JiTConfig,
     LocalViTConfig,
     SegmenterConfig,
     ViTConfig,
@@ -20,6 +21,10 @@ from lit_attn.config.models.vision import (
 from lit_attn.config.signatures import ImageLabels
 from lit_attn.models import language
 from lit_attn.models.seeded_draws import by_name
+from lit_attn.schema.plugins import load_parts
+
+load_parts([EXPERIMENTS / "imagenet_jit.py"])
+jit = importlib.import_module("imagenet_jit")
 
 SMALL = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=16)}
 SWIGLU = {**SMALL, "ffn": FFN(width=16, activation="swiglu")}
@@ -41,7 +46,7 @@ FAMILIES: dict[str, tuple[Model, Callable[..., nn.Module]]] = {
     "vit-timm": (ViTConfig(**SMALL, patch=4, init="timm"), images),
     "imagenet-vit": (ImageViTConfig(**SMALL, patch=4), images),
     "local-vit": (LocalViTConfig(**SWISH, patch=4), images),
-    "jit": (JiTConfig(**SWIGLU, patch=4), images),
+    "jit": (jit.JiTConfig(**SWIGLU, patch=4), images),
     "gpt": (GPTConfig(**SMALL), lambda model: language.GPT(model, 11, 8)),
     "gpt-torch": (
         GPTConfig(**SMALL, init=TORCH, head="untied"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.parts import SplitConfig
-from lit_attn.attention.spec import AttentionSpec, preset
+from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.data.segmentation import Scenes
 from lit_attn.config.models.base import FFN
 from lit_attn.config.models.vision import SegmenterConfig
@@ -129,7 +129,7 @@ def test_the_head_with_standard_attention_equals_that_of_mmsegmentation() -> Non
 
 def test_the_backbone_gives_normed_patches_without_the_class_token() -> None:
     torch.manual_seed(0)
-    model = SegmenterConfig.model_validate({**SMALL, "attention": preset("belief2")})
+    model = SegmenterConfig.model_validate({**SMALL, "attention": PRESETS["belief2"]})
     backbone = AttentionViT(model, 32).eval()
     x = torch.randn(2, 3, 32, 32)
     (expected,) = backbone.vit.forward_intermediates(x, 1, norm=True, intermediates_only=True)
@@ -137,11 +137,11 @@ def test_the_backbone_gives_normed_patches_without_the_class_token() -> None:
 
 
 def test_the_decoder_can_keep_standard_attention() -> None:
-    network = small(attention=preset("belief2"), decoder_attention="standard")
-    assert network.backbone.vit.blocks[0].attn.spec == preset("belief2")
+    network = small(attention=PRESETS["belief2"], decoder_attention="standard")
+    assert network.backbone.vit.blocks[0].attn.spec == PRESETS["belief2"]
     assert network.decode_head.layers[0].attn.spec == AttentionSpec()
-    same = small(attention=preset("belief2"))
-    assert same.decode_head.layers[0].attn.spec == preset("belief2")
+    same = small(attention=PRESETS["belief2"])
+    assert same.decode_head.layers[0].attn.spec == PRESETS["belief2"]
 
 
 def test_without_ffn_encoder_and_decoder_have_none() -> None:
@@ -170,7 +170,7 @@ def test_the_loss_is_the_mean_over_labelled_pixels() -> None:
 @pytest.mark.parametrize("attention", ["standard", "belief2", "dcmha", "smgk"])
 def test_every_parameter_gets_a_gradient(attention: str) -> None:
     """Data-parallel training fails if a step does not use a parameter."""
-    network = small(attention=preset(attention))
+    network = small(attention=PRESETS[attention])
     losses = network.loss(torch.randn(2, 3, 32, 32), [sample_of(torch.randint(5, (32, 32)))] * 2)
     losses["decode.loss_ce"].backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())

@@ -35,7 +35,7 @@ EXAMPLES = {
 }
 
 # Classes that compute a softmax and are not replaced: they pool tokens.
-POOLING = {"AttentionPoolLatent", "MaskUnitAttention"}
+POOLING = {"AttentionPoolLatent", "MaskUnitAttention", "MultiScaleAttention"}
 
 # Classes with a softmax in models that are refused because they have no attention.
 NO_ATTENTION = {"EfficientViM", "HSMSSD"}

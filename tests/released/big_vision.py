@@ -2,9 +2,9 @@
 
 The configuration, the model, the loss, the optimizer and the schedule are the released ones, in
 float64 on a CPU, for a smaller model; the loop around them is the recorder's. Images and mixed
-labels are random numbers. Three values that the DCMHA paper changes keep those of big_vision here:
-beta2 is 0.999, the rate ends at 0, and no tanh layer precedes the head on either side. PyTorch adds
-1e-6 to the norm when it clips gradients, so gradients differ by that part.
+labels are random numbers. Two values that the DCMHA paper changes keep those of big_vision here:
+beta2 is 0.999, and the rate ends at 0. PyTorch adds 1e-6 to the norm when it clips gradients, so
+gradients differ by that part.
 Recording needs jax, flax, optax and ml_collections.
 """
 
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from helpers import digit_folders
+from helpers.paths import EXPERIMENTS
 
+from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone
 from released.recording import (
@@ -33,6 +35,7 @@ from released.replaying import Replay
 
 REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
+PLUG_IN = EXPERIMENTS / "imagenet_vit_small.py"
 TOLERANCES = {"loss": 1e-7, "gradient": 1e-5, "change": 1e-5, "sample": 1e-6, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2
 CLASSES, CLIP = digit_folders.CLASSES, 1.0
@@ -66,6 +69,8 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "Transformer/encoder_norm/bias": (WIDTH,),
         "embedding/kernel": (PATCH, PATCH, 3, WIDTH),
         "embedding/bias": (WIDTH,),
+        "pre_logits/kernel": (WIDTH, WIDTH),
+        "pre_logits/bias": (WIDTH,),
         "head/kernel": (WIDTH, CLASSES),
         "head/bias": (CLASSES,),
     }
@@ -93,9 +98,9 @@ def record(clone: Clone, run: str) -> Arrays:
         "vit_s16_i1k",
         "big_vision/configs/vit_s16_i1k.py",
         {
-            "variant='S/16',\n      rep_size=True,": (
+            "variant='S/16',": (
                 f"width={WIDTH}, depth={DEPTH}, num_heads={HEADS}, mlp_dim={4 * WIDTH},\n"
-                f"      patch_size=({PATCH}, {PATCH}), dtype_mm='float64', rep_size=False,"
+                f"      patch_size=({PATCH}, {PATCH}), dtype_mm='float64',"
             ),
             "mu_dtype='bfloat16'": "mu_dtype='float64'",
             "warmup_steps=10_000": f"warmup_steps={WARMUP}",
@@ -152,6 +157,7 @@ def record(clone: Clone, run: str) -> Arrays:
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     seed = int(run)
+    load_parts([PLUG_IN])
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,
@@ -164,6 +170,7 @@ def replay(run: str, folder: Path) -> Replay:
             "model.heads": HEADS,
             "model.patch": PATCH,
             "model.ffn.width": 4 * WIDTH,
+            "data.validation": 0,
             "optimizer.betas": [0.9, 0.999],
             "schedule.warmup": WARMUP / STEPS,
             "schedule.end": 0.0,
@@ -186,6 +193,7 @@ def released_names(ours: Tensors) -> Tensors:
         ours,
         [
             ("patch_embed.proj.", "embedding."),
+            ("fc_norm.0.", "pre_logits."),
             ("blocks.", "Transformer.encoderblock_"),
             (".norm1.weight", ".LayerNorm_0.scale"),
             (".norm2.weight", ".LayerNorm_1.scale"),

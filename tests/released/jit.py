@@ -21,9 +21,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from helpers import digit_folders
+from helpers.paths import EXPERIMENTS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone
 from released.recording import (
@@ -38,6 +40,7 @@ from released.replaying import Replay
 
 REPOSITORY, COMMIT = "nkthiebaut/JiT", "869190a"
 EXPERIMENT = "experiments/imagenet_jit.yaml"
+PLUG_IN = EXPERIMENTS / "imagenet_jit.py"
 OTHER_INITIAL_VALUES = ("head.", ".w_l.", ".w_p.", ".w_z.")
 TOLERANCES = {
     "loss": 1e-12,
@@ -225,6 +228,7 @@ def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
     case, _, number = run.rpartition("-")
     seed, (attention, width) = int(number), CASES[case]
+    load_parts([PLUG_IN])
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,

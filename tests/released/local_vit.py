@@ -1,9 +1,11 @@
 """LocalViT of efficient-vit-training, and experiments/imagenet_local_vit.yaml.
 
-The script is main.py itself with the released options but the growing images, in float64 on a CPU,
-with stochastic depth, and with MixUp and CutMix of timm 0.3.2, for a smaller model. Augmented
-images are random numbers.
-Growing images are not covered: they change the released positions (docs/setups.md, section 5).
+The script is main.py itself with the released options, in float64 on a CPU, with stochastic depth,
+and with MixUp and CutMix of timm 0.3.2, for a smaller model. Augmented images are random numbers.
+In the runs `growing`, images have 32 and 64 pixels in two epochs each and 96 pixels in the last
+epoch. `positions` are the untrained positions at the end, which every change of the image size and
+every evaluation has replaced. The other runs have one image size, at which the released code trains
+its positions.
 `evaluation` is the top-1 and top-5 accuracy and the loss on image files in batches of which the
 last is shorter, by the released reader, transforms and loop, and by this project's data module and
 metrics.
@@ -13,9 +15,10 @@ import collections.abc
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -32,12 +35,17 @@ from released.recording import (
     Tensors,
     cut,
     generator,
+    initial_values,
     rename,
     shared_draws,
 )
 from released.replaying import Replay
 
-REPOSITORY, COMMIT, RUNS = "BorealisAI/efficient-vit-training", "86e7ca7", ["0", "1"]
+REPOSITORY, COMMIT, RUNS = (
+    "BorealisAI/efficient-vit-training",
+    "86e7ca7",
+    ["0", "1", "growing-0", "growing-1"],
+)
 EXPERIMENT = "experiments/imagenet_local_vit.yaml"
 LIBRARIES = ("timm==0.3.2",)
 """Version that the requirements of the repository name."""
@@ -47,16 +55,43 @@ TOLERANCES = {
     "change": 1e-8,
     "sample": 1e-8,
     "evaluation": 1e-6,
+    "positions": 1e-10,
 }
-EPOCHS, EPOCH_STEPS, BATCH, SIDE, WIDTH, DEPTH, HEADS = 3, 7, 4, 48, 24, 3, 3
+BATCH, WIDTH, DEPTH, HEADS = 4, 24, 3, 3
 CLASSES, EVALUATED = 10, 7
 
 
-class Loader:
-    """Training batches of one epoch after another, or one batch to evaluate."""
+class Images(NamedTuple):
+    """Epochs and steps per epoch, image sizes, and the epochs of each size before the last one."""
 
-    def __init__(self, seed: int, steps: int) -> None:
-        self.seed, self.steps, self.first = seed, steps, 0
+    epochs: int
+    epoch_steps: int
+    side: int
+    growing: tuple[int, ...] = ()
+    epochs_per_size: int = 1
+
+
+ONE_SIZE, GROWING = Images(3, 7, 48), Images(5, 5, 96, growing=(32, 64), epochs_per_size=2)
+
+
+def images_of(run: str) -> tuple[int, Images]:
+    """Return the seed and the images of a run."""
+    kind, _, seed = run.rpartition("-")
+    return int(seed), GROWING if kind else ONE_SIZE
+
+
+class Loader:
+    """Training batches of one epoch after another, or one batch to evaluate.
+
+    The loader is also its own `dataset`, whose image size the released code changes.
+    """
+
+    def __init__(self, seed: int, steps: int, side: int) -> None:
+        self.seed, self.steps, self.side, self.first = seed, steps, side, 0
+        self.dataset = self
+
+    def _set_stage(self, side: int, mode: str) -> None:
+        self.side = side
 
     def __len__(self) -> int:
         return self.steps
@@ -65,12 +100,12 @@ class Loader:
         first, self.first = self.first, self.first + self.steps
         for step in range(first, self.first):
             seed_mixing(self.seed, step)
-            yield batch(self.seed, step)
+            yield batch(self.seed, step, self.side)
 
 
-def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the normalised images and the labels of a training step."""
-    return vision.images(seed, step, BATCH, SIDE), vision.labels(seed, step, BATCH, CLASSES)
+def batch(seed: int, step: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the normalised images, with `side` pixels, and the labels of a training step."""
+    return vision.images(seed, step, BATCH, side), vision.labels(seed, step, BATCH, CLASSES)
 
 
 def seed_mixing(seed: int, step: int) -> None:
@@ -89,8 +124,8 @@ def import_old_timm() -> None:
 
 
 def record(clone: Clone, run: str) -> Arrays:
-    """Train from the initial values of seed `run` and return the record."""
-    seed = int(run)
+    """Train from the initial values of the seed of `run` and return the record."""
+    seed, sizes = images_of(run)
     import_old_timm()
     torch.set_default_dtype(torch.float64)
     for name in ("datasets", "samplers"):
@@ -111,18 +146,23 @@ def record(clone: Clone, run: str) -> Arrays:
     recorder = Recorder()
     models: list[torch.nn.Module] = []
     build = factory.deit_small_patch16_224
-    loaders = iter([Loader(seed, EPOCH_STEPS), Loader(seed, 1)])
+    loaders = iter([Loader(seed, steps, sizes.side) for steps in (sizes.epoch_steps, 1)])
+    view = untrained if sizes.growing else used
 
     def prepare(*values: Any, **options: Any) -> torch.nn.Module:
         model: torch.nn.Module = build(*values, **options)
-        models.append(recorder.start_from(seed, used)(model))
+        models.append(recorder.start_from(seed, view)(model))
         return model
 
-    # The options of varsize_1gpu_best.sh that do not concern files and image sizes.
+    # The options of varsize_1gpu_best.sh that do not concern files.
     options = ["--model", "deit_small_patch16_224", "--lr", "1e-3", "--localvit"]
     options += ["--localvit-act", "hs", "--device", "cpu", "--num_workers", "0"]
-    options += ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--depth", str(DEPTH)]
-    options += ["--input-size", str(SIDE), "--no-model-ema"]
+    options += ["--batch-size", str(BATCH), "--epochs", str(sizes.epochs)]
+    options += ["--depth", str(DEPTH), "--input-size", str(sizes.side), "--no-model-ema"]
+    if sizes.growing:
+        options += ["--is-multisize", "--eval-on-final-size", "--patch-step", "2"]
+        options += ["--init-size", str(sizes.growing[0])]
+        options += ["--epoch-step", str(sizes.epochs_per_size)]
     with (
         recorder,
         shared_draws(seed),
@@ -135,11 +175,18 @@ def record(clone: Clone, run: str) -> Arrays:
         # A block's two masks have the shapes (B, 1, 1) and (B, 1, 1, 1) there.
         torch.rand = lambda shape, **_: drawn((shape[0], 1, 1)).view(shape)  # type: ignore
         main.main(main.get_args_parser().parse_args(options))
-    return recorder.arrays() | {"evaluation": evaluate(clone, main, models[0], options)}
+    train = -(-sizes.epoch_steps * BATCH // CLASSES)
+    evaluated = {"evaluation": evaluate(clone, main, models[0], options, train)}
+    return recorder.arrays() | evaluated | positions(models[0])
+
+
+def positions(model: torch.nn.Module) -> Arrays:
+    """Return the positions of a trained network."""
+    return {"positions": model.get_parameter("pos_embed").detach().numpy()}
 
 
 def evaluate(
-    clone: Clone, main: ModuleType, model: torch.nn.Module, options: list[str]
+    clone: Clone, main: ModuleType, model: torch.nn.Module, options: list[str], train: int
 ) -> np.ndarray:
     """Return the released top-1 and top-5 accuracies, as fractions, and the loss on image files.
 
@@ -147,7 +194,6 @@ def evaluate(
     """
     reader = clone.load("released_datasets", "datasets.py", {})
     with tempfile.TemporaryDirectory() as folder:
-        train = -(-EPOCH_STEPS * BATCH // CLASSES)
         digit_folders.write(Path(folder), train=train, val=EVALUATED, classes=CLASSES)
         args = main.get_args_parser().parse_args([*options, "--data-path", folder])
         files, _ = reader.build_dataset(is_train=False, args=args)
@@ -169,17 +215,25 @@ def used(theirs: Tensors) -> Tensors:
     }
 
 
+def untrained(theirs: Tensors) -> Tensors:
+    """Leave out unused parameters and the positions, which growing images leave untrained."""
+    return {name: tensor for name, tensor in used(theirs).items() if name != "pos_embed"}
+
+
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
-    seed = int(run)
+    seed, sizes = images_of(run)
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,
-        images=EPOCH_STEPS * BATCH,
+        images=sizes.epoch_steps * BATCH,
         batch=BATCH,
-        side=SIDE,
+        side=sizes.side,
         changes={
-            "data.sizes": [],
+            "data.sizes": list(sizes.growing),
+            "data.epochs_per_size": sizes.epochs_per_size,
+            # Without growing images, the released code trains its positions.
+            **({} if sizes.growing else {"model.positions": "learned"}),
             "data.eval_batch_size": int(1.5 * BATCH),
             "model.dim": WIDTH,
             "model.depth": DEPTH,
@@ -187,7 +241,7 @@ def replay(run: str, folder: Path) -> Replay:
             "model.ffn": {"width": 4 * WIDTH, "activation": "hard-swish"},
             # The released rate is that of 512 images.
             "optimizer.lr": 1e-3 * BATCH / 512,
-            "training.epochs": EPOCHS,
+            "training.epochs": sizes.epochs,
         },
         seed=seed,
         classes=CLASSES,
@@ -200,11 +254,19 @@ def replay(run: str, folder: Path) -> Replay:
     def step(number: int) -> tuple[torch.Tensor, ...]:
         seed_mixing(seed, number)
         with patch("timm.data.mixup.rand_bbox", draw_box):
-            images, targets = mix(*batch(seed, number))
+            side = cell.experiment.data.size_in(number // sizes.epoch_steps)
+            images, targets = mix(*batch(seed, number, side))
         return images, targets
 
     metrics = ("test/accuracy", "test/top5", "test/loss")
-    return Replay(cell, step, released_names, draws=True, metrics=metrics)
+    replay = Replay(cell, step, released_names, draws=True, outputs=positions, metrics=metrics)
+    return replay._replace(start=partial(fill_positions, seed=seed)) if sizes.growing else replay
+
+
+def fill_positions(network: torch.nn.Module, seed: int) -> None:
+    """Give untrained positions their initial values, for training and for evaluation."""
+    for tensor in (network.get_parameter("pos_embed"), network.get_buffer("next_pos_embed")):
+        tensor.copy_(initial_values("pos_embed", tuple(tensor.shape), seed))
 
 
 def released_names(ours: Tensors) -> Tensors:

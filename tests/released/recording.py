@@ -229,6 +229,8 @@ class Recorder:
             constants = {
                 name: torch.full_like(p, key(groups[id(p)]), dtype=torch.float64)
                 for name, p in parameters.items()
+                # A network may replace a parameter, which its optimiser then does not know.
+                if id(p) in groups
             }
             return {name: t.flatten()[0].abs().item() for name, t in self.view(constants).items()}
 

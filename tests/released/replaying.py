@@ -37,7 +37,8 @@ class Replay(NamedTuple):
     without it the cell reads its own data. `view` renames parameters of this project to released
     names. It may also cut a tensor into several, reorder its elements or change their sign.
     `outputs(network)` returns more arrays to compare, from the trained network, and `metrics` are
-    the names of evaluated metrics to compare as the array `evaluation`.
+    the names of evaluated metrics to compare as the array `evaluation`. `start(network)` fills what
+    is not trained.
     """
 
     cell: Cell
@@ -48,6 +49,7 @@ class Replay(NamedTuple):
     outputs: Callable[[torch.nn.Module], Arrays] = lambda _: {}
     metrics: tuple[str, ...] = ()
     precision: torch.dtype = torch.float64
+    start: Callable[[torch.nn.Module], None] = lambda _: None
 
 
 def shipped_cell(experiment: str, changes: dict[str, Any], seed: int, metric: str = "") -> Cell:
@@ -122,6 +124,8 @@ def run(replay: Replay, folder: Path) -> Arrays:
             lambda network: start_from_record(network, replay.view, seed),
             replay.view,
         )
+        with torch.no_grad():
+            replay.start(task.network)
         if task.average is not None:
             task.average.set(task.network)
             averages.append(task.average)

@@ -39,6 +39,8 @@ def record(cell: Path, seed: int, layers: int = 3, heads: int = 2, n: int = 9) -
             ]
             arrays[f"rank.{layer}"] = np.full((4, heads), layer + seed, np.int32)
             arrays[f"map.{layer}"] = generator.random((heads, n, n), np.float32)
+            arrays[f"keys.{layer}"] = generator.standard_normal((2 * heads, n, 4), np.float32)
+            arrays[f"key-weights.{layer}"] = generator.standard_normal((heads, 6, 4), np.float32)
     (cell / "diagnostics.csv").write_text(csv_lines([DiagnosticRow._fields, *rows]))
     np.savez_compressed(cell / "attention.npz", **arrays)
 

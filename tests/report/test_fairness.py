@@ -345,7 +345,13 @@ def test_the_best_test_epoch_of_a_damaged_curve_is_empty(tmp_path: Path) -> None
     assert table["best_test_epoch"].isna().tolist() == [False, True, False]
 
 
-def test_the_caption_states_the_agreement_with_released_code(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", parity="someone/code, losses within 1e-12")
+def test_every_caption_states_the_agreement_with_released_code(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs", parity="someone/code, losses within 1e-12. The head is ours.")
     page = read_page(tmp_path)
-    assert "15 and 16, what differs): someone/code, losses within 1e-12." in page
+    words = "15 and 16, what differs): someone/code, losses within 1e-12. The head is ours."
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
+    tables = re.findall(r'<p class="caption">(.*?)</p>', page, re.DOTALL)
+    assert len(captions) >= 3
+    assert len(tables) >= 2
+    for caption in captions + tables:
+        assert words in html.unescape(caption)

@@ -114,7 +114,7 @@ def test_claims_fit_and_their_filter_is_below_the_heading(
     row = [Cell(text) for text in (*texts, "+0.22", "+0.0144 [-0.2228, +0.2516]", "5", "undecided")]
     table = named_table("claims", [row] * 6, totals="6 undecided")
     path = tmp_path / "index.html"
-    path.write_text(render_page("Paper", [Section("Claims", tables=[table])], name="paper"))
+    path.write_text(render_page("Paper", [Section("Claims", tables=[table])], [], name="paper"))
     page.goto(path.as_uri())
     heading, box = (page.locator(name).bounding_box() for name in ("h2", "input[type=search]"))
     assert heading["y"] + heading["height"] <= box["y"]

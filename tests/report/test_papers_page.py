@@ -1,70 +1,23 @@
-"""Pages of papers: layout, our values beside the published ones, claims, figures, LaTeX, speed."""
+"""Pages of papers: layout, our values beside the published ones, figures, LaTeX, speed."""
 
 import csv
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.fake_cells import result
-from helpers.paths import EXPERIMENTS, ROOT
+from helpers.invented_papers import FOLDER, entries, run_invented
+from helpers.paths import ROOT
 
-from lit_attn.ablate.papers import expand_paper
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.records import Exit, Result, Spread
 from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.report.papers import judge_claims, make_entries, read_records
-from lit_attn.report.papers_page import make_claims_table, make_tables, write_paper
-
-FOLDER = EXPERIMENTS / "papers"
-CLOCK = "step,seconds\n10,5.0\n20,11.0\n"
-
-
-def run_invented(
-    runs: Path,
-    paper: str,
-    numbers: list[str],
-    value: Callable[[str, int], float],
-    size: str = "",
-    seeds: int = 5,
-) -> None:
-    """Write a result with the metric `value(variant, seed)` for every cell of some tables."""
-    source = read_paper(paper, size, FOLDER)
-    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds))):
-        matrix.write_plan()
-        name = matrix.plan().metric.name
-        for job in matrix.jobs:
-            number = value(job.cell.variant, job.cell.seed)
-            invented = result(job.cell).model_copy(
-                update={
-                    "metrics": {name: number, "test/top5": 0.9},
-                    "parameters": 24_000_856 if "star" in job.cell.variant else 22_226_776,
-                    "step_time": Spread(median=0.5, iqr=0.0, count=1),
-                    "evaluation_time": Spread(median=2.0, iqr=0.0, count=1),
-                    "steps": 20,
-                    "epochs": 2,
-                }
-            )
-            invented.write(job.folder / "result.json")
-            rows = [f"10,0,{name},{number / 2}", f"20,1,{name},{number}", "20,1,train/loss,1.5"]
-            rows += [f"10,0,test/top5,{0.25}"]
-            (job.folder / "metrics.csv").write_text("\n".join(["step,epoch,name,value", *rows, ""]))
-            (job.folder / "clock.csv").write_text(CLOCK)
-
-
-def entries(runs: Path, paper: str, number: str, size: str = "") -> dict[tuple[str, str], str]:
-    source = read_paper(paper, size, FOLDER)
-    item = source.paper.tables[number]
-    records = read_records(source, [item], runs)
-    return {
-        (entry.row, entry.column): entry.ours
-        for line in make_entries(source, item, records)
-        for entry in line
-    }
+from lit_attn.report.papers_page import make_tables, write_paper
 
 
 def test_a_table_without_results_has_the_published_cells_only(tmp_path: Path) -> None:
@@ -121,6 +74,71 @@ def test_a_value_at_an_epoch_and_a_relative_size(tmp_path: Path) -> None:
     assert entries(tmp_path, "dcmha", "8")["ViT-S/16", "Epoch 90 / Top-5"] == "50.0 (n=5)"
 
 
+def write_script_files(runs: Path) -> None:
+    """Write the files of the scripts for two models of Table 5."""
+    for model, accuracy in (("pythia-6.9b", 0.25), ("dcpythia-6.9b", 0.5)):
+        folder = runs / "released-weights" / model
+        for name in ("published-tasks", "heads"):
+            (folder / name).mkdir(parents=True)
+        overall = f"accuracy,perplexity,n\n{accuracy},8.125,5328\n"
+        (folder / "published-tasks" / "overall.csv").write_text(overall)
+        shots = f"shots,accuracy,perplexity,n\n2,{accuracy},9,8\n3,{accuracy},8,8\n"
+        (folder / "published-tasks" / "shots.csv").write_text(shots)
+        rows = "task,metric,value\npiqa,acc,0.75\npiqa,acc_norm,0.5\nsciq,acc,0.9\n"
+        (folder / "harness-0.csv").write_text(rows)
+        for kind in ("svg", "png"):
+            (folder / "heads" / f"breakdown.{kind}").write_text("<svg>drawn</svg>")
+
+
+def test_files_of_scripts_fill_tables_and_figures(tmp_path: Path) -> None:
+    """Cells without a file, or whose row is missing in it, stay empty."""
+    source = read_paper("dcmha", "", FOLDER)
+    page = write_paper(source, tmp_path / "runs", tmp_path / "before")
+    assert not list(page.parent.glob("figure-[678]-*"))
+    assert "Measured by `python experiments/published_tasks.py" in page.read_text()
+    write_script_files(tmp_path / "runs")
+    page = write_paper(source, tmp_path / "runs", tmp_path / "after")
+    names = {path.name for path in page.parent.glob("figure-[678]-*.svg")}
+    assert names == {"figure-6-panels.svg", "figure-7-picture-1.svg"}
+    assert (page.parent / "figure-7-picture-1.svg").read_text() == "<svg>drawn</svg>"
+    with (page.parent / "table-5.csv").open() as file:
+        values = {(r["row"], r["column"]): r["ours"] for r in csv.DictReader(file)}
+    assert values["DCPythia-6.9B", "Acc"] == "50.0"
+    assert values["Pythia-6.9B", "PPL"] == "8.125"
+    with (page.parent / "table-4.csv").open() as file:
+        values = {(r["row"], r["column"]): r["ours"] for r in csv.DictReader(file)}
+    assert values["0-shot / Pythia-6.9B", "PIQA"] == "75.0"
+    assert values["0-shot / DCPythia-6.9B", "SciQ"] == "90.0"
+    shown = [cell for cell, value in values.items() if value]
+    assert len(shown) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("acuracy,n\n0.5,3\n", "overall.csv:1: no column 'accuracy'; did you mean 'acuracy'?"),
+        ("accuracy,n\nhalf,3\n", "overall.csv: columns accuracy: could not convert"),
+    ],
+)
+def test_a_mistake_in_the_file_of_a_script_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str, message: str
+) -> None:
+    folder = tmp_path / "released-weights" / "pythia-6.9b" / "published-tasks"
+    folder.mkdir(parents=True)
+    (folder / "overall.csv").write_text(content)
+    source = replace(read_paper("dcmha", "", FOLDER), runs=tmp_path)
+    grid = make_entries(source, source.paper.tables["5"], {})
+    assert {entry.ours for line in grid for entry in line} == {""}
+    assert message in caplog.text
+
+
+def test_small_models_have_their_own_values_in_columns_of_files(tmp_path: Path) -> None:
+    run_invented(tmp_path, "dcmha", ["5"], lambda name, seed: 0.5, "embedded")
+    cells = entries(tmp_path, "dcmha", "5", "embedded")
+    assert cells["Pythia-6.9B", "Acc"] == "50.0% (n=5)"
+    assert cells["Pythia-6.9B", "PPL"] == ""
+
+
 def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
     run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8)
     source = read_paper("beliefformer", "", FOLDER)
@@ -158,132 +176,6 @@ def test_readings_of_single_rows_are_shown(tmp_path: Path) -> None:
     assert any(matrix.plan().parity in note for note in second.notes)
 
 
-@pytest.mark.parametrize(
-    ("difference", "judgement"), [(0.05, "agree"), (-0.05, "disagree"), (0.0, "undecided")]
-)
-def test_claims_compare_the_interval_with_the_published_side(
-    tmp_path: Path, difference: float, judgement: str
-) -> None:
-    def value(name: str, seed: int) -> float:
-        noise = 0.004 * ((seed * (7 if name == "belief" else 3)) % 5 - 2)
-        return 0.8 + (difference if name == "belief" else 0) + noise
-
-    run_invented(tmp_path, "beliefformer", ["3"], value)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
-    assert verdict.published == "+0.99"
-    assert verdict.pairs == 5
-    assert verdict.judgement == judgement
-    assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
-
-
-def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: Path) -> None:
-    """Small models have the same cells for Tables 1 and 2 of Belief2, the paper does not."""
-
-    def value(name: str, seed: int) -> float:
-        return 0.8 + 0.05 * (name == "belief2") + 0.001 * (seed % 3)
-
-    for size, expected in (("embedded", ["1 / 2", "1 / 2", "2"]), ("", ["1", "1", "2", "2", "2"])):
-        run_invented(tmp_path / size, "belief2", ["1", "2"], value, size)
-        source = read_paper("belief2", size, FOLDER)
-        items = source.items(["1", "2"])
-        verdicts = judge_claims(
-            source, items, read_records(source, items.values(), tmp_path / size)
-        )
-        assert [verdict.places for verdict in verdicts] == expected
-    run_invented(tmp_path / "small", "belief2", ["1", "2"], value, "embedded")
-    source = read_paper("belief2", "embedded", FOLDER)
-    records = read_records(source, items.values(), tmp_path / "small")
-    table = make_claims_table(source, source.items(["1", "2"]), records)
-    first = [cell.text for cell in table.rows[0]]
-    assert first[0].count("Belief2-Attention exceeds the standard layer on") == 2
-    assert first[3] == "+1.42 / +4.14"
-    assert table.title == "Claims of the paper: 2 agree, 0 disagree, 1 undecided, 0 not run."
-
-
-def test_claims_that_cannot_be_judged_stay_apart() -> None:
-    """Cells that no study measures are not the same cells, even without any result."""
-    source = read_paper("mgk", "embedded", FOLDER)
-    verdicts = judge_claims(source, source.items(()), {})
-    claims = [claim for item in source.items(()).values() for claim in item.claims]
-    assert {verdict.judgement for verdict in verdicts} == {"not run"}
-    texts = [text for verdict in verdicts for text in verdict.text.split(" / ")]
-    assert sorted(texts) == sorted(claim.text for claim in claims)
-
-
-@pytest.mark.parametrize(("seeds", "judgement"), [(0, "not run"), (1, "undecided: one pair")])
-def test_a_claim_needs_two_pairs(tmp_path: Path, seeds: int, judgement: str) -> None:
-    run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8, seeds=max(1, seeds))
-    if not seeds:
-        for path in tmp_path.rglob("belief/*/result.json"):
-            path.unlink()
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
-    assert (verdict.pairs, verdict.judgement) == (seeds, judgement)
-
-
-def fail(runs: Path, variant: str, seeds: range) -> None:
-    """Replace results by failures."""
-    for seed in seeds:
-        for path in runs.rglob(f"{variant}/{seed}-*/result.json"):
-            end = Exit(failure="diverged", returncode=1, message="loss is nan")
-            end.write(path.parent / "attempts" / "1" / "exit.json")
-            path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("variant", "seeds", "failures", "judgement"),
-    [
-        ("belief", 5, 2, "undecided: 2 failed (BeliefFormer)"),
-        ("belief", 5, 5, "undecided: 5 failed (BeliefFormer)"),
-        ("belief", 10, 3, "undecided: 3 failed (BeliefFormer)"),
-        # Ten pairs in favour of the variant are enough for the test of ranks.
-        ("standard", 10, 2, "agree"),
-    ],
-)
-def test_failed_seeds_are_counted_and_ranked_last(
-    tmp_path: Path, variant: str, seeds: int, failures: int, judgement: str
-) -> None:
-    def value(name: str, seed: int) -> float:
-        return 0.8 + 0.05 * (name == "belief") + 0.001 * (seed % 3)
-
-    run_invented(tmp_path, "beliefformer", ["3"], value, seeds=seeds)
-    fail(tmp_path, variant, range(failures))
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
-    assert verdict.judgement == judgement
-    row = {"belief": "BeliefFormer", "standard": "Transformer"}[variant]
-    text = entries(tmp_path, "beliefformer", "3")[row, "val. acc"]
-    assert text.endswith(f"(n={seeds - failures} of {seeds}, {failures} diverged)")
-    assert entries(tmp_path, "beliefformer", "3")["BeliefFormer*", "val. acc"].endswith(
-        f"(n={seeds})"
-    )
-
-
-def test_a_claim_about_a_speed_is_undecided_on_a_busy_machine(tmp_path: Path) -> None:
-    run_invented(tmp_path, "beliefformer", ["2"], lambda name, seed: 3.0)
-    for path in tmp_path.rglob("result.json"):
-        record = Result.model_validate_json(path.read_bytes())
-        speed = 2000 - 500 * (record.variant == "belief-star") - record.seed
-        metrics = record.metrics | {"train/tokens_per_second": speed}
-        record.model_copy(update={"metrics": metrics}).write(path)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["2"]
-    assert (
-        judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0].judgement
-        == "agree"
-    )
-    for path in tmp_path.rglob("standard/4-*/result.json"):
-        path.write_text(path.read_text().replace("1996", "3996"))
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
-    assert verdict.judgement == "undecided: busy machine"
-    cell = entries(tmp_path, "beliefformer", "2")["Transformer", "tokens/s in training"]
-    assert cell == "busy machine (n=5)"
-
-
 def test_a_column_whose_metric_is_a_speed_has_times(tmp_path: Path) -> None:
     run_invented(tmp_path, "dcmha", ["6-sizes"], lambda name, seed: 1000.0 + 250 * (seed == 4))
     assert entries(tmp_path, "dcmha", "6-sizes")["405M", "TFM++"] == "busy machine (n=5)"
@@ -305,18 +197,6 @@ def test_rows_of_other_code_have_a_dagger_and_the_table_a_warning(tmp_path: Path
     assert [verdict.judgement[-1] for verdict in verdicts] == ["†", "d", "†"]
     page = write_paper(source, tmp_path, tmp_path / "reports").with_name("index.md").read_text()
     assert "**beliefformer-cifar10: code differs between runs (c, d): rows with †" in page
-
-
-def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> None:
-    """A lower loss is better, although the figure prints no number."""
-    losses = {"standard": 3.5, "belief": 3.4, "belief-star": 3.6}
-    run_invented(
-        tmp_path, "beliefformer", ["figure-5"], lambda name, seed: losses[name] + seed / 1e3
-    )
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.figures["5"]
-    verdicts = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
-    assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
 
 
 def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:

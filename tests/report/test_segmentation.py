@@ -62,7 +62,7 @@ def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
 
 def test_names_are_escaped_and_the_best_is_bold(tmp_path: Path) -> None:
     classes = make_class_table(make_class_frame(write(tmp_path)))
-    table = render_page("IoU", [Section(tables=[classes])])
+    table = render_page("IoU", [Section(tables=[classes])], [])
     assert "<b>" not in table
     assert str(escape(NASTY)) in table
     assert "<td><strong>55.00 ± 7.07</strong></td><td>30.00</td>" in table

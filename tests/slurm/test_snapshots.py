@@ -138,6 +138,8 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
                 process.communicate(timeout=60)
             assert len(list_snapshots()) == seed + 1
         waiting = list_snapshots()
+        records = [path.read_text() for path in tmp_path.glob("runs/tiny/.slurm/*/snapshot.txt")]
+        assert set(records) == {f"{name}\ntest" for name in waiting}
         set_node(cluster, "RESUME")
         wait_until(lambda: not list_jobs(cluster, "all"))
         assert set((tmp_path / "imported.txt").read_text().split()) == {"0.1", "0.2"}

@@ -240,15 +240,24 @@ def test_an_estimate_includes_the_time_of_diagnostics(
     assert actual == [pytest.approx(0), pytest.approx(2.0 * 4 / 7)]
 
 
-def test_linear_keys_have_no_attention_matrix(tmp_path: Path) -> None:
+def test_linear_keys_have_ranks_and_no_likelihood(tmp_path: Path) -> None:
+    kinds = {"kinds": [*KINDS["kinds"], "likelihood"]}
     cell_config = text_cell(
-        model={"attention": {"similarity": "linear"}}, training={"diagnostics": KINDS}
+        model={"attention": {"similarity": "linear"}}, training={"diagnostics": kinds}
     )
     folder = run(cell_config, tmp_path)
     names = {row.name for row in read_diagnostics(folder / "diagnostics.csv")}
     assert {"norm-mh", "cos-delta", "captured-qk"} <= names
-    assert not {"rank", "pi-1"} & names
-    assert not (folder / "attention.npz").exists()
+    assert "rank" in names
+    assert not {"query-nll", "pi-1"} & names
+    assert "map.1" in np.load(folder / "attention.npz")
+
+
+def test_samples_beyond_the_first_evaluation_batch_are_read(tmp_path: Path) -> None:
+    diagnostics = {"kinds": ["rank"], "samples": 20}
+    cell_config = digits_cell(data={"eval_batch_size": 8}, training={"diagnostics": diagnostics})
+    folder = run(cell_config, tmp_path)
+    assert len(np.load(folder / "attention.npz")["rank.1"]) == 20
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from lit_attn.training import diagnostics as recorded
 from lit_attn.training.diagnostics import NetworkDiagnostics, diagnose
 
 EVERYTHING = DiagnosticsConfig(kinds=("residual", "rank", "maps", "heads", "mixture"))
+KEYS = DiagnosticsConfig(kinds=("keys", "likelihood"))
 DIM, HEADS, WIDTH = 16, 4, 4
 
 Values = dict[tuple[int, int | None, str], float]
@@ -50,7 +51,7 @@ def images(count: int = 3) -> Tensor:
 def diagnose_network(
     network: nn.Module, *inputs: Tensor, settings: DiagnosticsConfig = EVERYTHING
 ) -> NetworkDiagnostics:
-    return diagnose(network, inputs, settings, 7)
+    return diagnose(network, [inputs], settings, 7)
 
 
 def values(recorded: NetworkDiagnostics) -> Values:
@@ -65,13 +66,13 @@ def by_definition(layer: Attention, stream: Tensor, x: Tensor) -> Iterator[tuple
     q, keys, v = reference.project(layer, x, None)
     all_see = reference.may_attend(n, None, False, False)
     if isinstance(layer.spec.similarity, LinearConfig):
-        h = reference.linear(layer.similarity, q, keys, all_see, False) @ v
+        weights = reference.linear(layer.similarity, q, keys, all_see, False)
     else:
         weights = reference.weights(layer, x, q, keys, all_see, None)
-        h = weights @ v
-        for m in range(HEADS):
-            ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
-            yield m + 1, "rank", float(np.mean(ranks))
+    h = weights @ v
+    for m in range(HEADS):
+        ranks = [np.linalg.matrix_rank(weights[b, m].numpy(), tol=1e-6) for b in range(batch)]
+        yield m + 1, "rank", float(np.mean(ranks))
 
     actual: dict[str, list[list[float]]] = {}
     w = layer.proj.weight.numpy().T
@@ -145,6 +146,78 @@ def test_arrays_are_named_by_layer() -> None:
     assert ranks[2, 3, "rank"] == recorded.arrays["rank.2"][:, 2].mean()
 
 
+@pytest.mark.parametrize("name", ["standard", "mgk", "smgk", "mgk-hard", "gaussian"])
+def test_the_likelihood_of_queries_is_that_of_the_mixture_of_keys(name: str) -> None:
+    """The sum of densities over all keys, pair by pair, without their constant factor."""
+    variance = (1.5, 0.5) if name == "mgk" else (1.0, 1.0)
+    preset = PRESETS[name]
+    if name == "mgk":
+        preset = PRESETS[name].model_copy(
+            update={"similarity": MixtureConfig(keys=2, variance=variance)}
+        )
+    network = vision(preset).eval()
+    actual = values(diagnose_network(network, images(), settings=KEYS))
+    with torch.no_grad():
+        x = network._pos_embed(network.patch_embed(images()))
+        layer = network.blocks[0].attn
+        q, keys, _ = reference.project(layer, network.blocks[0].norm1(x), None)
+        weighted = isinstance(layer.spec.similarity, MixedKeysConfig) and name != "mgk-hard"
+        losses = torch.zeros(q.shape[:-1])
+        n = q.shape[-2]
+        for index in np.ndindex(*q.shape[:-1]):
+            density = 0.0
+            for r, key in enumerate(keys):
+                pi = 1 / len(keys)
+                if weighted:
+                    pi = float(reference.log_prior(layer.similarity, r, n).exp()[index[1] % 4, 0])
+                squares = (key[index[0], index[1]] - q[index]).square().sum(-1)
+                terms = torch.exp(-squares / (2 * variance[r] * math.sqrt(WIDTH)))
+                density += pi * terms.sum().item()
+            losses[index] = -math.log(density / n)
+    assert actual[1, None, "query-nll"] == pytest.approx(losses.mean().item(), rel=1e-6)
+    assert actual[1, None, "query-nll@1"] == pytest.approx(losses[:, :, 0].mean().item(), rel=1e-6)
+
+
+def test_pictures_of_keys_have_every_projected_key() -> None:
+    """The keys of the first sample are the products of its inputs and the pictured weights."""
+    network = vision(PRESETS["mgk"]).eval()
+    pictures = diagnose_network(network, images(), settings=KEYS).arrays
+    with torch.no_grad():
+        x = network._pos_embed(network.patch_embed(images()))
+        layer, inputs = network.blocks[0].attn, network.blocks[0].norm1(x)
+        _, keys, _ = reference.project(layer, inputs, None)
+    assert pictures["key-weights.1"].shape == (2 * HEADS, DIM, WIDTH)
+    expected = torch.cat([key[0] for key in keys])
+    np.testing.assert_allclose(pictures["keys.1"], expected, rtol=1e-5, atol=1e-6)
+    products = inputs[0].numpy() @ pictures["key-weights.1"]
+    np.testing.assert_allclose(products, expected, rtol=1e-4, atol=1e-5)
+    shifted = diagnose_network(vision(PRESETS["smgk"]), images(), settings=KEYS).arrays
+    assert shifted["key-weights.1"].shape == (HEADS, DIM, WIDTH)
+    assert shifted["keys.1"].shape == (2 * HEADS, 17, WIDTH)
+
+
+def test_maps_of_long_sequences_are_means_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = vision(PRESETS["linear"])
+    complete = diagnose_network(network, images()).arrays["map.1"]
+    monkeypatch.setattr(recorded, "MAP_SIZE", 1)
+    pooled = diagnose_network(network, images()).arrays["map.1"]
+    np.testing.assert_allclose(pooled, complete.mean((1, 2), keepdims=True), rtol=1e-5)
+
+
+def test_samples_come_from_several_batches_of_different_lengths() -> None:
+    torch.manual_seed(0)
+    model = SequenceClassifierConfig(dim=24, depth=1, heads=3, ffn=FFN(width=32))
+    network = language.SequenceClassifier(model, 50, 16, classes=10).double()
+    batches = [(torch.randint(50, (2, n)), torch.ones(2, n, dtype=torch.bool)) for n in (5, 9)]
+    together = diagnose(network, batches, EVERYTHING, 7)
+    parts = [diagnose(network, [batch], EVERYTHING, 7) for batch in batches]
+    ranks = np.concatenate([part.arrays["rank.1"] for part in parts])
+    np.testing.assert_array_equal(together.arrays["rank.1"], ranks)
+    norms = [values(part)[1, None, "norm-mh"] for part in parts]
+    expected = (10 * norms[0] + 18 * norms[1]) / 28
+    assert values(together)[1, None, "norm-mh"] == pytest.approx(expected)
+
+
 def test_a_head_without_queries_has_rank_1() -> None:
     """All rows of its attention matrix are equal, because all queries are equal."""
     network = vision(AttentionSpec())
@@ -190,7 +263,7 @@ def test_pi_of_mixtures_is_recorded(
     model = ViTConfig(dim=DIM, depth=1, heads=HEADS, patch=2, ffn=FFN(width=8), attention=spec)
     network = vit.build(model, (1, 8, 8), 10)
     actual = values(
-        diagnose(network, (images().float(),), DiagnosticsConfig(kinds=("mixture",)), 7)
+        diagnose(network, [(images().float(),)], DiagnosticsConfig(kinds=("mixture",)), 7)
     )
     for head, of_keys in expected.items():
         assert [actual[1, head, f"pi-{r}"] for r in range(1, len(of_keys) + 1)] == pytest.approx(
@@ -272,10 +345,13 @@ def test_padding_does_not_count(name: str) -> None:
     assert {key: actual[key] for key in expected} == {
         key: pytest.approx(value, rel=1e-9) for key, value in expected.items()
     }
-    if name != "mlk":
-        # Three pairs are six documents.
-        assert padded.arrays["rank.1"].shape == (6, 3)
-        np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
+    # Three pairs are six documents.
+    assert padded.arrays["rank.1"].shape == (6, 3)
+    np.testing.assert_array_equal(padded.arrays["rank.1"], alone.arrays["rank.1"])
+    padded = diagnose_network(network, tokens, present, settings=KEYS)
+    alone = diagnose_network(network, tokens[..., :6], present[..., :6], settings=KEYS)
+    assert values(padded) == pytest.approx(values(alone), rel=1e-9)
+    assert len(values(padded)) == (0 if name == "mlk" else 4)
 
 
 def test_samples_may_be_diagnosed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +394,7 @@ def test_diagnostics_change_no_state() -> None:
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     modes = [module.training for module in network.modules()]
     random = torch.get_rng_state()
-    diagnose(network, (images().float(),), EVERYTHING, 7)
+    diagnose(network, [(images().float(),)], EVERYTHING, 7)
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in network.modules()] == modes
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
@@ -329,7 +405,7 @@ def test_diagnostics_change_no_state() -> None:
 def test_diagnostics_of_weights_need_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     network = vision(PRESETS["mgk"])
     monkeypatch.setattr(network, "forward", None)
-    recorded = diagnose(network, (images(),), DiagnosticsConfig(kinds=("heads", "mixture")), 7)
+    recorded = diagnose(network, [(images(),)], DiagnosticsConfig(kinds=("heads", "mixture")), 7)
     assert {row.name for row in recorded.rows} == {"captured-qk", "captured-ov", "pi-1", "pi-2"}
     assert recorded.arrays == {}
 

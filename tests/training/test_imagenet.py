@@ -16,7 +16,10 @@ import torch
 import yaml
 from helpers.digit_folders import experiment, write
 from helpers.paths import ROOT
+from helpers.stopping import stop_at
 from helpers.training_cells import folder_of
+from pydantic import ValidationError
+from torch.nn import functional as F
 
 from lit_attn.ablate.plan import expand
 from lit_attn.cells.failure import Preempted
@@ -26,6 +29,7 @@ from lit_attn.config.models.vision import LocalViTConfig
 from lit_attn.config.optimizers import AdamW
 from lit_attn.config.source import Mapping, Where
 from lit_attn.config.study import read_studies
+from lit_attn.config.training import Training
 from lit_attn.data import loading
 from lit_attn.models import vit
 from lit_attn.models.vit import LocalFFN
@@ -46,7 +50,11 @@ def cell(root: Path, **changes: Any) -> Cell:
     return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": actual})
 
 
-GROWING = {"data": {"sizes": [8], "repeats": 2}, "training": {"ema": 0.9}}
+GROWING = {
+    "data": {"sizes": [8], "repeats": 2},
+    "model": {"positions": "replaced"},
+    "training": {"ema": 0.9},
+}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -115,9 +123,9 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
 
     start: list[dict[str, torch.Tensor]] = []
 
-    def starting(self: TaskModule, decay: float) -> None:
+    def starting(self: TaskModule, decay: float, steps: int) -> None:
         start.append(copy.deepcopy(self.network.state_dict()))
-        averaging(self, decay)
+        averaging(self, decay, steps)
 
     averaging = TaskModule.average_weights
     with pytest.MonkeyPatch.context() as patch:
@@ -136,17 +144,85 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
     assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
 
 
-def test_fixed_positions_stay_and_learned_ones_move(folders: Path, tmp_path: Path) -> None:
-    for positions in ("learned", "fixed"):
-        changes = {"model": {"positions": positions}, "data": {"sizes": [8]}}
-        selected = cell(folders, **changes, training={"epochs": 2, "max_steps": 6})
-        folder = folder_of(selected, tmp_path / positions)
-        L.seed_everything(0, verbose=False)
-        start = vit.build_local(selected.experiment.model, (3, 16, 16), 4).pos_embed
+@pytest.mark.parametrize(("epochs", "last"), [(4, 3), (2, 5)])
+def test_the_average_of_the_last_epochs_has_equal_weights(
+    epochs: int, last: int, folders: Path, tmp_path: Path
+) -> None:
+    """A training with fewer epochs averages all of them, and none of the initial weights."""
+    observed: list[dict[str, torch.Tensor]] = []
+    original = TaskModule.on_train_batch_end
+
+    def watching(self: TaskModule, *arguments: Any) -> None:
+        original(self, *arguments)
+        observed.append(copy.deepcopy(self.network.state_dict()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskModule, "on_train_batch_end", watching)
+        run_cell(folder_of(cell(folders, training={"ema": last, "epochs": epochs}), tmp_path))
+    ends = observed[len(observed) // epochs - 1 :: len(observed) // epochs][-last:]
+    assert len(ends) == min(epochs, last)
+    written = torch.load(next(tmp_path.glob("**/ema.pt")), weights_only=True)
+    for name, value in written.items():
+        torch.testing.assert_close(value, torch.stack([end[name] for end in ends]).mean(0))
+
+
+def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_path: Path) -> None:
+    selected = cell(folders, training={"ema": 2, "epochs": 3})
+    averages = []
+    for stops in ((), (5, 9)):
+        folder = folder_of(selected, tmp_path / str(len(stops)))
+        for stop in stops:
+            with pytest.MonkeyPatch.context() as patch:
+                stop_at(patch, stop)
+                with pytest.raises(Preempted):
+                    run_cell(folder)
         run_cell(folder)
-        trained = weights(folder)["pos_embed"]
-        assert torch.equal(trained, start) == (positions == "fixed")
-        assert trained.shape == (1, 17, 16)
+        averages.append(torch.load(next(folder.glob("**/ema.pt")), weights_only=True))
+    assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
+
+
+@pytest.mark.parametrize("ema", [1, 1.5, 2.5, 0])
+def test_other_numbers_are_neither_a_decay_nor_epochs(ema: float) -> None:
+    with pytest.raises(ValidationError, match="ema"):
+        Training(epochs=1, ema=ema)
+
+
+def resampled(positions: torch.Tensor, rows: int, other: int) -> torch.Tensor:
+    """Return positions (1, 1 + rows^2, d) at the places of a grid with `other` rows."""
+    grid = positions[:, 1:].mT.reshape(1, -1, rows, rows)
+    grid = F.interpolate(grid, (other, other), mode="bicubic", align_corners=False)
+    return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
+
+
+@pytest.mark.parametrize("positions", ["learned", "replaced"])
+def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_path: Path) -> None:
+    changes = {"model": {"positions": positions}, "data": {"sizes": [8], "epochs_per_size": 2}}
+    selected = cell(folders, **changes, training={"epochs": 3})
+    folder = folder_of(selected, tmp_path)
+    L.seed_everything(0, verbose=False)
+    start = vit.build_local(selected.experiment.model, (3, 16, 16), 4).pos_embed.detach()
+    run_cell(folder)
+    # Both epochs with images of 8 pixels resample the 4 x 4 positions to 2 x 2 and back.
+    smoothed = start
+    for _ in range(2):
+        smoothed = resampled(resampled(smoothed, 4, 2), 2, 4)
+    trained = weights(folder)["pos_embed"]
+    assert trained.shape == (1, 17, 16)
+    assert not torch.equal(trained, start)
+    assert torch.allclose(trained, smoothed, atol=1e-6) == (positions == "replaced")
+
+
+def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: Path) -> None:
+    changes = {"model": {"positions": "replaced"}, "data": {"sizes": [8]}}
+    records = {"kinds": ["residual"], "first_epoch_every": 1}
+    trained = []
+    for diagnostics in (None, records):
+        selected = cell(folders, **changes, training={"diagnostics": diagnostics})
+        folder = folder_of(selected, tmp_path / str(bool(diagnostics)))
+        run_cell(folder)
+        trained.append(weights(folder))
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
 
 
 def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
@@ -194,9 +270,9 @@ def test_weight_decay_applies_to_the_configured_parameters() -> None:
 
 
 def test_sizes_need_positions_of_every_size(folders: Path) -> None:
-    jit = {"kind": "jit", "ffn": {"width": 16, "activation": "swiglu"}}
-    with pytest.raises(ValueError, match="'jit' has positions for images of one size"):
-        cell(folders, data={"sizes": [8]}, model=jit)
+    vit = {"kind": "vit", "patch": 4, "ffn": {"width": 16}}
+    with pytest.raises(ValueError, match="'vit' has positions for images of one size"):
+        cell(folders, data={"sizes": [8]}, model=vit)
 
 
 @pytest.mark.slow
@@ -236,10 +312,12 @@ def test_every_variant_of_the_shipped_studies_trains(
         "data.eval_batch_size": 4,
         "data.workers": 0,
         "model.depth": 1,
-        "training.epochs": 8,
+        "training.epochs": 9,
         "training.accelerator": "cpu",
         "optimizer.lr": 1e-3,
     }
+    if study == "dcmha-imagenet":
+        settings["data.validation"] = 8
     for key, value in settings.items():
         changes.put(key, value, changes.at)
     for job in expand(STUDIES[study], tmp_path, changes).jobs:

@@ -38,8 +38,11 @@ def run(folder: Path, loggers: str, **environment: str) -> subprocess.CompletedP
 @pytest.mark.slow
 def test_mlflow_receives_the_metrics_and_settings_of_a_cell(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    finished = run(tmp_path, f"[{{kind: mlflow, uri: '{uri}'}}]")
+    finished = run(tmp_path, f"[tensorboard, csv, {{kind: mlflow, uri: '{uri}'}}]")
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    # The cell's own records, which may be named too, occur once.
+    names = [path.name for path in tmp_path.glob("runs/tracked/standard/0-*/*")]
+    assert sum("tfevents" in name for name in names) == names.count("metrics.csv") == 1
     reader = (
         "from mlflow.tracking import MlflowClient\n"
         f"client = MlflowClient({uri!r})\n"
@@ -50,6 +53,27 @@ def test_mlflow_receives_the_metrics_and_settings_of_a_cell(tmp_path: Path) -> N
     )
     printed = subprocess.run([sys.executable, "-c", reader], capture_output=True, text=True)
     assert printed.stdout.split() == ["standard/0", "FINISHED", "True", "0.005"], printed.stderr
+
+
+@pytest.mark.slow
+def test_cells_that_start_together_share_a_new_database_of_mlflow(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    build = (
+        "import sys, time; from pathlib import Path; import lightning.pytorch.loggers, mlflow\n"
+        "from lit_attn.config.training import MLflowLogger\n"
+        "number, folder = sys.argv[1], Path(sys.argv[2])\n"
+        "(folder / f'ready-{number}').touch()\n"
+        "while len(list(folder.glob('ready-*'))) < 3: time.sleep(0.01)\n"
+        f"logger = MLflowLogger(uri={uri!r})\n"
+        "logger.build('tracked', f'a/{number}', f'id{number}', folder / 'runs/s/a' / number)\n"
+    )
+    command = [sys.executable, "-c", build]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen([*command, str(number), str(tmp_path)], env=environment)
+        for number in range(3)
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from lit_attn.schema.base import Config, outside_identity
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
+Channels = tuple[float, float, float]
 Range3 = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
@@ -196,15 +197,11 @@ class NpzTargets(OwnTargets):
 class TimmAugmentation(Config):
     """timm's augmentation of a training image; timm applies the fields in their order."""
 
-    crop: Literal["resized", "inception", "centre"] = Field(
-        "resized", description="a random area (resized), a random height (inception) or the centre"
+    crop: Literal["resized", "centre"] = Field(
+        "resized", description="a random area of the image (resized) or its centre"
     )
-    area: Range = Field(
-        (0.08, 1.0), description="least and greatest share of the image in a random crop"
-    )
-    aspect: Range = Field(
-        (3 / 4, 4 / 3), description="least and greatest aspect ratio of a random crop"
-    )
+    area: Range = Field((0.08, 1.0), description="range of the image's share in a random crop")
+    aspect: Range = Field((3 / 4, 4 / 3), description="range of the aspect ratio of a random crop")
     flip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left-right")
     policy: str | None = Field(
         None,
@@ -212,12 +209,8 @@ class TimmAugmentation(Config):
         description="timm's name of the policy, as rand-m9-mstd0.5-inc1; null: none",
     )
     erasing: float = Field(0.0, ge=0, le=1, description="probability of random erasing with noise")
-    mixup: float = Field(
-        0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0 switches it off"
-    )
-    cutmix: float = Field(
-        0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0 switches it off"
-    )
+    mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
+    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
 
     @model_validator(mode="after")
     def _ranges_are_not_empty(self) -> Self:
@@ -257,7 +250,7 @@ class ImageFiles(Data):
         1, description="times that an epoch repeats each image (repeated augmentation)"
     )
     validation: Count = Field(0, description="images held out of train, by a fixed split")
-    mean: tuple[float, float, float] = Field(
+    mean: Channels = Field(
         (0.485, 0.456, 0.406), description="mean of each channel for the normalisation, from 0 to 1"
     )
     std: Range3 = Field(
@@ -268,10 +261,7 @@ class ImageFiles(Data):
         "bicubic", description="method of resizing"
     )
     crop_share: float = Field(
-        0.875,
-        gt=0,
-        le=1,
-        description="evaluation crop: `size` over the short side of the resized image",
+        0.875, gt=0, le=1, description="evaluation crop: `size` over the resized image's short side"
     )
     augment: TimmAugmentation = Field(
         TimmAugmentation(), description="timm's augmentation of training images"
@@ -306,7 +296,6 @@ class ClassFolders(ImageFiles):
     """Images in class folders."""
 
     list_files: ClassVar = method("lit_attn.data.image_files:list_folders")
-
     check_files: ClassVar = method("lit_attn.data.sets:find_class_folders")
 
 

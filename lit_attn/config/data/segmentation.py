@@ -9,13 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from lit_attn.config.augment import (
-    CategoryCrop,
-    Photometric,
-    Rescale,
-    SceneAugmentation,
-    SceneFlip,
-)
+from lit_attn.config.augment import CategoryCrop, Photometric, Rescale, SceneAugmentation, SceneFlip
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
 from lit_attn.schema.base import outside_identity
@@ -28,8 +22,7 @@ Pair = tuple[Path, Path]
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 
-# Label of the pixels that have no class.
-IGNORED = 255
+IGNORED = 255  # Label of the pixels that have no class.
 
 # Classes of `kind: scenes`: three grounds and ten digits.
 SCENE_CLASSES = ("stripes", "checks", "speckle", *(f"digit {number}" for number in range(10)))
@@ -51,9 +44,7 @@ class Scenery(Data):
     root: Path = Field(description="folder of the images and annotations")
     crop: PositiveInt = Field(512, description="side of a training window in pixels")
     short_side: PositiveInt = Field(512, description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(
-        2048, description="most pixels of the long side of a resized image"
-    )
+    long_side: PositiveInt = Field(2048, description="most pixels of a resized image's long side")
     batch_size: PositiveInt = Field(8, description="windows of a training step, over all devices")
     eval_batch_size: Literal[1] = Field(1, description="1, because images differ in size")
     drop_last: bool = Field(False, description="leave out an epoch's last batch if it is not full")
@@ -168,9 +159,7 @@ class Scenes(Scenery):
     )
     crop: PositiveInt = Field(32, description="side of a training window in pixels")
     short_side: PositiveInt = Field(32, description="short side of a resized image in pixels")
-    long_side: PositiveInt = Field(
-        128, description="most pixels of the long side of a resized image"
-    )
+    long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
     @model_validator(mode="after")

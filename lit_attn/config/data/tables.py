@@ -71,6 +71,7 @@ class TableImages(Table, OwnClasses):
     column_keys: ClassVar = ("image", "label")
     image: str = Field("image", description="column of the images")
     label: str = Field("label", description="column of the classes")
+    input_paths: ClassVar = method("lit_attn.data.tables:list_inputs")
     read_splits: ClassVar = method("lit_attn.data.tables:read_images")
     read_labels: ClassVar = method("lit_attn.data.tables:read_classes")
 
@@ -82,6 +83,7 @@ class TableTargets(Table, OwnTargets):
     column_keys: ClassVar = ("image", "targets")
     image: str = Field("image", description="column of the images")
     targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers")
+    input_paths: ClassVar = method("lit_attn.data.tables:list_inputs")
     read_splits: ClassVar = method("lit_attn.data.tables:read_images")
     read_labels: ClassVar = method("lit_attn.data.tables:read_targets")
 

@@ -19,8 +19,8 @@ IGNORED = -100
 # Ids in sentence pairs: padding, the end of a sentence (also the decoder's first input), unknown.
 PADDING, END, UNKNOWN = range(3)
 
-# File of the words beside shards, one word a line.
-VOCABULARY = "vocabulary.txt"
+SPLITS = ("train", "val", "test")
+VOCABULARY = "vocabulary.txt"  # File of the words beside shards, one word a line.
 
 
 class Tokenizer(Kind):
@@ -61,15 +61,10 @@ class Bytes(Tokenizer):
 
 
 class Gpt2(Tokenizer):
-    """GPT-2's byte-pair encoding; a document ends with <|endoftext|>.
-
-    `folder` holds encoder.json and vocab.bpe. Without it the tokenizer comes from the hub.
-    """
+    """GPT-2's byte-pair encoding; a document ends with <|endoftext|>."""
 
     kind: Literal["gpt2"] = "gpt2"
-    folder: Path | None = outside_identity(
-        None, "folder of encoder.json and vocab.bpe; null: from the hub"
-    )
+    folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
     vocabulary: ClassVar = 50_257
     encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
 
@@ -138,7 +133,7 @@ class Tokens(TokenData):
         "stored sequences of `context` + 1 tokens in their order, also in evaluation (the Pile)",
     )
     epoch_steps: PositiveInt | None = Field(
-        None, description="training steps of an epoch; null: one pass over the tokens"
+        None, description="training steps of an epoch; null: one pass over the data"
     )
     eval_stride: PositiveInt | None = Field(
         None,
@@ -146,11 +141,10 @@ class Tokens(TokenData):
         "context if null, 1 for the sliding window of MGK",
     )
     eval_tokens: PositiveInt | None = Field(
-        None, description="evaluate on that many tokens at the start of each split; all if null"
+        None, description="evaluate on that many tokens at the start of each split; null: all"
     )
     eval_windows: PositiveInt | None = Field(
-        None,
-        description="evaluate on that many windows, evenly spaced over each split; all if null",
+        None, description="evaluate on that many windows, evenly spaced over each split; null: all"
     )
 
     def signature(self) -> TokenStream:
@@ -220,7 +214,7 @@ class TextFiles(NamedTokens):
 
     def check_files(self) -> None:
         super().check_files()
-        for key in ("train", "val", "test"):
+        for key in SPLITS:
             if (path := getattr(self, key)) is not None:
                 require_files(f"data.{key}", [path])
 
@@ -269,7 +263,7 @@ class PaddedText(TokenData):
     )
     vocabulary: PositiveInt = Field(description="number of embeddings of the model")
     epoch_steps: PositiveInt | None = Field(
-        None, description="training steps of an epoch; null: one pass over train"
+        None, description="training steps of an epoch; null: one pass over the data"
     )
 
     @abstractmethod
@@ -319,9 +313,7 @@ class ListOps(Labelled):
     lengths: tuple[PositiveInt, PositiveInt] = Field(
         (500, 2000), description="least and greatest number of tokens of an expression"
     )
-    depth: PositiveInt = Field(
-        10, ge=2, description="levels of a tree; the last level contains digits"
-    )
+    depth: PositiveInt = Field(10, ge=2, description="levels of a tree; the last contains digits")
     arguments: PositiveInt = Field(10, ge=2, description="most arguments of an operation")
     train: PositiveInt = Field(96_000, description="training expressions")
     val: PositiveInt = Field(2000, description="validation expressions")
@@ -331,8 +323,7 @@ class ListOps(Labelled):
 
     def check_files(self) -> None:
         if self.folder is not None:
-            names = [f"basic_{split}.tsv" for split in ("train", "val", "test")]
-            require_files("data.folder", [self.folder / name for name in names])
+            require_files("data.folder", [self.folder / f"basic_{split}.tsv" for split in SPLITS])
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_listops")
 
@@ -381,8 +372,7 @@ class LabelledText(OwnLabels, Labelled):
     )
 
     def check_files(self) -> None:
-        splits = ("train", "val", "test")
-        require_files("data.folder", [self.folder / f"{split}.tsv" for split in splits])
+        require_files("data.folder", [self.folder / f"{split}.tsv" for split in SPLITS])
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
 
@@ -423,5 +413,5 @@ class ParallelText(TokenData):
         return self.folder / f"{name}.{self.source}", self.folder / f"{name}.{self.target}"
 
     def check_files(self) -> None:
-        for split in ("train", "val", "test"):
+        for split in SPLITS:
             require_files(f"data.{split}_name", self.files(split))

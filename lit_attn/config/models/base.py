@@ -115,7 +115,7 @@ class Model(Kind):
 
 
 class PackageModel(Model):
-    """Base of the models of this package, which a function in `lit_attn.models` builds."""
+    """Base of the models that a function or class of another module builds, imported when used."""
 
     builder: ClassVar[tuple[str, ...]]
     """The function as "module:name", and the fields of the signature that it takes."""
@@ -126,7 +126,7 @@ class PackageModel(Model):
         self.check(signature)
         function, *fields = self.builder
         values = (getattr(signature, field) for field in fields)
-        return load(f"lit_attn.models.{function}")(self, *values, device)
+        return load(function)(self, *values, device)
 
 
 def require_division(key: str, noun: str, number: int, total: int, total_name: str) -> None:
@@ -151,10 +151,8 @@ def require_tiling(
     for height, width in sizes:
         if height % patch or width % patch:
             nearest = find_nearest_divisor(patch, math.gcd(height, width))
-            text = f"do not tile {noun} of {height} x {width}{source}"
-            raise ValueError(
-                f"patch: patches of {patch} {text}; the nearest that do are of {nearest}"
-            )
+            text = f"do not tile {noun} of {height} x {width}{source}; the nearest that do are of"
+            raise ValueError(f"patch: patches of {patch} {text} {nearest}")
 
 
 def require_one_size(kind: str, signature: ImageSignature) -> None:

@@ -39,9 +39,7 @@ class ExternalModel(Model):
     builder: ClassVar[str]
     """Function in lit_attn.models.external that builds the model."""
 
-    ffn: ModelFFN = Field(
-        ModelFFN(), description="feed-forward network of every block, always present"
-    )
+    ffn: ModelFFN = Field(ModelFFN(), description="FFN of every block, always present")
     arguments: dict[str, Any] = Field({}, description="further arguments of the model")
 
     @field_validator("ffn", mode="before")
@@ -68,13 +66,10 @@ class TimmConfig(ExternalModel):
 
     takes = (ImageLabels, ImageTargets)
     builder = "build_timm"
-
     kind: Literal["timm"] = "timm"
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
-    checkpoint: Path | None = outside_identity(
-        None, "file of these weights; null: download by timm"
-    )
+    checkpoint: Path | None = outside_identity(None, "file of these weights; null: timm's download")
 
     def check(self, signature: Any) -> None:
         require_one_size(self.kind, signature)
@@ -91,7 +86,6 @@ class TransformersConfig(ExternalModel):
 
     takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, CausalTokens)
     builder = "build_transformers"
-
     kind: Literal["transformers"] = "transformers"
     architecture: str | None = Field(
         None, description="model type with random weights, such as llama; `arguments` are its keys"
@@ -124,5 +118,4 @@ class ModuleConfig(OwnClass, ExternalModel):
 
     takes = (Signature,)
     builder = "build_module"
-
     kind: Literal["module"] = "module"

@@ -5,14 +5,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config import signatures
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
-from lit_attn.config.signatures import (
-    CausalTokens,
-    LabelledTokens,
-    ParallelTokens,
-    TaggedTokens,
-    TokenSignature,
-)
 from lit_attn.schema.base import Config, Share
 
 
@@ -36,10 +30,7 @@ class Init(Config):
 
 
 class TokenTransformer(PackageModel):
-    """Transformer over tokens; the defaults are those of GPT-2 in nanoGPT.
-
-    Vocabulary and sequence length come from the data.
-    """
+    """Transformer over the tokens of the data; the defaults are those of GPT-2 in nanoGPT."""
 
     activations: ClassVar[tuple[str, ...]] = ("gelu", "gelu-tanh", "relu", "swiglu")
 
@@ -106,13 +97,11 @@ class TokenTransformer(PackageModel):
         window = self.windows[layer % len(self.windows)]
         return self.attention.model_copy(update={"window": window}) if window else self.attention
 
-    def check(self, signature: TokenSignature) -> None:
+    def check(self, signature: signatures.TokenSignature) -> None:
         limit = self.attention.similarity.max_tokens
         if limit is not None and limit < signature.context:
-            raise ValueError(
-                f"attention.similarity.positions: {limit} are fewer than the "
-                f"{signature.context} tokens of data.context"
-            )
+            text = f"{limit} are fewer than the {signature.context} tokens of data.context"
+            raise ValueError(f"attention.similarity.positions: {text}")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -137,14 +126,11 @@ class GPTConfig(TokenTransformer):
     """Causal language model.
 
     `head: tied` and `adaptive` use the weights of the embedding. `adaptive` is the softmax by
-    frequency classes of Grave et al. 2017 with divisor 1; `cutoffs` are the first ids of the rarer
-    classes.
+    frequency classes of Grave et al. 2017 with divisor 1.
     """
 
-    takes = (CausalTokens,)
-
-    builder = ("language:GPT", "vocabulary", "context")
-
+    takes = (signatures.CausalTokens,)
+    builder = ("lit_attn.models.language:GPT", "vocabulary", "context")
     kind: Literal["gpt"] = "gpt"
     head: Literal["tied", "untied", "adaptive"] = Field(
         "tied",
@@ -167,13 +153,11 @@ class GPTConfig(TokenTransformer):
             raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
         return self
 
-    def check(self, signature: TokenSignature) -> None:
+    def check(self, signature: signatures.TokenSignature) -> None:
         super().check(signature)
-        if self.cutoffs and self.cutoffs[-1] >= signature.vocabulary:
-            raise ValueError(
-                f"cutoffs: {self.cutoffs[-1]} is beyond the vocabulary of {signature.vocabulary}; "
-                f"{signature.vocabulary - 1} at most"
-            )
+        if self.cutoffs and self.cutoffs[-1] >= (size := signature.vocabulary):
+            text = f"is beyond the vocabulary of {size}; {size - 1} at most"
+            raise ValueError(f"cutoffs: {self.cutoffs[-1]} {text}")
 
 
 class SequenceClassifierConfig(TokenTransformer):
@@ -183,10 +167,9 @@ class SequenceClassifierConfig(TokenTransformer):
     The model of MGK's experiments on the Long Range Arena, whose code has `pool: zero-padded`.
     """
 
-    takes = (LabelledTokens, TaggedTokens)
-
+    takes = (signatures.LabelledTokens, signatures.TaggedTokens)
     builder = (
-        *("language:SequenceClassifier", "vocabulary", "context", "classes"),
+        *("lit_attn.models.language:SequenceClassifier", "vocabulary", "context", "classes"),
         *("pairs", "are_tagged"),
     )
 
@@ -207,10 +190,8 @@ class SequenceClassifierConfig(TokenTransformer):
 class EncoderDecoderConfig(TokenTransformer):
     """Bidirectional encoder, and causal decoder with cross-attention, of `depth` blocks each."""
 
-    takes = (ParallelTokens,)
-
-    builder = ("translation:EncoderDecoder", "vocabulary", "context")
-
+    takes = (signatures.ParallelTokens,)
+    builder = ("lit_attn.models.translation:EncoderDecoder", "vocabulary", "context")
     kind: Literal["encoder-decoder"] = "encoder-decoder"
     cross_attention: AttentionSpec | None = Field(
         None, description="attention of the decoder to the encoder; null: that of `attention`"
@@ -232,7 +213,7 @@ class EncoderDecoderConfig(TokenTransformer):
         """Attention of the decoder to the encoder."""
         return self.cross_attention or self.attention
 
-    def check(self, signature: TokenSignature) -> None:
+    def check(self, signature: signatures.TokenSignature) -> None:
         for spec in (self.attention, self.cross):
             TokenTransformer.check(self.model_copy(update={"attention": spec}), signature)
 

@@ -53,13 +53,10 @@ class ImageViTConfig(Transformer):
     """
 
     activations = ("gelu", "gelu-tanh")
-
-    builder = ("vit:build_image_vit", "shape", "outputs")
-
+    builder = ("lit_attn.models.vit:build_image_vit", "shape", "outputs")
     kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
-        "token",
-        description="input of the classifier: the class token, or the average of the patches",
+        "token", description="input of the classifier: class token, or average of the patches"
     )
     positions: Literal["learned", "sincos"] = Field(
         "learned", description="position embeddings: learned, or fixed sines and cosines"
@@ -77,59 +74,25 @@ class LocalViTConfig(Transformer):
 
     The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
     code also builds and counts 3,924 parameters in each layer that nothing uses; they are left out.
-    `positions: fixed` is the effect of that code on growing images: each change of size makes new
-    positions, which the optimiser, built earlier, does not train.
+    With `positions: replaced`, as in that code, untrained copies replace the positions at every
+    change of the image size and around every evaluation, resampled to the new grid.
     """
 
     activations = ("hard-swish",)
-
-    builder = ("vit:build_local", "shape", "outputs")
-
+    builder = ("lit_attn.models.vit:build_local", "shape", "outputs")
     kind: Literal["local-vit"] = "local-vit"
-    positions: Literal["learned", "fixed"] = Field(
-        "learned", description="fixed: a change of the image size makes new, untrained positions"
+    positions: Literal["learned", "replaced"] = Field(
+        "learned", description="replaced: untrained, resampled copies at each change of image size"
     )
     ffn: FFN | None = ffn_field(1536, "hard-swish")
     drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
-
-
-class JiTConfig(Transformer):
-    """JiT-B/16 (Li & He 2025) as a classifier: SwiGLU, RMSNorm, QK-norm, 2-D RoPE, adaLN-zero.
-
-    Belief2 (section 4.2) states neither the condition of the adaLN nor the pooling. Here the
-    condition is the mean of the embedded patches, and the last layer is averaged over patches.
-    `ffn.width` is the hidden width of SwiGLU.
-    """
-
-    activations = ("swiglu",)
-    has_one_size = True
-
-    builder = ("jit:JiTClassifier", "shape", "outputs")
-
-    kind: Literal["jit"] = "jit"
-    dim: PositiveInt = Field(768, description="width of the residual stream")
-    heads: PositiveInt = Field(12, description="attention heads of a block")
-    ffn: FFN | None = ffn_field(2048, "swiglu")
-    bottleneck: PositiveInt = Field(
-        128, description="width between the maps of the patch embedding"
-    )
-
-    @model_validator(mode="after")
-    def _heads_rotate_by_row_and_column(self) -> Self:
-        if self.dim % 4:
-            raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
-        noun = "heads of a width that is a multiple of 4"
-        base.require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
-        return self
 
 
 class ViTConfig(Transformer):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
     has_one_size = True
-
-    builder = ("vit:build", "shape", "outputs")
-
+    builder = ("lit_attn.models.vit:build", "shape", "outputs")
     kind: Literal["vit"] = "vit"
     dim: PositiveInt = Field(description="width of the residual stream")
     depth: PositiveInt = Field(description="number of blocks")
@@ -167,14 +130,11 @@ class ViTConfig(Transformer):
 class SegmenterConfig(Transformer):
     """Segmenter with a mask transformer (Strudel et al. 2021); the defaults are Seg-T-Mask/16.
 
-    `ffn` is the FFN of encoder and decoder. `stride` is the step of the evaluation window, which
-    has the size of the training windows.
+    `ffn` is the FFN of both parts. The evaluation window has the size of the training windows.
     """
 
     takes = (ImageMasks,)
-
-    builder = ("segmenter:build", "shape", "classes")
-
+    builder = ("lit_attn.models.segmenter:build", "shape", "classes")
     kind: Literal["segmenter"] = "segmenter"
     dim: PositiveInt = Field(192, description="width of the residual stream")
     heads: PositiveInt = Field(3, description="attention heads of a block")
@@ -186,12 +146,8 @@ class SegmenterConfig(Transformer):
     )
     decoder_dropout: Share = Field(0.1, description="dropout rate of the decoder")
     stride: PositiveInt | None = Field(None, description="window step in pixels; null: window size")
-    pretrained: str | None = Field(
-        None, description="timm's name of the encoder's weights; null: random weights"
-    )
-    checkpoint: Path | None = outside_identity(
-        None, "file of those weights; downloaded through timm if null"
-    )
+    pretrained: str | None = Field(None, description="timm's name of encoder weights; null: random")
+    checkpoint: Path | None = outside_identity(None, "file of those weights; null: timm's download")
 
     @model_validator(mode="after")
     def _checkpoint_has_a_name(self) -> Self:

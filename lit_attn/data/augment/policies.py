@@ -48,10 +48,7 @@ MATRICES: dict[str, Callable[[float], tuple[float, ...]]] = {
 
 
 class Policy:
-    """Base of the policies: the names of the operations, and which magnitudes have a random sign.
-
-    The signed magnitude of an enhancement is added to 1.
-    """
+    """Base of the policies: names of the operations, and which magnitudes have a random sign."""
 
     fill = 0
     """Grey level outside the image."""

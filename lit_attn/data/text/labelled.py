@@ -21,16 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import IGNORED, LabelledText, ListOps, PaddedText
+from lit_attn.config.data.text import IGNORED, SPLITS, LabelledText, ListOps, PaddedText
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
 from lit_attn.schema.errors import ConfigError
 
-SPLITS = ("train", "val", "test")
-
-# Generated data are the same for all seeds: a seed varies the training, not the data.
-GENERATOR_SEED = 0
+GENERATOR_SEED = 0  # Of the data for all cells: a seed varies the training, not the data.
 
 # Id 0 is padding.
 TOKENS = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
@@ -44,8 +41,7 @@ OPERATIONS: dict[int, Callable[[list[int]], int]] = {
     IDS["[SM"]: lambda values: sum(values) % 10,
 }
 
-# Share of the arguments that are expressions and not digits, as in both generators.
-NESTED = 0.25
+NESTED = 0.25  # Share of the arguments that are expressions, as in both generators.
 
 Batch = tuple[Tensor, Tensor, Tensor]
 

@@ -11,19 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_attn.config.data.text import END, IGNORED, PADDING, UNKNOWN, ParallelText
+from lit_attn.config.data.text import END, IGNORED, PADDING, SPLITS, UNKNOWN, ParallelText
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.streams import read_text
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError
 
-SPLITS = ("train", "val", "test")
-# Names of PADDING, END and UNKNOWN.
-SPECIAL = ["<pad>", "</s>", "<unk>"]
+SPECIAL = ["<pad>", "</s>", "<unk>"]  # Names of PADDING, END and UNKNOWN.
 
-# The pairs of a batch are a multiple of this number if they are more, as in fairseq.
-MULTIPLE = 8
+MULTIPLE = 8  # Factor of the number of pairs in a batch that has more of them, as in fairseq.
 
 Ids = NDArray[np.uint32]
 Pair = tuple[Ids, Ids]
@@ -48,9 +45,10 @@ class ParallelData(TokenDataModule):
             for path, side in zip(data.files(split), sides, strict=True):
                 lengths = [len(ids) + 1 for ids in side]
                 if split != "train" and max(lengths) > data.context:
+                    where = f"{path}:{1 + int(np.argmax(lengths))}"
+                    text = f"set data.context to at least as many, not {data.context}"
                     raise ConfigError(
-                        f"{path}:{1 + int(np.argmax(lengths))}: has {max(lengths):,} subwords with "
-                        f"its end; set data.context to at least as many, not {data.context}"
+                        f"{where}: has {max(lengths):,} subwords with its end; {text}"
                     )
             if split != "train":
                 self.pairs[split].sort(key=lambda pair: len(pair[0]))
@@ -130,9 +128,8 @@ class Subwords:
         # The text may contain the names of the special tokens.
         self.tokenizer.encode_special_tokens = True
         if (size := self.tokenizer.get_vocab_size()) > vocabulary:
-            raise ConfigError(
-                f"data.vocabulary: {vocabulary} is less than the {size} characters of train"
-            )
+            text = f"is less than the {size} characters of train"
+            raise ConfigError(f"data.vocabulary: {vocabulary} {text}")
 
     def encode(self, sentences: list[str]) -> list[Ids]:
         """Return the ids of every sentence, without its end."""
@@ -150,16 +147,13 @@ def read_sides(data: ParallelText, split: str) -> list[list[str]]:
     paths = data.files(split)
     # Only line feeds end lines: sentences may contain other separators.
     texts = [read_text(path).removesuffix("\n").split("\n") for path in paths]
-    if len(texts[0]) != len(texts[1]):
-        raise ConfigError(
-            f"{paths[1]}: has {len(texts[1]):,} lines, and {paths[0].name} has {len(texts[0]):,}"
-        )
+    first, second = map(len, texts)
+    if first != second:
+        raise ConfigError(f"{paths[1]}: has {second:,} lines, and {paths[0].name} has {first:,}")
     return [[" ".join(line.split()) for line in lines] for lines in texts]
 
 
-def cut_batches(
-    order: NDArray[np.int64], lengths: NDArray[np.int64], limit: int
-) -> list[list[int]]:
+def cut_batches(order: NDArray[np.int64], sizes: NDArray[np.int64], limit: int) -> list[list[int]]:
     """Return batches of consecutive rows of `order` whose padded tokens do not exceed `limit`.
 
     A batch of more than MULTIPLE rows has a multiple of it; the rows beyond start the next batch.
@@ -167,7 +161,7 @@ def cut_batches(
     batches: list[list[int]] = []
     batch: list[int] = []
     for row in order.tolist():
-        while batch and (len(batch) + 1) * max(lengths[[*batch, row]]) > limit:
+        while batch and (len(batch) + 1) * max(sizes[[*batch, row]]) > limit:
             size = len(batch) - len(batch) % MULTIPLE or len(batch)
             batches.append(batch[:size])
             batch = batch[size:]

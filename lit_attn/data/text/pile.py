@@ -27,9 +27,7 @@ from lit_attn.config.data.text import GptNeox
 from lit_attn.data.text.tokenizers import ByteEncoder
 from lit_attn.schema.errors import ConfigError
 
-RECORD = 2049
-"""Tokens of a record."""
-
+RECORD = 2049  # Tokens of a record.
 MAGIC = b"MMIDIDX\0\0"
 DTYPES = {4: np.int32, 8: np.uint16}
 

@@ -24,8 +24,7 @@ Ids = NDArray[np.unsignedinteger]
 BLOCK = 65_536
 BLOCKS = 1024
 
-# Share of the training text that becomes the split val if no file is.
-HELD_OUT = 0.1
+HELD_OUT = 0.1  # Share of the training text that becomes the split val if no file is.
 
 # Parts of the standard library's folder that are not its source, and files of one build of Python.
 LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}

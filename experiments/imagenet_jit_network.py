@@ -10,13 +10,13 @@ import math
 from functools import partial
 
 import torch
+from imagenet_jit import JiTConfig
 from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.rotary import Rotary, rotary
-from lit_attn.config.models.vision import JiTConfig
 from lit_attn.models.layers import Device, HeadNorm, sincos_positions
 from lit_attn.models.seeded_draws import draw_parameters
 from lit_attn.models.vit import Shape

@@ -1,0 +1,55 @@
+"""Plug-in for the images and the ViT of big_vision, in its configuration vit_s16_i1k.py.
+
+The study `dcmha-imagenet` names this file under `parts`. It adds data and a model; their torch code
+is in imagenet_vit_small_images.py, which a cell imports when it is built.
+
+Source: github.com/google-research/big_vision at 0127fb6 (docs/setups.md, section 7).
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from lit_attn.config.data.base import method
+from lit_attn.config.data.images import ClassFolders
+from lit_attn.config.models.base import FFN, ffn_field
+from lit_attn.config.models.vision import ImageViTConfig, Transformer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class BigVisionImages(ClassFolders):
+    """ImageNet (ILSVRC 2012) as big_vision reads it with TensorFlow.
+
+    A training image is a random window of a uniform height, resized without antialiasing and
+    mirrored; then RandAugment applies two of its 16 operations at strength 10. The short side of
+    an evaluated image is resized by means over areas. `augment.crop`, `augment.policy` and
+    `interpolation` have no effect.
+    """
+
+    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    has_val_files = False
+    kind: Literal["big-vision-imagenet"] = "big-vision-imagenet"
+    name: str = Field("imagenet", description="name of the data set in identities and tables")
+    classes: PositiveInt = Field(1000, description="number of classes")
+
+    build: ClassVar = method("imagenet_vit_small_images:BigVisionImageData")
+
+
+class BigVisionViT(Transformer):
+    """ViT with fixed positions, and a Linear and tanh between the mean of patches and the head."""
+
+    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    activations = ("gelu-tanh",)
+    builder = ImageViTConfig.builder
+    kind: Literal["big-vision-vit"] = "big-vision-vit"
+    ffn: FFN | None = ffn_field(1536, "gelu-tanh")
+
+    def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":
+        from imagenet_vit_small_images import add_tanh_layer
+
+        options = {name: getattr(self, name) for name in Transformer.model_fields if name != "kind"}
+        vit = ImageViTConfig(pool="average", positions="sincos", init="flax", **options)
+        return add_tanh_layer(vit.build(signature, device))

@@ -1,0 +1,172 @@
+"""Random windows, RandAugment and resizing of big_vision, and the tanh layer of its ViT.
+
+big_vision computes with TensorFlow; here Pillow gives the same images, up to rounding of a value by
+one (docs/parity.md). Its RandAugment is that of EfficientNet's TensorFlow code.
+
+Source: github.com/google-research/big_vision at 0127fb6.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from timm.layers import lecun_normal_
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from lit_attn.config.data.images import ImageFiles, Range
+from lit_attn.data.image_files import ImageFileData
+from lit_attn.models.seeded_draws import draw_parameters
+
+Draw = Callable[[Image.Image], tuple[int, int, int, int]]
+"""Function that draws a window: top, left, height, width."""
+
+GREY = (128, 128, 128)
+LAYERS, ENHANCED, ADDED, THRESHOLD, HALF_SQUARE = 2, 1.9, 110, 128, 40
+DEGREES, SHEAR, SHIFT, BITS = 30, 0.3, 100, 4
+"""Strengths of the operations at magnitude 10 of 10."""
+
+
+class BigVisionImageData(ImageFileData):
+    """Class folders whose images are transformed as in big_vision."""
+
+    def __init__(self, data: ImageFiles, seed: int, device: torch.device) -> None:
+        super().__init__(data, seed, device)
+        for size, transform in self.train.transforms.items():
+            draw = partial(draw_window, data.augment.area, data.augment.aspect)
+            flip, *last = [step for step in transform.transforms[1:] if not hasattr(step, "ops")]
+            transform.transforms = [partial(crop_window, draw, size), flip, augment, *last]
+        for reader in self.evaluated.values():
+            for size, transform in reader.transforms.items():
+                short = round(size / data.crop_share)
+                transform.transforms[:2] = [partial(resize_area, short), partial(crop, size)]
+
+
+def draw_window(area: Range, aspects: Range, image: Image.Image) -> tuple[int, int, int, int]:
+    """Draw a crop as TensorFlow does: top, left, a uniform height, and width."""
+    (width, height), aspect = image.size, random.uniform(*aspects)
+    least, most = (round(math.sqrt(share * width * height / aspect)) for share in area)
+    most = min(most, height, int((width + 0.5) / aspect))
+    tall = random.randint(min(least, most), most)
+    wide = min(width, round(tall * aspect))
+    top, left = random.randrange(max(1, height - tall)), random.randrange(max(1, width - wide))
+    return top, left, tall, wide
+
+
+def crop_window(draw: Draw, size: int, image: Image.Image) -> Image.Image:
+    """Cut the window that `draw` returns for an image, and resize it without antialiasing."""
+    top, left, tall, wide = draw(image)
+    window = image.crop((left, top, left + wide, top + tall))
+    extent = (0, 0, wide, tall)
+    return window.transform((size, size), Image.Transform.EXTENT, extent, BILINEAR)
+
+
+def resize_area(short: int, image: Image.Image) -> Image.Image:
+    """Resize the short side to `short` pixels; a new pixel is the mean of the area it covers."""
+    pixels, scale = np.asarray(image, np.float64), short / min(image.size)
+    for axis in (0, 1):
+        count = pixels.shape[axis]
+        places, edges = np.arange(count), np.linspace(0, count, round(count * scale) + 1)[:, None]
+        covered = np.minimum(edges[1:], places + 1) - np.maximum(edges[:-1], places)
+        shares = covered.clip(0) * (len(edges) - 1) / count
+        pixels = np.moveaxis(np.tensordot(shares, pixels, (1, axis)), 0, axis)
+    # A mean that is an integer stays one.
+    return Image.fromarray((pixels + 1e-6).astype(np.uint8))
+
+
+def crop(size: int, image: Image.Image) -> Image.Image:
+    """Return the central square."""
+    left, top = ((side - size) // 2 for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
+def augment(image: Image.Image) -> Image.Image:
+    """Apply RandAugment's operations, each drawn from all of them, with signs."""
+    for name in random.choices(list(OPERATIONS), k=LAYERS):
+        image = OPERATIONS[name](image, random.choice((-1, 1)))
+    return image
+
+
+def enhance(kind: Callable[..., ImageEnhance._Enhance], image: Image.Image, _: int) -> Image.Image:
+    """Extrapolate from the degenerate image of an enhancement of Pillow beyond the image."""
+    return kind(image).enhance(ENHANCED)
+
+
+def enhance_contrast(image: Image.Image, _: int) -> Image.Image:
+    """Extrapolate from a grey image whose value is the number of pixels over 256.
+
+    The released code means the mean of the image, and adds the counts of its histogram instead.
+    """
+    value = min(255, image.width * image.height // 256)
+    return Image.blend(Image.new("RGB", image.size, (value,) * 3), image, ENHANCED)
+
+
+def add_below(image: Image.Image, _: int) -> Image.Image:
+    """Add to the values below a threshold (SolarizeAdd)."""
+    table = [min(255, value + ADDED) if value < THRESHOLD else value for value in range(256)]
+    return image.point(table * 3)
+
+
+def cut_square(image: Image.Image, _: int) -> Image.Image:
+    """Fill a square with grey whose centre is anywhere in the image (Cutout)."""
+    y, x = random.randrange(image.height), random.randrange(image.width)
+    cut = image.copy()
+    cut.paste(GREY, (x - HALF_SQUARE, y - HALF_SQUARE, x + HALF_SQUARE, y + HALF_SQUARE))
+    return cut
+
+
+def rotate(image: Image.Image, sign: int) -> Image.Image:
+    """Rotate around the centre."""
+    return image.rotate(sign * DEGREES, NEAREST, fillcolor=GREY)
+
+
+def warp(matrix: tuple[float, ...], image: Image.Image, sign: int) -> Image.Image:
+    """Map coordinates by the identity plus the signed `matrix` (2 rows, 3 columns)."""
+    # Halves are rounded up as in TensorFlow; Pillow computes coordinates in units of 1 / 65,536.
+    identity = (1, 0, 1e-3, 0, 1, 1e-3)
+    values = [one + sign * value for one, value in zip(identity, matrix, strict=True)]
+    return image.transform(image.size, Image.Transform.AFFINE, values, NEAREST, fillcolor=GREY)
+
+
+BILINEAR, NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST
+Operation = Callable[[Image.Image, int], Image.Image]
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _: ImageOps.equalize(image),
+    "Invert": lambda image, _: ImageOps.invert(image),
+    "Rotate": rotate,
+    "Posterize": lambda image, _: ImageOps.posterize(image, BITS),
+    # The threshold of 256 becomes 0 in eight bits, so every value is inverted.
+    "Solarize": lambda image, _: ImageOps.invert(image),
+    "SolarizeAdd": add_below,
+    "Color": partial(enhance, ImageEnhance.Color),
+    "Contrast": enhance_contrast,
+    "Brightness": partial(enhance, ImageEnhance.Brightness),
+    "Sharpness": partial(enhance, ImageEnhance.Sharpness),
+    # Coordinates of TensorFlow are those of pixels' corners, coordinates of Pillow of centres.
+    "ShearX": partial(warp, (0, SHEAR, -SHEAR / 2, 0, 0, 0)),
+    "ShearY": partial(warp, (0, 0, 0, SHEAR, 0, -SHEAR / 2)),
+    "TranslateX": partial(warp, (0, 0, SHIFT, 0, 0, 0)),
+    "TranslateY": partial(warp, (0, 0, 0, 0, 0, SHIFT)),
+    "Cutout": cut_square,
+}
+
+
+def add_tanh_layer(network: nn.Module) -> nn.Module:
+    """Put a Linear (LeCun-normal, without an initial bias) and tanh before the classifier."""
+    assert isinstance(network, VisionTransformer)
+    layer = nn.Linear(
+        network.embed_dim, network.embed_dim, device=next(network.parameters()).device
+    )
+
+    def fill() -> None:
+        lecun_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+    draw_parameters(layer, fill)
+    network.fc_norm = nn.Sequential(layer, nn.Tanh())
+    return network

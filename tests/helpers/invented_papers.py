@@ -1,0 +1,57 @@
+"""Invented results for the tables of a paper, and the cells that its page then shows."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from helpers.fake_cells import result
+from helpers.paths import EXPERIMENTS
+from lit_attn.ablate.papers import expand_paper
+from lit_attn.cells.records import Spread
+from lit_attn.config.papers import read_paper
+from lit_attn.report.papers import make_entries, read_records
+
+FOLDER = EXPERIMENTS / "papers"
+CLOCK = "step,seconds\n10,5.0\n20,11.0\n"
+
+
+def run_invented(
+    runs: Path,
+    paper: str,
+    numbers: list[str],
+    value: Callable[[str, int], float],
+    size: str = "",
+    seeds: int = 5,
+) -> None:
+    """Write a result with the metric `value(variant, seed)` for every cell of some tables."""
+    source = read_paper(paper, size, FOLDER)
+    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds))):
+        matrix.write_plan()
+        name = matrix.plan().metric.name
+        for job in matrix.jobs:
+            number = value(job.cell.variant, job.cell.seed)
+            invented = result(job.cell).model_copy(
+                update={
+                    "metrics": {name: number, "test/top5": 0.9},
+                    "parameters": 24_000_856 if "star" in job.cell.variant else 22_226_776,
+                    "step_time": Spread(median=0.5, iqr=0.0, count=1),
+                    "evaluation_time": Spread(median=2.0, iqr=0.0, count=1),
+                    "steps": 20,
+                    "epochs": 2,
+                }
+            )
+            invented.write(job.folder / "result.json")
+            rows = [f"10,0,{name},{number / 2}", f"20,1,{name},{number}", "20,1,train/loss,1.5"]
+            rows += [f"10,0,test/top5,{0.25}"]
+            (job.folder / "metrics.csv").write_text("\n".join(["step,epoch,name,value", *rows, ""]))
+            (job.folder / "clock.csv").write_text(CLOCK)
+
+
+def entries(runs: Path, paper: str, number: str, size: str = "") -> dict[tuple[str, str], str]:
+    source = read_paper(paper, size, FOLDER)
+    item = source.paper.tables[number]
+    records = read_records(source, [item], runs)
+    return {
+        (entry.row, entry.column): entry.ours
+        for line in make_entries(source, item, records)
+        for entry in line
+    }

@@ -1,0 +1,150 @@
+"""Claims of papers: verdicts from differences with intervals, failed seeds, busy machines."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.invented_papers import FOLDER, entries, run_invented
+
+from lit_attn.cells.records import Exit, Result
+from lit_attn.config.papers import read_paper
+from lit_attn.report.papers import judge_claims, read_records
+from lit_attn.report.papers_page import make_claims_table
+
+
+@pytest.mark.parametrize(
+    ("difference", "judgement"), [(0.05, "agree"), (-0.05, "disagree"), (0.0, "undecided")]
+)
+def test_claims_compare_the_interval_with_the_published_side(
+    tmp_path: Path, difference: float, judgement: str
+) -> None:
+    def value(name: str, seed: int) -> float:
+        noise = 0.004 * ((seed * (7 if name == "belief" else 3)) % 5 - 2)
+        return 0.8 + (difference if name == "belief" else 0) + noise
+
+    run_invented(tmp_path, "beliefformer", ["3"], value)
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    assert verdict.published == "+0.99"
+    assert verdict.pairs == 5
+    assert verdict.judgement == judgement
+    assert re.fullmatch(r"[+-]\d+\.\d+ \[[+-][\d.]+, [+-][\d.]+\]", verdict.ours)
+
+
+def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: Path) -> None:
+    """Small models have the same cells for Tables 1 and 2 of Belief2, the paper does not."""
+
+    def value(name: str, seed: int) -> float:
+        return 0.8 + 0.05 * (name == "belief2") + 0.001 * (seed % 3)
+
+    for size, expected in (("embedded", ["1 / 2", "1 / 2", "2"]), ("", ["1", "1", "2", "2", "2"])):
+        run_invented(tmp_path / size, "belief2", ["1", "2"], value, size)
+        source = read_paper("belief2", size, FOLDER)
+        items = source.items(["1", "2"])
+        verdicts = judge_claims(
+            source, items, read_records(source, items.values(), tmp_path / size)
+        )
+        assert [verdict.places for verdict in verdicts] == expected
+    run_invented(tmp_path / "small", "belief2", ["1", "2"], value, "embedded")
+    source = read_paper("belief2", "embedded", FOLDER)
+    records = read_records(source, items.values(), tmp_path / "small")
+    table = make_claims_table(source, source.items(["1", "2"]), records)
+    first = [cell.text for cell in table.rows[0]]
+    assert first[0].count("Belief2-Attention exceeds the standard layer on") == 2
+    assert first[3] == "+1.42 / +4.14"
+    assert table.title == "Claims of the paper: 2 agree, 0 disagree, 1 undecided, 0 not run."
+
+
+def test_claims_that_cannot_be_judged_stay_apart() -> None:
+    """Cells that no study measures are not the same cells, even without any result."""
+    source = read_paper("mgk", "embedded", FOLDER)
+    verdicts = judge_claims(source, source.items(()), {})
+    claims = [claim for item in source.items(()).values() for claim in item.claims]
+    assert {verdict.judgement for verdict in verdicts} == {"not run"}
+    texts = [text for verdict in verdicts for text in verdict.text.split(" / ")]
+    assert sorted(texts) == sorted(claim.text for claim in claims)
+
+
+@pytest.mark.parametrize(("seeds", "judgement"), [(0, "not run"), (1, "undecided: one pair")])
+def test_a_claim_needs_two_pairs(tmp_path: Path, seeds: int, judgement: str) -> None:
+    run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8, seeds=max(1, seeds))
+    if not seeds:
+        for path in tmp_path.rglob("belief/*/result.json"):
+            path.unlink()
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    assert (verdict.pairs, verdict.judgement) == (seeds, judgement)
+
+
+def fail(runs: Path, variant: str, seeds: range) -> None:
+    """Replace results by failures."""
+    for seed in seeds:
+        for path in runs.rglob(f"{variant}/{seed}-*/result.json"):
+            end = Exit(failure="diverged", returncode=1, message="loss is nan")
+            end.write(path.parent / "attempts" / "1" / "exit.json")
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("variant", "seeds", "failures", "judgement"),
+    [
+        ("belief", 5, 2, "undecided: 2 failed (BeliefFormer)"),
+        ("belief", 5, 5, "undecided: 5 failed (BeliefFormer)"),
+        ("belief", 10, 3, "undecided: 3 failed (BeliefFormer)"),
+        # Ten pairs in favour of the variant are enough for the test of ranks.
+        ("standard", 10, 2, "agree"),
+    ],
+)
+def test_failed_seeds_are_counted_and_ranked_last(
+    tmp_path: Path, variant: str, seeds: int, failures: int, judgement: str
+) -> None:
+    def value(name: str, seed: int) -> float:
+        return 0.8 + 0.05 * (name == "belief") + 0.001 * (seed % 3)
+
+    run_invented(tmp_path, "beliefformer", ["3"], value, seeds=seeds)
+    fail(tmp_path, variant, range(failures))
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["3"]
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    assert verdict.judgement == judgement
+    row = {"belief": "BeliefFormer", "standard": "Transformer"}[variant]
+    text = entries(tmp_path, "beliefformer", "3")[row, "val. acc"]
+    assert text.endswith(f"(n={seeds - failures} of {seeds}, {failures} diverged)")
+    assert entries(tmp_path, "beliefformer", "3")["BeliefFormer*", "val. acc"].endswith(
+        f"(n={seeds})"
+    )
+
+
+def test_a_claim_about_a_speed_is_undecided_on_a_busy_machine(tmp_path: Path) -> None:
+    run_invented(tmp_path, "beliefformer", ["2"], lambda name, seed: 3.0)
+    for path in tmp_path.rglob("result.json"):
+        record = Result.model_validate_json(path.read_bytes())
+        speed = 2000 - 500 * (record.variant == "belief-star") - record.seed
+        metrics = record.metrics | {"train/tokens_per_second": speed}
+        record.model_copy(update={"metrics": metrics}).write(path)
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.tables["2"]
+    assert (
+        judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0].judgement
+        == "agree"
+    )
+    for path in tmp_path.rglob("standard/4-*/result.json"):
+        path.write_text(path.read_text().replace("1996", "3996"))
+    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    assert verdict.judgement == "undecided: busy machine"
+    cell = entries(tmp_path, "beliefformer", "2")["Transformer", "tokens/s in training"]
+    assert cell == "busy machine (n=5)"
+
+
+def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> None:
+    """A lower loss is better, although the figure prints no number."""
+    losses = {"standard": 3.5, "belief": 3.4, "belief-star": 3.6}
+    run_invented(
+        tmp_path, "beliefformer", ["figure-5"], lambda name, seed: losses[name] + seed / 1e3
+    )
+    source = read_paper("beliefformer", "", FOLDER)
+    item = source.paper.figures["5"]
+    verdicts = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
+    assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
