@@ -79,8 +79,8 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
     """Measure the missing step times of a study's variants and store them in its folder.
 
-    Raises ConfigError if a variant fails or if its ratios vary by more than MAX_SPREAD, and
-    SystemExit if the run is stopped.
+    Raises ConfigError if a variant fails or its ratios vary too much, and SystemExit if the run is
+    stopped.
     """
     from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher
@@ -93,6 +93,7 @@ def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bo
     if not any(variant is not baseline for variant in variants):
         return
     variants = [baseline, *(variant for variant in variants if variant is not baseline)]
+    print(f"{matrix.name}: measuring the step times of {len(variants)} variants", file=sys.stderr)
     launcher = Launcher(TARGET)
     launcher.share_cores(slots.at_once(v.cell("", s) for v in matrix.written for s in matrix.seeds))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
@@ -107,21 +108,30 @@ def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bo
             message = summary.failed[0].message
             raise ConfigError(f"{matrix.name}: the step times could not be measured: {message}")
         seconds = StepTimes.model_validate_json((job.folder / "step_times.json").read_bytes())
-    measured = seconds.variants
-    noisiest = max(measured, key=lambda entry: entry.spread)
+    store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
+
+
+def store_step_times(matrix: "Matrix", seconds: StepTimes, *, is_noise_allowed: bool) -> None:
+    """Add measured step times to those of the study's folder.
+
+    Raises ConfigError if ratios vary by more than MAX_SPREAD; the quiet variants are stored, so the
+    next measurement needs only the others.
+    """
+    noisiest = max(seconds.variants, key=lambda entry: entry.spread)
     is_noisy = noisiest.spread > MAX_SPREAD
+    kept = [e for e in seconds.variants if is_noise_allowed or e.spread <= MAX_SPREAD]
+    before = StepTimes.read(matrix.folder / "step_times.json")
+    if before is not None:
+        names = {entry.variant for entry in kept}
+        kept = [*(e for e in before.variants if e.variant not in names), *kept]
+    has_noise = (is_noisy and is_noise_allowed) or (before is not None and before.is_noisy)
+    times = seconds.model_copy(update={"variants": kept, "is_noisy": has_noise})
+    times.write(matrix.folder / "step_times.json")
     if is_noisy and not is_noise_allowed:
         where = f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
         text = f"baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}"
-        hint = "measure on a quiet machine, or add --allow-noisy-timing"
-        raise ConfigError(f"{where} {text}; {hint}")
-    before = StepTimes.read(matrix.folder / "step_times.json")
-    if before is not None:
-        names = {entry.variant for entry in measured}
-        measured = [*(e for e in before.variants if e.variant not in names), *measured]
-        is_noisy |= before.is_noisy
-    times = seconds.model_copy(update={"variants": measured, "is_noisy": is_noisy})
-    times.write(matrix.folder / "step_times.json")
+        hint = "measure again on a quiet machine (quiet variants are stored)"
+        raise ConfigError(f"{where} {text}; {hint}, or add --allow-noisy-timing")
 
 
 def time_variants(folder: Path, *, smoke: bool = False) -> None:

@@ -10,7 +10,12 @@ from helpers import studies
 from helpers.paths import ROOT
 
 from lit_attn.ablate import match
-from lit_attn.ablate.match import count_step_flops, time_variants
+from lit_attn.ablate.match import (
+    count_step_flops,
+    read_ratios,
+    store_step_times,
+    time_variants,
+)
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
@@ -156,6 +161,29 @@ def test_the_measurement_trains_every_variant_in_each_round(
     assert b.kind == matrix.written[1].cell("", 0).kind
     assert b.seconds > 0
     assert b.ratio > 0
+
+
+def test_a_noisy_variant_is_measured_again_and_the_quiet_ones_are_kept(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    write_times(matrix, a=1.0, b=2.0, c=0.8)
+    times = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
+    (matrix.folder / "step_times.json").unlink()
+    a, b, c = times.variants
+    noisy = times.model_copy(update={"variants": [a, b.model_copy(update={"spread": 0.4}), c]})
+    with pytest.raises(ConfigError, match=r"variant 'b': .* varies by 40%, and the limit is 10%"):
+        store_step_times(matrix, noisy, is_noise_allowed=False)
+    assert read_ratios(matrix.folder, matrix.written, matrix.baseline) == {"a": 1.0, "c": 0.8}
+
+    again = times.model_copy(update={"variants": [a, b]})
+    store_step_times(matrix, again, is_noise_allowed=False)
+    ratios = {"a": 1.0, "b": 2.0, "c": 0.8}
+    assert read_ratios(matrix.folder, matrix.written, matrix.baseline) == ratios
+    stored = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
+    assert not stored.is_noisy
+
+    store_step_times(matrix, noisy, is_noise_allowed=True)
+    stored = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
+    assert stored.is_noisy
 
 
 def run_study(folder: Path, *options: str) -> str:
