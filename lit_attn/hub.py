@@ -46,7 +46,7 @@ def export(folder: Path, out: Path) -> Path:
         raise ConfigError(f"{folder}: has no result; finish it with `lit-attn train {folder}`")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out: {out} is not empty")
-    name = "ema.pt" if cell.metric.averaged else "weights.pt"
+    name = "averaged.pt" if cell.metric.averaged else "weights.pt"
     network = load_network(folder / "checkpoints" / name, cell, "cpu")
 
     from safetensors.torch import save_model

@@ -21,7 +21,7 @@ from lit_attn.train import run_cell
 from lit_attn.training.build import build
 
 CPU = torch.device("cpu")
-METRIC = {"name": "test/ema-accuracy", "label": "accuracy (%)", "goal": "max", "scale": 100}
+METRIC = {"name": "test/averaged-accuracy", "label": "accuracy (%)", "goal": "max", "scale": 100}
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -29,7 +29,9 @@ def averaged_cell() -> Cell:
     """Return a cell with averaged weights and a matched FFN."""
     belief2 = {"attention": PRESETS["belief2"]}
     plain = digits_cell(model={"ffn": {"width": 64}})
-    cell = digits_cell(training={"ema": 0.5, "epochs": 1}, model=belief2, metric=METRIC)
+    cell = digits_cell(
+        training={"average": {"decay": 0.5}, "epochs": 1}, model=belief2, metric=METRIC
+    )
     return cell.model_copy(update={"match_to": plain.experiment.model})
 
 
@@ -62,7 +64,7 @@ def test_an_exported_network_has_the_same_outputs_bit_by_bit(
     cell = Cell.read(folder / "config.yaml")
     parts = build(cell, CPU)
     trained = parts.task.network.eval()
-    weights = "ema.pt" if name == "averaged" else "weights.pt"
+    weights = "averaged.pt" if name == "averaged" else "weights.pt"
     trained.load_state_dict(torch.load(folder / "checkpoints" / weights, weights_only=True))
     batch = next(iter(parts.data.val_dataloader()[0]))
     inputs = parts.task.inputs(batch)
@@ -81,8 +83,8 @@ def test_the_card_and_the_configuration_describe_the_cell(
     card = ModelCard.load(tmp_path / "out" / "README.md")
     result = Result.model_validate_json((folder / "result.json").read_text())
     (measured,) = card.data.eval_results
-    assert (measured.metric_type, measured.dataset_name) == ("test/ema-accuracy", "digits")
-    assert measured.metric_value == result.metrics["test/ema-accuracy"]
+    assert (measured.metric_type, measured.dataset_name) == ("test/averaged-accuracy", "digits")
+    assert measured.metric_value == result.metrics["test/averaged-accuracy"]
     assert card.data.library_name == "lit_attn"
     for text in (f"{100 * measured.metric_value:.4g}", result.code, result.data, "seed 0", "zz"):
         assert text in card.text
@@ -114,7 +116,7 @@ def test_what_cannot_be_exported_is_one_line(
     unfinished = folder_of(digits_cell(), tmp_path / "unfinished")
     torn = tmp_path / "torn"
     shutil.copytree(runs["averaged"], torn, ignore=shutil.ignore_patterns("hub"))
-    (torn / "checkpoints" / "ema.pt").write_bytes(b"x")
+    (torn / "checkpoints" / "averaged.pt").write_bytes(b"x")
     parts = tmp_path / "mine.py"
     parts.touch()
     with_parts = folder_of(
@@ -122,7 +124,7 @@ def test_what_cannot_be_exported_is_one_line(
     )
     cases: list[tuple[list[str], str]] = [
         ([str(unfinished)], "has no result; finish it with `lit-attn train"),
-        ([str(torn)], "ema.pt: are not the weights of this cell"),
+        ([str(torn)], "averaged.pt: are not the weights of this cell"),
         ([str(with_parts)], "mine.py cannot be exported"),
         ([str(runs["tied"]), f"--out={tmp_path}"], "is not empty"),
         ([str(tmp_path / "none")], "config.yaml: cannot be read"),

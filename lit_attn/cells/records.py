@@ -85,7 +85,7 @@ class Metric(Record):
     @property
     def averaged(self) -> bool:
         """True if the metric evaluates the moving average of the weights."""
-        return self.name.partition("/")[2].startswith("ema-")
+        return self.name.partition("/")[2].startswith("averaged-")
 
 
 class PlannedVariant(Record):

@@ -1,6 +1,6 @@
 """Metrics of an experiment, known without reading data or building a network.
 
-A metric's name is `<split>/<name>`, and `<split>/ema-<name>` for averaged weights. A task has
+A metric's name is `<split>/<name>`, and `<split>/averaged-<name>` for averaged weights. A task has
 metrics of its own (lit_attn.config.tasks); `metrics:` of an experiment adds others.
 """
 
@@ -219,8 +219,8 @@ class MetricChoice(Config):
         info = next((match for info in metrics if (match := info.match(self.name))), None)
         split, _, name = self.name.partition("/")
         is_evaluated = split in splits
-        if is_evaluated and name.startswith("ema-") and experiment.training.ema is None:
-            raise ValueError(f"'{self.name}' measures averaged weights; set training.ema")
+        if is_evaluated and name.startswith("averaged-") and experiment.training.average is None:
+            raise ValueError(f"'{self.name}' measures averaged weights; set training.average")
         if info is None:
             names = [info.name for info in metrics if "*" not in info.name]
             raise ValueError(f"'{self.name}' is not measured{suggest(self.name, names)}")
@@ -244,9 +244,9 @@ def available(experiment: "Experiment") -> list[MetricInfo]:
     outputs = experiment.task.outputs(signature)
     added = (metric.info(outputs) for metric in experiment.metrics)
     metrics = [*experiment.task.metrics(signature), *added]
-    suffixes = {"": "", "ema-": ", averaged weights"}
-    if experiment.training.ema is None:
-        del suffixes["ema-"]
+    suffixes = {"": "", "averaged-": ", averaged weights"}
+    if experiment.training.average is None:
+        del suffixes["averaged-"]
     evaluated = [
         info._replace(
             name=f"{split}/{prefix}{info.name}",

@@ -132,9 +132,12 @@ class Layout(Config):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
+        columns, rows = self.grid()
         claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
         for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
-            require("no row or line", name, self.grid()[1])
+            require("no row or line", name, rows)
+        for name in filter(None, (claim.column for claim in self.claims)):
+            require("no column", name, columns)
         return self
 
 
@@ -157,8 +160,7 @@ class Table(Layout):
         for name, row in self.rows.items():
             if (count := len(row.cells)) != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
-        means = itertools.chain(*(column.mean for column in self.columns.values()))
-        for name in filter(None, [*means, *(claim.column for claim in self.claims)]):
+        for name in itertools.chain(*(column.mean for column in self.columns.values())):
             require("no column", name, self.columns)
         return self
 

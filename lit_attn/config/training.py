@@ -4,9 +4,9 @@ import importlib.util
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import Config, Kind, outside_identity
@@ -135,6 +135,19 @@ class Stopping(Config):
         return metric
 
 
+class WeightAverage(Config):
+    """Exponential moving average, or the mean of the weights after each of the last epochs."""
+
+    decay: float | None = Field(None, gt=0, lt=1, description="decay of the moving average")
+    epochs: int | None = Field(None, ge=2, description="last epochs of which the mean is taken")
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if (self.decay is None) == (self.epochs is None):
+            raise ValueError("set either `decay` or `epochs`")
+        return self
+
+
 class Training(Config):
     """Length, precision and devices of a cell's training."""
 
@@ -155,8 +168,8 @@ class Training(Config):
         "is stretched with them (the `match: flops | time` of a study sets it)",
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
-    ema: float | None = Field(
-        None, gt=0, description="weight average: decay below 1, or count of last epochs; null: none"
+    average: WeightAverage | None = Field(
+        None, description="average of the weights, which is evaluated too; null: none"
     )
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")
@@ -176,13 +189,6 @@ class Training(Config):
         """Accept the records that every cell writes in the list, and drop them from it."""
         is_list = isinstance(value, list | tuple)
         return [item for item in value if item not in ("tensorboard", "csv")] if is_list else value
-
-    @field_validator("ema")
-    @classmethod
-    def _is_decay_or_epochs(cls, ema: float | None) -> float | None:
-        if ema is not None and ema >= 1 and (ema < 2 or ema % 1):
-            raise ValueError(f"{ema:g} is neither a decay below 1 nor a number of epochs from 2 on")
-        return ema
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of training steps."""

@@ -61,8 +61,8 @@ def make_metrics_table(study: StudyRecord, seeds: pd.DataFrame) -> Table:
     `seeds` is the frame of all cells. The IoU of each class has a table of its own.
     """
     metric = study.plan.metric
-    prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}"
-    others = seeds.filter(regex=f"^{re.escape(prefix)}(?!ema-|IoU:)")
+    prefix = f"metric {metric.name.partition('/')[0]}/{'averaged-' * metric.averaged}"
+    others = seeds.filter(regex=f"^{re.escape(prefix)}(?!averaged-|IoU:)")
     others = others.drop(columns=f"metric {metric.name}", errors="ignore")
     groups = others[seeds["status"] == "done"].groupby(seeds["variant"], sort=False)
     rows = []
@@ -79,7 +79,7 @@ def make_class_frame(study: StudyRecord) -> pd.DataFrame:
     The values belong to the split and the weights (trained or averaged) of the study's metric.
     """
     metric = study.plan.metric
-    prefix = f"metric {metric.name.partition('/')[0]}/{'ema-' * metric.averaged}IoU:"
+    prefix = f"metric {metric.name.partition('/')[0]}/{'averaged-' * metric.averaged}IoU:"
     rows = [
         (name.removeprefix(prefix), cell.variant, 100 * value)
         for cell in study.finished_cells()

@@ -63,8 +63,8 @@ def _read_samples(study: StudyRecord, variant: str) -> Samples | None:
 def _read_cell(study: StudyRecord, cell: CellRecord) -> tuple[stats.Floats, stats.Floats] | None:
     """Return each sample's sum of the metric in printed units, and its number of targets."""
     split, _, name = study.plan.metric.name.partition("/")
-    prefix = f"{split}/{'ema-' * study.plan.metric.averaged}"
-    array = COUNTED.get(name.removeprefix("ema-"))
+    prefix = f"{split}/{'averaged-' * study.plan.metric.averaged}"
+    array = COUNTED.get(name.removeprefix("averaged-"))
     if array is None or not cell.path or cell.value is None:
         return None
     path = Path(cell.path, "units.npz")

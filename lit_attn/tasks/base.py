@@ -14,6 +14,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from lit_attn.cells.failure import Diverged
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
+from lit_attn.config.training import WeightAverage
 from lit_attn.data.module import DataModule
 from lit_attn.schema.base import require_methods
 
@@ -23,7 +24,7 @@ class TaskModule(L.LightningModule, ABC):
 
     A subclass defines `build_metrics`, `loss` and `evaluate`. `__init__` builds the metrics, which
     are recorded as `<split>/<name>`, for example `test/loss`, and for averaged weights as
-    `<split>/ema-<name>`. Evaluation is in float32 unless `evaluates_as_training`.
+    `<split>/averaged-<name>`. Evaluation is in float32 unless `evaluates_as_training`.
     """
 
     momentum: Rate | None = None
@@ -55,6 +56,7 @@ class TaskModule(L.LightningModule, ABC):
         # `training_step` has checked that the loss is finite, and each check makes a GPU wait.
         self.train_loss = MeanMetric(nan_strategy="disable")
         self.average: ModelEmaV3 | None = None
+        self.unaveraged_epochs: int | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -102,12 +104,13 @@ class TaskModule(L.LightningModule, ABC):
         *inputs, _ = batch
         return tuple(inputs)
 
-    def average_weights(self, decay: float, steps: int) -> None:
-        """Keep and evaluate an average of the weights (Training.ema) in a training of `steps`."""
-        epochs = steps // self.data.steps_per_epoch
-        self.unaveraged_epochs = None if decay < 1 else max(0, epochs - int(decay))
+    def average_weights(self, chosen: WeightAverage, steps: int) -> None:
+        """Keep and evaluate an average of the weights in a training of `steps`."""
+        if chosen.epochs is not None:
+            epochs = steps // self.data.steps_per_epoch
+            self.unaveraged_epochs = max(0, epochs - chosen.epochs)
         # Lightning switches all modules to evaluation and back, and warns of those in that mode.
-        self.average = ModelEmaV3(self.network, decay).requires_grad_(False).train()
+        self.average = ModelEmaV3(self.network, chosen.decay or 0.0).requires_grad_(False).train()
         self._extend_metrics()
 
     def compile_network(self) -> None:
@@ -141,7 +144,7 @@ class TaskModule(L.LightningModule, ABC):
     ) -> dict[str, Tensor | None]:
         """Update the metrics of split `splits[dataloader_idx]` with one batch.
 
-        Returns the values of `unit_values` by the prefix of the weights: "" or "ema-".
+        Returns the values of `unit_values` by the prefix of the weights: "" or "averaged-".
         """
         full = torch.autocast(self.device.type, enabled=False)
         with contextlib.nullcontext() if self.evaluates_as_training else full:
@@ -149,14 +152,14 @@ class TaskModule(L.LightningModule, ABC):
             if self.average is not None:
                 trained, self.network = self.network, self.average.module
                 try:
-                    units["ema-"] = self._update(len(self.splits) + dataloader_idx, batch)
+                    units["averaged-"] = self._update(len(self.splits) + dataloader_idx, batch)
                 finally:
                     self.network = trained
         return units
 
     def on_validation_epoch_end(self) -> None:
         """Record the metrics of all splits; raise Diverged if a loss is not finite."""
-        averaged = [f"{split}/ema-" for split in self.splits] if self.average else []
+        averaged = [f"{split}/averaged-" for split in self.splits] if self.average else []
         for index, prefix in enumerate([f"{split}/" for split in self.splits] + averaged):
             task_values, added = self.metrics[index].compute(), self.added[index].compute()
             values = {f"{prefix}{name}": value.item() for name, value in task_values.items()}

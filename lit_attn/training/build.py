@@ -45,8 +45,8 @@ def build(cell: Cell, device: torch.device) -> Parts:
     momentum = experiment.schedule.momentum(data.steps_per_epoch, training.epochs)
     task.momentum = None if momentum is None else stretch(momentum, training.stretch)
     task.evaluates_as_training = training.evaluation == "as-training"
-    if training.ema is not None:
-        task.average_weights(training.ema, training.steps(data.steps_per_epoch))
+    if training.average is not None:
+        task.average_weights(training.average, training.steps(data.steps_per_epoch))
     _require_metric(cell.metric, task)
     if training.compile:
         task.compile_network()
@@ -72,8 +72,10 @@ def _require_metric(metric: Metric, task: TaskModule) -> None:
         splits = ", ".join(task.splits)
         raise ConfigError(f"metric: '{metric.name}': this data has these splits: {splits}")
     if metric.averaged and task.average is None:
-        raise ConfigError(f"metric: '{metric.name}' measures averaged weights; set training.ema")
-    bare, names = name.removeprefix("ema-"), [*task.metric_names(split), *task.added_metrics]
+        raise ConfigError(
+            f"metric: '{metric.name}' measures averaged weights; set training.average"
+        )
+    bare, names = name.removeprefix("averaged-"), [*task.metric_names(split), *task.added_metrics]
     if bare not in names:
         hint = suggest(bare, names)
         raise ConfigError(f"metric: '{metric.name}': '{bare}' is not measured{hint}")

@@ -181,7 +181,7 @@ class Attempt:
         events.close()
         self.checkpoints.write_weights(task.network)
         if task.average is not None:
-            self.checkpoints.write_weights(task.average.module, "ema.pt")
+            self.checkpoints.write_weights(task.average.module, "averaged.pt")
 
 
 def _settings(cell: Cell) -> dict[str, Any]:

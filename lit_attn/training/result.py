@@ -122,7 +122,7 @@ class UnitRecorder(L.Callback):
 
     For every split it has the arrays `<split>/loss` (nats, summed over the targets of a sample),
     `<split>/targets` and `<split>/correct` (absent if the task counts none), and for averaged
-    weights `<split>/ema-loss` and so on, in the order of the data set. They belong to the
+    weights `<split>/averaged-loss` and so on, in the order of the data set. They belong to the
     evaluation that `metric` selects. From the training step `total` on, an evaluation is the last.
     """
 
@@ -140,7 +140,7 @@ class UnitRecorder(L.Callback):
         self.values = {
             f"{split}/{prefix}": torch.zeros(loader.count, 3, device=module.device).float()
             for split, loader in loaders
-            for prefix in ([""] if module.average is None else ["", "ema-"])
+            for prefix in ([""] if module.average is None else ["", "averaged-"])
         }
 
     def on_validation_batch_end(

@@ -33,7 +33,10 @@ print(json.dumps(added))
 @pytest.mark.skipif(find_spec("mmseg") is None, reason="no mmsegmentation")
 def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     """Cells import no further modules of this project or of packages, except mmsegmentation."""
-    looking = {"diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]}, "ema": 0.9}
+    looking = {
+        "diagnostics": {"kinds": ["residual", "rank", "maps", "heads"]},
+        "average": {"decay": 0.9},
+    }
     cells = {
         "classification": digits_cell(training=looking),
         "language": text_cell(),

@@ -17,11 +17,12 @@ from lit_attn.config.metrics import MetricChoice, available
 from lit_attn.config.signatures import TaggedTokens
 from lit_attn.config.source import load
 from lit_attn.config.tasks import Task
+from lit_attn.config.training import WeightAverage
 from lit_attn.report.__main__ import main as report
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 
-BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {training.ema: 0.5}}\n"
+BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {training.average: {decay: 0.5}}}\n"
 
 
 def names_of_task(cell: Cell) -> list[str]:
@@ -120,9 +121,9 @@ def test_a_study_may_override_label_scale_and_direction() -> None:
 
 def test_averaged_weights_are_in_the_label() -> None:
     experiment = shipped("digits_vit")
-    training = experiment.training.model_copy(update={"ema": 0.9})
+    training = experiment.training.model_copy(update={"average": WeightAverage(decay=0.9)})
     experiment = experiment.model_copy(update={"training": training})
-    assert MetricChoice(name="val/ema-loss").resolve(experiment).label == (
+    assert MetricChoice(name="val/averaged-loss").resolve(experiment).label == (
         "validation loss (nats), averaged weights"
     )
 
@@ -142,8 +143,8 @@ def test_a_cell_completes_its_metric() -> None:
         ("name: accuracy", "'accuracy' is not measured; did you mean 'val/accuracy'?"),
         ("name: test/lss", "'test/lss' is not measured; did you mean 'test/loss'?"),
         (
-            "name: test/ema-accuracy",
-            "'test/ema-accuracy' measures averaged weights; set training.ema",
+            "name: test/averaged-accuracy",
+            "'test/averaged-accuracy' measures averaged weights; set training.average",
         ),
         (
             "name: train/tokens_per_second",
@@ -165,9 +166,10 @@ def test_an_unmeasured_metric_is_refused(tmp_path: Path, metric: str, message: s
 
 
 def test_a_variant_without_the_metric_of_the_baseline_is_refused(tmp_path: Path) -> None:
-    body = "baseline: c\ncells: {c: {training.ema: 0.5}, a: {}}\nmetric: {name: test/ema-accuracy}"
+    cells = "baseline: c\ncells: {c: {training.average: {decay: 0.5}}, a: {}}"
+    body = f"{cells}\nmetric: {{name: test/averaged-accuracy}}"
     with pytest.raises(
-        ConfigError, match=r":9: tiny.metric.name: variant 'a': 'test/ema-accuracy'"
+        ConfigError, match=r":9: tiny.metric.name: variant 'a': 'test/averaged-accuracy'"
     ):
         resolve(studies.study(tmp_path, body))
 

@@ -120,7 +120,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -> None:
     """Losses, averaged weights and metrics equal those of the package's own classification."""
-    training = {"epochs": 2, "accelerator": "cpu", "ema": 0.5}
+    training = {"epochs": 2, "accelerator": "cpu", "average": {"decay": 0.5}}
     module = module_cell("mine:Plain", training)
     task = module | {"experiment": module["experiment"] | {"task": "image-classification"}}
     results = []
@@ -130,7 +130,13 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
         assert main([str(tmp_path / name)]) == 0
         text = (tmp_path / name / "result.json").read_text()
         results.append(Result.model_validate_json(text).metrics)
-    for name in ("train/loss", "test/loss", "test/accuracy", "val/ema-loss", "val/ema-accuracy"):
+    for name in (
+        "train/loss",
+        "test/loss",
+        "test/accuracy",
+        "val/averaged-loss",
+        "val/averaged-accuracy",
+    ):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-5), name
 
 

@@ -210,7 +210,7 @@ def test_the_segmenter_of_the_study_is_the_published_set_up() -> None:
     assert optimizer == {"kind": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
     assert experiment.schedule.model_dump() == {"kind": "polynomial", "power": 0.9, "end": 1e-5}
     assert (training.epochs, training.evaluate_every, training.clip) == (64, 2, None)
-    assert (training.precision, training.ema) == ("fp32", None)
+    assert (training.precision, training.average) == ("fp32", None)
     readings = {
         name: (e.model.attention.zz, e.model.attention.residual.activation)
         for name, e in experiments.items()

@@ -39,14 +39,18 @@ def listops_cell() -> Cell:
 
 
 def folders_cell(root: Path) -> Cell:
-    sections = experiment(write(root), data={"repeats": 2, "sizes": [8]}, training={"ema": 0.9})
+    sections = experiment(
+        write(root), data={"repeats": 2, "sizes": [8]}, training={"average": {"decay": 0.9}}
+    )
     return Cell(study="t", variant="v", seed=0, experiment=sections)
 
 
 CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
     "looked at": (
         "bf16",
-        lambda root: digits_cell(training=LOOKING | {"ema": 0.9, "clip": 1.0}, model=MIXED),
+        lambda root: digits_cell(
+            training=LOOKING | {"average": {"decay": 0.9}, "clip": 1.0}, model=MIXED
+        ),
     ),
     "set-adam": ("fp16", lambda root: digits_cell(optimizer=SET_ADAM)),
     "clipped": ("fp16", lambda root: digits_cell(training={"clip": 1.0})),
@@ -54,7 +58,10 @@ CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
     "composition": ("fp32", lambda root: composition_cell()),
     "sequences": ("fp16", lambda root: listops_cell()),
     "class folders": ("bf16", lambda root: folders_cell(root / "images")),
-    "scenes": ("bf16", lambda root: scenes_cell(root / "scenes", training={"ema": 0.9})),
+    "scenes": (
+        "bf16",
+        lambda root: scenes_cell(root / "scenes", training={"average": {"decay": 0.9}}),
+    ),
 }
 
 
@@ -83,7 +90,7 @@ def test_a_cell_of_every_task_runs(name: str, tmp_path: Path) -> None:
 def test_a_stopped_cell_resumes(
     optimizer: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = digits_cell(optimizer=optimizer, training={"ema": 0.9, "epochs": 2})
+    cell = digits_cell(optimizer=optimizer, training={"average": {"decay": 0.9}, "epochs": 2})
     folder = folder_of(on_gpu(cell, "fp16"), tmp_path)
     with rehearsal():
         with monkeypatch.context() as patch:

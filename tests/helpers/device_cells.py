@@ -64,7 +64,7 @@ def growing(devices: int) -> Cell:
         FOLDERS,
         data={"sizes": [8], "repeats": 2, "augment": {"policy": "rand-m9-mstd0.5-inc1"}},
         model={"drop_path": 0.0},
-        training={"ema": 0.9, "devices": devices},
+        training={"average": {"decay": 0.9}, "devices": devices},
     )
     fields = {"study": "t", "variant": "v", "seed": 0, "experiment": sections}
     return Cell.model_validate(fields)
@@ -73,7 +73,9 @@ def growing(devices: int) -> Cell:
 def scenes(devices: int) -> Cell:
     """Return a segmentation cell whose devices have unequal numbers of labelled pixels."""
     model = {"drop_path": 0.0, "decoder_dropout": 0.0}
-    return scenes_cell(Path(), model=model, training={"ema": 0.9, "devices": devices})
+    return scenes_cell(
+        Path(), model=model, training={"average": {"decay": 0.9}, "devices": devices}
+    )
 
 
 def cells() -> dict[str, Cell]:

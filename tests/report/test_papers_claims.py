@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from helpers.invented_papers import FOLDER, entries, run_invented
+from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
-from lit_attn.config.papers import read_paper
+from lit_attn.config.papers import Figure, Table, read_paper
 from lit_attn.report.papers import judge_claims, read_records
 from lit_attn.report.papers_page import make_claims_table
 
@@ -148,3 +149,18 @@ def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> N
     item = source.paper.figures["5"]
     verdicts = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
     assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
+
+
+@pytest.mark.parametrize("layout", ["table", "figure"])
+def test_a_claim_about_an_unknown_column_is_refused(layout: str) -> None:
+    claim = {"text": "a is better", "row": "a", "against": "b", "column": "acuracy"}
+    if layout == "table":
+        rows = {name: {"published": "1"} for name in "ab"}
+        fields = {"columns": {"accuracy": {}}, "rows": rows}
+        expected = "no column 'acuracy'; did you mean 'accuracy'?"
+    else:
+        fields = {"lines": {"a": "study/a", "b": "study/b"}}
+        expected = "no column 'acuracy'"
+    layout_class = {"table": Table, "figure": Figure}[layout]
+    with pytest.raises(ValidationError, match=re.escape(expected)):
+        layout_class.model_validate({"caption": "A caption", "claims": [claim], **fields})

@@ -37,7 +37,7 @@ def write(root: Path, metric: str = "test/mIoU", second: str = "b") -> StudyReco
             continue
         iou = 0.1 * cell.seed + (0.5 if cell.variant == "a" else 0.3)
         metrics = {metric: 0.5, "test/IoU:wall": iou, "val/IoU:wall": 0.9}
-        metrics["test/ema-IoU:wall"] = 0.8
+        metrics["test/averaged-IoU:wall"] = 0.8
         if cell.variant == "a":
             metrics[f"test/IoU:{NASTY}"] = 0.25
         result(cell, 0.5, metrics=metrics).write(folder / "result.json")
@@ -54,7 +54,7 @@ def test_class_means_are_over_seeds(tmp_path: Path) -> None:
 
 
 def test_the_table_follows_the_studys_metric(tmp_path: Path) -> None:
-    averaged = make_class_frame(write(tmp_path, metric="test/ema-mIoU"))
+    averaged = make_class_frame(write(tmp_path, metric="test/averaged-mIoU"))
     assert set(averaged["mean"]) == {80}
     assert set(averaged["class"]) == {"wall"}
     assert make_class_frame(write(tmp_path / "other", metric="other/mIoU")).empty

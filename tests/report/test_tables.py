@@ -481,11 +481,11 @@ def test_the_page_lists_every_other_metric_of_the_split(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", variants={"a": 0.0, "b": 0.1}, seeds=2)
     for path in study.glob("*/*/result.json"):
         recorded = Result.model_validate_json(path.read_text())
-        added = {"test/F1": 0.25 + recorded.seed / 2, "test/ema-F1": 0.9, "val/F1": 0.8}
+        added = {"test/F1": 0.25 + recorded.seed / 2, "test/averaged-F1": 0.9, "val/F1": 0.8}
         recorded.model_copy(update={"metrics": recorded.metrics | added}).write(path)
     page = (report(tmp_path) / "table.html").read_text()
     (table,) = [part for part in page.split("<table") if ">test/F1<" in part]
     assert "test/loss" in table
     assert table.count("<td>0.5000 ± 0.3536</td>") == 2
-    assert "ema-F1" not in table
+    assert "averaged-F1" not in table
     assert "val/F1" not in table

@@ -56,7 +56,7 @@ BODY = """
 baseline: a
 match: none
 parts: [my_hits.py]
-set: {training.devices: 2, training.ema: 0.5}
+set: {training.devices: 2, training.average: {decay: 0.5}}
 cells: {a: {}, b: {optimizer.lr: 1e-2}}
 metric: {name: test/CalibrationError}
 """
@@ -115,7 +115,7 @@ def test_added_metrics_of_two_processes_equal_a_direct_computation(tmp_path: Pat
         result = Result.model_validate_json((folder / "result.json").read_text())
         assert result.devices == 2
         for split in ("val", "test"):
-            for prefix, weights in (("", "weights.pt"), ("ema-", "ema.pt")):
+            for prefix, weights in (("", "weights.pt"), ("averaged-", "averaged.pt")):
                 probabilities, labels = outputs(folder, split, weights)
                 predicted = probabilities.argmax(1)
                 expected = {

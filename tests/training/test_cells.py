@@ -427,17 +427,17 @@ def test_the_selected_epoch_is_the_last_or_the_best_on_validation() -> None:
     assert {row.epoch for row in select_epoch(rows, best)} == {0}
 
 
-@pytest.mark.parametrize("name", ["test/accuracy", "test/ema-accuracy"])
+@pytest.mark.parametrize("name", ["test/accuracy", "test/averaged-accuracy"])
 def test_the_values_of_samples_belong_to_the_selected_epoch(name: str, tmp_path: Path) -> None:
     """The learning rate makes the second of three epochs the best one on the validation split."""
     metric = {**DEFAULT_METRIC.model_dump(), "name": name, "selection": "best-validation"}
-    cell = digits_cell(metric=metric, optimizer={"lr": 0.1}, training={"ema": 0.5})
+    cell = digits_cell(metric=metric, optimizer={"lr": 0.1}, training={"average": {"decay": 0.5}})
     run_cell(folder := folder_of(cell, tmp_path))
     result = Result.model_validate_json((folder / "result.json").read_text())
     assert result.selected_epoch == 1
     with np.load(folder / "units.npz") as units:
         assert len(units[name.replace("accuracy", "correct")]) == 360
-        for split in ("val/", "val/ema-", "test/", "test/ema-"):
+        for split in ("val/", "val/averaged-", "test/", "test/averaged-"):
             targets = units[f"{split}targets"].sum()
             correct = units[f"{split}correct"].sum() / targets
             assert correct == pytest.approx(result.metrics[f"{split}accuracy"])

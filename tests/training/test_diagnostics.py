@@ -211,7 +211,7 @@ def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
 def test_diagnostics_describe_the_trained_weights_and_not_their_average(
     diagnosed: Path, tmp_path: Path
 ) -> None:
-    folder = run(cell(ema=0.9), tmp_path)
+    folder = run(cell(average={"decay": 0.9}), tmp_path)
     for name in RECORDS:
         assert (folder / name).read_bytes() == (diagnosed / name).read_bytes()
 

@@ -53,7 +53,7 @@ def cell(root: Path, **changes: Any) -> Cell:
 GROWING = {
     "data": {"sizes": [8], "repeats": 2},
     "model": {"positions": "replaced"},
-    "training": {"ema": 0.9},
+    "training": {"average": {"decay": 0.9}},
 }
 
 
@@ -73,8 +73,8 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
     assert (result.steps, result.epochs) == (8, 2)
     names = {"accuracy", "top5", "calibration", "loss"}
     assert {f"test/{name}" for name in names} <= result.metrics.keys()
-    assert {f"test/ema-{name}" for name in names} <= result.metrics.keys()
-    assert result.metrics["test/ema-loss"] != result.metrics["test/loss"]
+    assert {f"test/averaged-{name}" for name in names} <= result.metrics.keys()
+    assert result.metrics["test/averaged-loss"] != result.metrics["test/loss"]
     assert result.evaluation_time.count == 1
     assert 0 < result.evaluation_time.median < result.wall_time
     assert result.metrics["evaluation/seconds"] == result.evaluation_time.median
@@ -131,7 +131,9 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskModule, "on_train_batch_end", watching)
         patch.setattr(TaskModule, "average_weights", starting)
-        run_cell(folder_of(cell(folders, training={"ema": 0.5, "epochs": 1}), tmp_path))
+        run_cell(
+            folder_of(cell(folders, training={"average": {"decay": 0.5}, "epochs": 1}), tmp_path)
+        )
     assert len(observed) == 4
     average = tasks[0].average
     for name, value in average.module.state_dict().items():
@@ -140,7 +142,7 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
             expected = 0.5 * expected + 0.5 * step[name]
         torch.testing.assert_close(value, expected)
     assert not any(p.requires_grad for p in average.parameters())
-    written = torch.load(next(tmp_path.glob("**/ema.pt")), weights_only=True)
+    written = torch.load(next(tmp_path.glob("**/averaged.pt")), weights_only=True)
     assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
 
 
@@ -158,16 +160,20 @@ def test_the_average_of_the_last_epochs_has_equal_weights(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskModule, "on_train_batch_end", watching)
-        run_cell(folder_of(cell(folders, training={"ema": last, "epochs": epochs}), tmp_path))
+        run_cell(
+            folder_of(
+                cell(folders, training={"average": {"epochs": last}, "epochs": epochs}), tmp_path
+            )
+        )
     ends = observed[len(observed) // epochs - 1 :: len(observed) // epochs][-last:]
     assert len(ends) == min(epochs, last)
-    written = torch.load(next(tmp_path.glob("**/ema.pt")), weights_only=True)
+    written = torch.load(next(tmp_path.glob("**/averaged.pt")), weights_only=True)
     for name, value in written.items():
         torch.testing.assert_close(value, torch.stack([end[name] for end in ends]).mean(0))
 
 
 def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_path: Path) -> None:
-    selected = cell(folders, training={"ema": 2, "epochs": 3})
+    selected = cell(folders, training={"average": {"epochs": 2}, "epochs": 3})
     averages = []
     for stops in ((), (5, 9)):
         folder = folder_of(selected, tmp_path / str(len(stops)))
@@ -177,14 +183,16 @@ def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_pa
                 with pytest.raises(Preempted):
                     run_cell(folder)
         run_cell(folder)
-        averages.append(torch.load(next(folder.glob("**/ema.pt")), weights_only=True))
+        averages.append(torch.load(next(folder.glob("**/averaged.pt")), weights_only=True))
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
-@pytest.mark.parametrize("ema", [1, 1.5, 2.5, 0])
-def test_other_numbers_are_neither_a_decay_nor_epochs(ema: float) -> None:
-    with pytest.raises(ValidationError, match="ema"):
-        Training(epochs=1, ema=ema)
+@pytest.mark.parametrize(
+    "average", [{}, {"decay": 1}, {"epochs": 1}, {"epochs": 2.5}, {"decay": 0.9, "epochs": 2}]
+)
+def test_an_average_has_either_a_decay_or_epochs(average: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="average"):
+        Training.model_validate({"epochs": 1, "average": average})
 
 
 def resampled(positions: torch.Tensor, rows: int, other: int) -> torch.Tensor:
@@ -325,7 +333,7 @@ def test_every_variant_of_the_shipped_studies_trains(
         run_cell(job.folder, smoke=True)
         result = Result.model_validate_json((job.folder / "result.json").read_text())
         assert 0 <= result.metrics["test/accuracy"] <= 1
-        assert ("test/ema-accuracy" in result.metrics) == (study == "belief2-imagenet")
+        assert ("test/averaged-accuracy" in result.metrics) == (study == "belief2-imagenet")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")

@@ -49,7 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cell = scenes_cell(root, training={"ema": 0.9})
+    cell = scenes_cell(root, training={"average": {"decay": 0.9}})
     folder = folder_of(cell, tmp_path_factory.mktemp("trained"))
     run_cell(folder)
     return folder
@@ -102,7 +102,9 @@ def test_counts_of_devices_add_up() -> None:
     assert together.compute() == single.compute()
 
 
-@pytest.mark.parametrize(("prefix", "file"), [("test/", "weights.pt"), ("test/ema-", "ema.pt")])
+@pytest.mark.parametrize(
+    ("prefix", "file"), [("test/", "weights.pt"), ("test/averaged-", "averaged.pt")]
+)
 def test_the_result_equals_an_evaluation_by_mmsegmentation(
     prefix: str, file: str, trained: Path, root: Path
 ) -> None:
@@ -126,7 +128,7 @@ def test_the_result_equals_an_evaluation_by_mmsegmentation(
     actual = result_of(trained).metrics
     ours = {name.removeprefix(prefix): v for name, v in actual.items() if name.startswith(prefix)}
     del ours["loss"]
-    ours = {name: value for name, value in ours.items() if not name.startswith("ema-")}
+    ours = {name: value for name, value in ours.items() if not name.startswith("averaged-")}
     assert ours == pytest.approx(expected, abs=1e-6)
 
 
@@ -154,13 +156,13 @@ def test_resume_is_exact(
         if trainer.global_step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    folder = folder_of(scenes_cell(root, training={"ema": 0.9}), tmp_path)
+    folder = folder_of(scenes_cell(root, training={"average": {"decay": 0.9}}), tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "on_train_batch_end", stopping)
         with pytest.raises(Preempted, match="saved at step 4"):
             run_cell(folder)
     run_cell(folder)
-    for name in ("weights.pt", "ema.pt"):
+    for name in ("weights.pt", "averaged.pt"):
         theirs = weights(trained, name)
         assert all(torch.equal(w, theirs[key]) for key, w in weights(folder, name).items())
     assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
@@ -263,7 +265,7 @@ def test_mistakes_are_one_line(changes: dict[str, Any], message: str, root: Path
         ("val/mIoU", "this data has these splits: test"),
         ("test/miou", "'miou' is not measured; did you mean 'mIoU'"),
         ("test/IoU:digit 10", "did you mean 'IoU:digit 1'"),
-        ("test/ema-mIoU", "measures averaged weights; set training.ema"),
+        ("test/averaged-mIoU", "measures averaged weights; set training.average"),
     ],
 )
 def test_an_unknown_metric_is_reported_before_training(name: str, message: str, root: Path) -> None:
