@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lit_attn.ablate.slots import Slots
 
 MAX_SPREAD = 0.1  # Largest interquartile range of a ratio of step times, relative to its median.
+ATTEMPTS = 3  # Measurements of a variant before its noise ends the run.
 ROUNDS = 5
 STEPS = 20  # Steps of a variant in one round. The first steps are a warm-up and do not count.
 TARGET = "lit_attn.ablate.match:time_variants"
@@ -79,25 +80,37 @@ def read_ratios(folder: Path, written: list[Variant], baseline: Variant) -> dict
 def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bool) -> None:
     """Measure the missing step times of a study's variants and store them in its folder.
 
-    Raises ConfigError if a variant fails or its ratios vary too much, and SystemExit if the run is
-    stopped.
+    A variant whose ratio varies by more than MAX_SPREAD is measured up to ATTEMPTS times. Raises
+    ConfigError if a variant fails or still varies, and SystemExit if the run is stopped.
     """
+    for attempt in range(1, ATTEMPTS + 1):
+        known = read_ratios(matrix.folder, matrix.written, matrix.baseline)
+        missing = [v for v in matrix.written if v.name not in known and v is not matrix.baseline]
+        if not missing:
+            return
+        print(f"{matrix.name}: measuring {len(missing)} step times", file=sys.stderr)
+        seconds = _run_measurement(matrix, [matrix.baseline, *missing], slots)
+        noisiest = max(seconds.variants, key=lambda entry: entry.spread)
+        _store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
+        if noisiest.spread > MAX_SPREAD and not is_noise_allowed and attempt == ATTEMPTS:
+            where = f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
+            text = f"baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}"
+            hint = "measure again on a quiet machine (quiet variants are stored)"
+            raise ConfigError(f"{where} {text}; {hint}, or add --allow-noisy-timing")
+
+
+def _run_measurement(matrix: "Matrix", variants: list[Variant], slots: "Slots") -> StepTimes:
+    """Return the step times of `variants`, the baseline first, measured in one process."""
     from lit_attn.ablate.display import Display
     from lit_attn.ablate.launch import Launcher
     from lit_attn.ablate.plan import Job
     from lit_attn.ablate.runner import Runner
 
-    baseline = matrix.baseline
-    known = read_ratios(matrix.folder, matrix.written, baseline)
-    variants = [v for v in matrix.written if v.name not in known]
-    if not any(variant is not baseline for variant in variants):
-        return
-    variants = [baseline, *(variant for variant in variants if variant is not baseline)]
-    print(f"{matrix.name}: measuring the step times of {len(variants)} variants", file=sys.stderr)
     launcher = Launcher(TARGET)
     launcher.share_cores(slots.at_once(v.cell("", s) for v in matrix.written for s in matrix.seeds))
     with tempfile.TemporaryDirectory(prefix="lit_attn-") as name:
-        job = Job(replace(baseline, name="step-times").cell(matrix.name, 0), Path(name) / "cell")
+        cell = replace(variants[0], name="step-times").cell(matrix.name, 0)
+        job = Job(cell, Path(name) / "cell")
         for number, variant in enumerate(variants):
             path = job.folder / "timed" / f"{number:04}" / "config.yaml"
             variant.cell(matrix.name, 0).write(path)
@@ -107,31 +120,20 @@ def measure_step_times(matrix: "Matrix", slots: "Slots", *, is_noise_allowed: bo
         if summary.failed:
             message = summary.failed[0].message
             raise ConfigError(f"{matrix.name}: the step times could not be measured: {message}")
-        seconds = StepTimes.model_validate_json((job.folder / "step_times.json").read_bytes())
-    store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
+        return StepTimes.model_validate_json((job.folder / "step_times.json").read_bytes())
 
 
-def store_step_times(matrix: "Matrix", seconds: StepTimes, *, is_noise_allowed: bool) -> None:
-    """Add measured step times to those of the study's folder.
-
-    Raises ConfigError if ratios vary by more than MAX_SPREAD; the quiet variants are stored, so the
-    next measurement needs only the others.
-    """
-    noisiest = max(seconds.variants, key=lambda entry: entry.spread)
-    is_noisy = noisiest.spread > MAX_SPREAD
-    kept = [e for e in seconds.variants if is_noise_allowed or e.spread <= MAX_SPREAD]
+def _store_step_times(matrix: "Matrix", seconds: StepTimes, *, is_noise_allowed: bool) -> None:
+    """Add measured step times to those of the study's folder, without noisy ones if refused."""
+    noisy = [entry for entry in seconds.variants if entry.spread > MAX_SPREAD]
+    kept = [e for e in seconds.variants if is_noise_allowed or e not in noisy]
     before = StepTimes.read(matrix.folder / "step_times.json")
     if before is not None:
         names = {entry.variant for entry in kept}
         kept = [*(e for e in before.variants if e.variant not in names), *kept]
-    has_noise = (is_noisy and is_noise_allowed) or (before is not None and before.is_noisy)
+    has_noise = bool(noisy and is_noise_allowed) or (before is not None and before.is_noisy)
     times = seconds.model_copy(update={"variants": kept, "is_noisy": has_noise})
     times.write(matrix.folder / "step_times.json")
-    if is_noisy and not is_noise_allowed:
-        where = f"{matrix.name}: variant '{noisiest.variant}': the step time relative to the"
-        text = f"baseline varies by {noisiest.spread:.0%}, and the limit is {MAX_SPREAD:.0%}"
-        hint = "measure again on a quiet machine (quiet variants are stored)"
-        raise ConfigError(f"{where} {text}; {hint}, or add --allow-noisy-timing")
 
 
 def time_variants(folder: Path, *, smoke: bool = False) -> None:

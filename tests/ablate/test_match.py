@@ -1,5 +1,6 @@
 """Equal cost: `match: flops`, `match: time`, and lists of criteria."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from helpers.paths import ROOT
 from lit_attn.ablate import match
 from lit_attn.ablate.match import (
     count_step_flops,
+    measure_step_times,
     read_ratios,
-    store_step_times,
     time_variants,
 )
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.ablate.slots import Slots, make_slots
+from lit_attn.ablate.variants import Variant
 from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
 from lit_attn.config.schedules import Cosine, stretch
@@ -36,22 +39,24 @@ def make_matrix(folder: Path, body: str = BODY) -> Matrix:
     return expand(read_studies(studies.write(folder, body))["tiny"], folder / "runs")
 
 
-def write_times(matrix: Matrix, **ratios: float) -> None:
+def make_times(matrix: Matrix, ratios: dict[str, float], **spreads: float) -> StepTimes:
     kinds = {variant.name: variant.cell("", 0).kind for variant in matrix.written}
-    StepTimes(
-        device="CPU",
-        variants=[
-            TimedVariant(
-                variant=name,
-                kind=kinds[name],
-                baseline_kind=kinds["a"],
-                seconds=ratio,
-                ratio=ratio,
-                spread=0.0,
-            )
-            for name, ratio in ratios.items()
-        ],
-    ).write(matrix.folder / "step_times.json")
+    variants = [
+        TimedVariant(
+            variant=name,
+            kind=kinds[name],
+            baseline_kind=kinds["a"],
+            seconds=ratio,
+            ratio=ratio,
+            spread=spreads.get(name, 0.0),
+        )
+        for name, ratio in ratios.items()
+    ]
+    return StepTimes(device="CPU", variants=variants)
+
+
+def write_times(matrix: Matrix, **ratios: float) -> None:
+    make_times(matrix, ratios).write(matrix.folder / "step_times.json")
 
 
 def test_criteria_give_blocks_that_share_the_baseline(tmp_path: Path) -> None:
@@ -163,27 +168,33 @@ def test_the_measurement_trains_every_variant_in_each_round(
     assert b.ratio > 0
 
 
-def test_a_noisy_variant_is_measured_again_and_the_quiet_ones_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_noise_allowed", [False, True])
+@pytest.mark.parametrize("spreads", [[0.4, 0.02], [0.4, 0.3, 0.2]])
+def test_noisy_variants_are_measured_again_and_quiet_ones_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spreads: list[float], is_noise_allowed: bool
+) -> None:
+    """Variant b is noisy at first, c never; a third noisy measurement is an error."""
     matrix = make_matrix(tmp_path)
-    write_times(matrix, a=1.0, b=2.0, c=0.8)
-    times = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
-    (matrix.folder / "step_times.json").unlink()
-    a, b, c = times.variants
-    noisy = times.model_copy(update={"variants": [a, b.model_copy(update={"spread": 0.4}), c]})
-    with pytest.raises(ConfigError, match=r"variant 'b': .* varies by 40%, and the limit is 10%"):
-        store_step_times(matrix, noisy, is_noise_allowed=False)
-    assert read_ratios(matrix.folder, matrix.written, matrix.baseline) == {"a": 1.0, "c": 0.8}
+    measured: list[list[str]] = []
 
-    again = times.model_copy(update={"variants": [a, b]})
-    store_step_times(matrix, again, is_noise_allowed=False)
-    ratios = {"a": 1.0, "b": 2.0, "c": 0.8}
-    assert read_ratios(matrix.folder, matrix.written, matrix.baseline) == ratios
-    stored = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
-    assert not stored.is_noisy
+    def run(matrix: Matrix, variants: list[Variant], slots: Slots) -> StepTimes:
+        measured.append([variant.name for variant in variants])
+        ratios = dict.fromkeys(measured[-1], 2.0) | {"a": 1.0}
+        return make_times(matrix, ratios, b=spreads[len(measured) - 1])
 
-    store_step_times(matrix, noisy, is_noise_allowed=True)
-    stored = StepTimes.model_validate_json((matrix.folder / "step_times.json").read_bytes())
-    assert stored.is_noisy
+    monkeypatch.setattr(match, "_run_measurement", run)
+    is_error = len(spreads) == 3 and not is_noise_allowed
+    message = r"variant 'b': .* varies by 20%, and the limit is 10%; measure again"
+    with pytest.raises(ConfigError, match=message) if is_error else contextlib.nullcontext():
+        measure_step_times(matrix, make_slots(1), is_noise_allowed=is_noise_allowed)
+
+    again = [["a", "b"]] * (len(spreads) - 1)
+    assert measured == [["a", "b", "c"], *([] if is_noise_allowed else again)]
+    known = read_ratios(matrix.folder, matrix.written, matrix.baseline)
+    assert known == {"a": 1.0, "c": 2.0} | ({} if is_error else {"b": 2.0})
+    stored = StepTimes.read(matrix.folder / "step_times.json")
+    assert stored is not None
+    assert stored.is_noisy == is_noise_allowed
 
 
 def run_study(folder: Path, *options: str) -> str:
