@@ -1,6 +1,7 @@
 """`python -m lit_attn.generate` with tiny trained models; every mistake is one line."""
 
 import io
+import os
 import shutil
 import signal
 import subprocess
@@ -202,12 +203,11 @@ def test_a_word_prompt_has_line_ends_only_where_written() -> None:
 
 def test_a_closed_pipe_ends_the_program_quietly(run: Path) -> None:
     command = [sys.executable, "-m", "lit_attn.generate", str(run), "--prompt", "a"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-    assert process.returncode == 128 + signal.SIGPIPE
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (finished.returncode, finished.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_help_imports_no_torch() -> None:

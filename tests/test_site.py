@@ -90,6 +90,7 @@ def test_the_search_finds_a_page(site: Path) -> None:
         with sync_api.sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.set_default_timeout(200_000)
             page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
             page.locator(".md-search__input").click()
             page.keyboard.type("CAFormer")

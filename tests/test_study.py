@@ -1,6 +1,7 @@
 """The Python interface: a study built in Python or read from YAML, run for real, as data frames."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.paths import ROOT
+from helpers.runs import list_holders
 
 from lit_attn import Study
 from lit_attn.schema.errors import ConfigError
@@ -90,25 +92,42 @@ def test_a_second_run_trains_nothing(study: Study, capsys: pytest.CaptureFixture
     assert list(study.status()["state"]) == ["done"] * 4
 
 
-def test_an_interrupt_stops_the_runner(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    runners: list[subprocess.Popen[str]] = []
-    start = subprocess.Popen
+def test_an_interrupt_stops_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell trains until it is stopped, so that the runner cannot end before the interrupt."""
+    runners: list[subprocess.Popen[bytes]] = []
+    endless = Study(
+        "endless",
+        experiment=EXPERIMENT | {"training": {"epochs": 1_000_000, "accelerator": "cpu"}},
+        folder=tmp_path,
+        out=tmp_path / "runs",
+        reports=tmp_path / "reports",
+        seeds=1,
+        cells={"standard": {}},
+        baseline="standard",
+    )
 
     def interrupt(describe: Callable[[], str]) -> None:
-        assert "4 cells: 4 done" in describe()
-        raise KeyboardInterrupt
+        if list_holders(tmp_path):
+            assert "1 cells: 1 running" in describe()
+            raise KeyboardInterrupt
 
-    def record(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-        runners.append(start(*arguments, **options))
-        return runners[-1]
+    class Runner(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            runners.append(self)
+
+        def send_signal(self, number: int) -> None:
+            """Send the signal to the runner, which then waits for its cell, and stop the cell."""
+            super().send_signal(number)
+            (cell,) = list_holders(tmp_path)
+            os.kill(cell, signal.SIGTERM)
 
     monkeypatch.setattr("lit_attn.study.open_notebook_display", lambda: interrupt)
-    monkeypatch.setattr(subprocess, "Popen", record)
+    monkeypatch.setattr(subprocess, "Popen", Runner)
     with pytest.raises(KeyboardInterrupt):
-        study.run()
+        endless.run()
     (runner,) = runners
-    # The interrupt may arrive during the imports of the runner, before it handles signals.
-    assert runner.returncode in (128 + signal.SIGINT, -signal.SIGINT)
+    assert runner.returncode == 128 + signal.SIGINT
 
 
 def test_a_study_of_a_file_is_the_same_study(study: Study) -> None:

@@ -63,6 +63,7 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
         if count > 1:
             store = tempfile.TemporaryDirectory(prefix="lit_attn-", ignore_cleanup_errors=True)
             rendezvous = f"{stack.enter_context(store)}/rendezvous"
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # Until it has a handler.
         try:
             for rank in range(count):
                 arguments = (rank, count, os.getpid(), rendezvous, attempt, body)
@@ -71,6 +72,7 @@ def run_ranks(count: int, body: Body, attempt: Path | None, start_heartbeat: Bod
             start_heartbeat()
             # Senders that know only this process reach the ranks too.
             signal.signal(signal.SIGTERM, pass_on)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
             # The runner sends SIGABRT to a cell that hangs: the ranks write their stacks and end.
             signal.signal(signal.SIGABRT, signal.SIG_IGN)
             ended = _wait_for_ranks(processes)
@@ -216,9 +218,6 @@ def run_cell_process(
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
-    def train() -> None:
-        load(target)(folder, smoke=smoke)
-
     try:
         with leave_no_process():
             die_with_parent(END_SIGNAL)
@@ -232,7 +231,9 @@ def run_cell_process(
                     sys.exit(BUSY)
                 attempt = cell_folder.create_attempt(folder)
                 redirect_output(attempt / "log.txt")
-                if code := run_ranks(devices, train, attempt, start_heartbeat):
+                if code := run_ranks(
+                    devices, lambda: load(target)(folder, smoke=smoke), attempt, start_heartbeat
+                ):
                     sys.exit(code)
     except CellLocked:
         sys.exit(BUSY)

@@ -17,6 +17,7 @@ from helpers import fake_cells, studies
 from helpers.runs import (
     TIMEOUT,
     count_runs,
+    expire_hangs,
     is_alive,
     jobs,
     list_holders,
@@ -36,6 +37,9 @@ from lit_attn.cells.failure import DISK_FULL, classify_failure
 from lit_attn.cells.records import FailureClass
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
+
+STALL = 600.0
+"""Stall limit of tests in which only the runner's clock advances, whatever the machine's load."""
 
 
 def run(cells: list[Job], stall: float = 1800.0, at_once: int = 2) -> tuple[Summary, str]:
@@ -70,14 +74,17 @@ def failures(cell: Job) -> list[FailureClass]:
     return [end.failure for end in ends if end is not None]
 
 
-def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(tmp_path: Path) -> None:
+def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expire_hangs(monkeypatch, STALL, "child.pid")
     stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.cell.seed == 0)
-    summary, events = run([stuck, once], stall=1.5)
+    summary, events = run([stuck, once], STALL)
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/stuck/0", "timed-out")]
     assert failures(stuck) == ["timed-out"] * 2
     assert failures(once) == ["timed-out"]
     assert once.state() == "done"
-    assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 2 s" in events
+    assert "retry    tiny/stuck/0  in 0 s, after timed-out: no step for 600 s" in events
     log = folder.read_log_tail(folder.list_attempts(stuck.folder)[0])
     assert "in _stuck" in log, log
     wait_until(lambda: not is_alive(int((stuck.folder / "child.pid").read_text())))
@@ -87,7 +94,6 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the progress file changes, even if the disk's clock is wrong."""
-    monkeypatch.setattr(fake_cells, "_wait", None)
     (gated, *_) = jobs(tmp_path, "gated")
     progress = gated.folder / "progress.json"
     rounds = iter(range(10))
@@ -95,17 +101,19 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
     def stepping(self: Runner) -> None:
         if next(rounds, None) is None:
             (tmp_path / "runs" / "tiny" / "go").touch()
-        elif gated.folder.exists():
+        else:
             progress.touch()
             os.utime(progress, ns=(1, next(stamps)))
+            for cell in self.running.values():
+                cell.last_step -= STALL / 2
         enforce(self)
 
     enforce = Runner._enforce
     stamps = iter(range(1, 100))
     monkeypatch.setattr(Runner, "_enforce", stepping)
-    summary, _ = run([gated], stall=1.5)
+    summary, events = run([gated], STALL)
     assert summary.failed == []
-    assert summary.outcomes[0].seconds > 1.5
+    assert "retry" not in events
 
 
 def test_a_killed_cell_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
@@ -210,7 +218,7 @@ def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
         wait_until(lambda: len(list_holders(tmp_path)) == 2)
         cells = list_holders(tmp_path)
         server = server_of(cells[0])
-        assert server != process.pid
+        assert server is not None
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not any(is_alive(pid) for pid in cells))
         (tmp_path / "runs" / "tiny" / "go").touch()
@@ -221,9 +229,12 @@ def test_cells_of_a_killed_fork_server_are_retried(tmp_path: Path) -> None:
 
 
 def test_random_kills_of_cells_and_runners_lose_no_result(tmp_path: Path) -> None:
-    """After eight kills and an undisturbed run, every cell has a result."""
+    """After eight kills and an undisturbed run, every cell has a result.
+
+    Two cells wait for the last kill, so that no command can end before it.
+    """
     chance = random.Random(0)
-    variants = [f"brief-{number}" for number in range(6)]
+    variants = [*(f"brief-{number}" for number in range(5)), "gated"]
     studies.write(tmp_path, make_body(*variants))
     kills = 0
     while kills < 8:
@@ -239,19 +250,25 @@ def test_random_kills_of_cells_and_runners_lose_no_result(tmp_path: Path) -> Non
                 if victim == process.pid:
                     process.wait(TIMEOUT)
                     wait_until(lambda cells=cells: not any(is_alive(pid) for pid in cells))
+    (tmp_path / "runs" / "tiny" / "go").touch()
     with start_cli(tmp_path, "--jobs", "2") as process:
         assert process.wait(TIMEOUT) == 0
     cells = jobs(tmp_path, *variants)
     assert {job.state() for job in cells} == {"done"}
-    # A cell with a result never runs again, so a kill costs at most the running cells.
+    # A cell with a result never runs again, so a kill costs at most the running cells. The ninth
+    # kill is that of the command that was disturbed last.
     counts: Counter[str] = count_runs(tmp_path)
     assert len(counts) == 12
-    assert counts.total() <= 12 + 8 * 2
+    assert counts.total() <= 12 + 9 * 2
 
 
-def server_of(cell: int) -> int:
-    """Return the pid of the fork server of a cell."""
-    return int(Path(f"/proc/{cell}/stat").read_text().rpartition(")")[2].split()[1])
+def server_of(cell: int) -> int | None:
+    """Return the pid of the fork server of a cell, or None if one of the two has ended."""
+    with contextlib.suppress(OSError):
+        parent = Path(f"/proc/{cell}/stat").read_text().rpartition(")")[2].split()[1]
+        if b"multiprocessing.forkserver" in Path(f"/proc/{parent}/cmdline").read_bytes():
+            return int(parent)
+    return None
 
 
 def test_a_lost_fork_server_costs_no_cell_a_retry(
@@ -267,7 +284,7 @@ def test_a_lost_fork_server_costs_no_cell_a_retry(
             for cell in list_holders(tmp_path):
                 if len(servers) == 3:
                     (tmp_path / "runs" / "tiny" / "go").touch()
-                elif (server := server_of(cell)) not in servers:
+                elif (server := server_of(cell)) is not None and server not in servers:
                     servers.add(server)
                     os.kill(server, signal.SIGKILL)
 
@@ -302,7 +319,7 @@ def test_too_many_open_files_only_delay_a_cell(tmp_path: Path) -> None:
 
     class Exhausting(Recorder):
         def update(self, snapshot: object) -> None:
-            if not self.events and list_holders(tmp_path):
+            if not taken and not self.events and list_holders(tmp_path):
                 (tmp_path / "runs" / "tiny" / "go").touch()
                 with contextlib.suppress(OSError):
                     while True:
@@ -367,26 +384,29 @@ def test_a_lock_that_could_not_be_removed_stops_no_retry(
     assert summary.failed == []
 
 
-def test_a_frozen_runner_does_not_take_its_cells_for_hangs(tmp_path: Path) -> None:
+def test_a_frozen_runner_does_not_take_its_cells_for_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A paused container freezes the runner and its cells, while the clock goes on."""
-    studies.write(tmp_path, make_body("steps"))
-    with start_cli(tmp_path, "--jobs", "1", "--seeds", "0,", "--stall", "0.05") as process:
-        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/progress.json")))
-        # The runner sees this step before everything freezes, and the next step comes later.
-        time.sleep(0.6)
-        frozen = [*list_holders(tmp_path), process.pid]
-        for pid in reversed(frozen):
-            os.killpg(pid, signal.SIGSTOP)
-        time.sleep(4)
-        # The runner checks its cells before they can make a step.
-        for pid in reversed(frozen):
-            os.killpg(pid, signal.SIGCONT)
-            time.sleep(0.5)
-        (tmp_path / "runs" / "tiny" / "go").touch()
-        output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, output
-    assert "no step" not in output
-    assert count_runs(tmp_path) == {"steps/0": 1}
+    (gated, *_) = jobs(tmp_path, "gated")
+    clock, frozen = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(frozen))
+
+    class Freezing(Recorder):
+        """Display during whose first updates after the start of training the clock jumps."""
+
+        def update(self, snapshot: object) -> None:
+            if len(frozen) > 3:
+                (tmp_path / "runs" / "tiny" / "go").touch()
+            elif (gated.folder / "progress.json").exists():
+                frozen.append(2 * STALL)
+
+    display = Freezing()
+    summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), display, STALL).run([gated])
+    assert summary.failed == []
+    assert not any("no step" in text for text in display.events)
+    assert summary.outcomes[0].seconds < STALL
+    assert count_runs(tmp_path) == {"gated/0": 1}
 
 
 @pytest.mark.parametrize("name", ["tmp", "x" * 100])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import studies
-from helpers.runs import start_cli
+from helpers.runs import TIMEOUT, start_cli
 from PIL import Image
 
 from lit_attn.ablate.plan import expand, require_inputs
@@ -171,7 +171,7 @@ def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
     studies.write(tmp_path, BODY, experiment)
     with start_cli(tmp_path, "--set", "data.path=other.npz") as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     place = "--set data.path=other.npz: tiny: variant 'a': data.path: "
     assert output.startswith(f"{place}{tmp_path}/other.npz: cannot be read as .npz: ")

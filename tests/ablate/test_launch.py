@@ -1,5 +1,6 @@
 """The fork server: its start and its imports."""
 
+import contextlib
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
     assert "mmseg" in loaded["segmentation"]
 
 
-# A target with an import as slow as torch's, which can kill the server.
+# A target whose import lasts until there is a file `go`, and which can kill the server.
 TARGET = """\
 import os, signal, time
 from pathlib import Path
@@ -76,7 +77,8 @@ if Path("deadly").exists() and not begun.exists():
     begun.touch()
     os.kill(os.getpid(), signal.SIGKILL)
 begun.touch()
-time.sleep(0.5)
+while not Path("go").exists():
+    time.sleep(0.01)
 """
 SCRIPT = """\
 import sys
@@ -105,8 +107,12 @@ def start(path: Path) -> "subprocess.Popen[str]":
 
 def server_of(process: "subprocess.Popen[str]") -> bool:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    commands = [Path(f"/proc/{child}/cmdline") for child in children]
-    return any(b"multiprocessing.forkserver" in path.read_bytes() for path in commands)
+    for child in children:
+        # Another child of the command may have ended.
+        with contextlib.suppress(OSError):
+            if b"multiprocessing.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return True
+    return False
 
 
 @pytest.mark.parametrize("when", ["its first moment", "its imports"])
@@ -116,6 +122,8 @@ def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when
             (tmp_path / "importing").exists if when == "its imports" else lambda: server_of(process)
         )
         os.killpg(process.pid, signal.SIGINT)
+        # The runner has received the signal before it can start the cell.
+        (tmp_path / "go").touch()
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     assert "Traceback" not in output
@@ -125,7 +133,8 @@ def test_an_interrupt_during_the_start_of_the_server_drains(tmp_path: Path, when
 
 
 def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "deadly").touch()
+    for name in ("deadly", "go"):
+        (tmp_path / name).touch()
     with start(tmp_path) as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output

@@ -190,7 +190,8 @@ def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
         # As a terminal does it: to the whole foreground group.
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
-        wait_until(lambda: "finishing 1 running cells" in process.stdout.readline())
+        # The runner may not know yet that its cell has started.
+        wait_until(lambda: " running cells, starting no more" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 130
     assert count_runs(tmp_path) == {"gated/0": 1}
@@ -272,7 +273,9 @@ def test_a_killed_cell_is_retried(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated"))
     with start_cli(tmp_path, "--jobs", "1") as process:
         wait_until(lambda: count_runs(tmp_path))
-        os.kill(list_holders(tmp_path)[0], signal.SIGKILL)
+        (cell,) = list_holders(tmp_path)
+        os.kill(cell, signal.SIGKILL)
+        wait_until(lambda: not is_alive(cell))
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 0
     assert count_runs(tmp_path) == {"gated/0": 2, "gated/1": 1}

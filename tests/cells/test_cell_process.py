@@ -43,11 +43,10 @@ def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
     """A process in a separate session ends too, however the cell ends."""
     studies.write(tmp_path, make_body(f"daemon-{end}"))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
-    with start_cli(
-        tmp_path, "--seeds", "0,", "--stall", "0.05", environment=environment
-    ) as process:
-        wait_until(lambda: list((tmp_path / "runs").glob("*/*/*/child.pid")))
-        process.wait(TIMEOUT)
+    stall = ("--stall", "0.1") if end == "stuck" else ()
+    with start_cli(tmp_path, "--seeds", "0,", *stall, environment=environment) as process:
+        assert process.wait(TIMEOUT) == (0 if end == "ok" else 1)
+        assert list((tmp_path / "runs").glob("*/*/*/child.pid"))
         wait_until(lambda: not processes_below(tmp_path))
 
 

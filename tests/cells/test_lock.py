@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from helpers.runs import TIMEOUT, wait_until
 
 from lit_attn.cells import lock
 from lit_attn.cells.lock import (
@@ -171,39 +173,37 @@ def test_a_holder_elsewhere_is_dead_once_its_heartbeat_stops(
         (0, {"boot": "of the copy"}),
     ],
 )
-@pytest.mark.usefixtures("fast")
 def test_a_holder_elsewhere_lives_while_its_heartbeat_changes(
-    tmp_path: Path, clock: int, machine: dict[str, str]
+    tmp_path: Path, clock: int, machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The holder's clock may be hours behind or ahead."""
     write_lock(tmp_path, pid=1, **machine)
-    done = threading.Event()
+    start = time.time() + clock
+    now = 0.0
 
-    def beat() -> None:
-        for count in range(10_000):
-            now = time.time() + clock + count
-            os.utime(tmp_path / "lock", (now, now))
-            if done.wait(0.05):
-                return
+    def sleep(seconds: float) -> None:
+        """Advance this process's clock, and write the heartbeats of the other machine."""
+        nonlocal now
+        now += seconds
+        beat = start + now // lock.HEARTBEAT
+        os.utime(tmp_path / "lock", (beat, beat))
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(CellLocked), hold_lock(tmp_path):
-            pass
-        deadline = time.monotonic() + 2 * lock.STALE_AFTER
-        while time.monotonic() < deadline:
-            assert read_holder(tmp_path) is not None
-            time.sleep(0.02)
-    finally:
-        done.set()
-        thread.join()
+    monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with pytest.raises(CellLocked), hold_lock(tmp_path):
+        pass
+    while now < 2 * lock.STALE_AFTER:
+        assert read_holder(tmp_path) is not None
+        sleep(lock.HEARTBEAT / 4)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
 @pytest.mark.usefixtures("fast")
-def test_a_container_with_this_host_name_keeps_its_lock(tmp_path: Path) -> None:
+def test_a_container_with_this_host_name_keeps_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process in another PID namespace has a pid that means another process outside."""
+    # The next heartbeat may come late.
+    monkeypatch.setattr(lock, "STALE_AFTER", 100.0)
     probe = subprocess.run(["unshare", "--pid", "--fork", "true"], check=False)
     if probe.returncode:
         pytest.skip("unshare is not allowed")
@@ -221,11 +221,7 @@ def test_a_heartbeat_changes_the_lock(tmp_path: Path, monkeypatch: pytest.Monkey
     with hold_lock(tmp_path):
         path = tmp_path / "lock"
         os.utime(path, (0, 0))
-        for _ in range(1000):
-            if path.stat().st_mtime > 0:
-                break
-            time.sleep(0.01)
-        assert path.stat().st_mtime > 0
+        wait_until(lambda: path.stat().st_mtime > 0)
 
 
 def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
@@ -234,7 +230,7 @@ def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.write_text((tmp_path / "lock").read_text())
         other.replace(tmp_path / "lock")
-        assert process.wait(30) == lock.LOST_LOCK
+        assert process.wait(TIMEOUT) == lock.LOST_LOCK
 
 
 def test_one_of_many_takes_over_a_stale_lock(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from helpers import fake_cells, studies
 from helpers.runs import (
     TIMEOUT,
     count_runs,
+    expire_hangs,
     is_alive,
     list_holders,
     make_body,
@@ -121,10 +122,11 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def test_a_hang_leaves_every_ranks_stack(tmp_path: Path) -> None:
+def test_a_hang_leaves_every_ranks_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expire_hangs(monkeypatch, 600.0, "child.pid", "child1.pid")
     (job,) = jobs(tmp_path, "rankhang")
     summary = runner.Runner(
-        Launcher(fake_cells.TARGET), make_slots(None), Display(io.StringIO()), 4.0
+        Launcher(fake_cells.TARGET), make_slots(None), Display(io.StringIO()), 600.0
     ).run([job])
     assert [outcome.failure for outcome in summary.failed] == ["timed-out"]
     first, *_ = folder.list_attempts(job.folder)
@@ -199,6 +201,26 @@ def test_ranks_that_end_by_a_signal_have_failed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 143
+
+
+def test_sigterm_during_the_start_of_a_rank_reaches_it(tmp_path: Path) -> None:
+    """The signal to the parent arrives before the parent has a handler for it."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from lit_attn.cells import ranks\n"
+        "ready = Path(sys.argv[1]) / 'ready'\n"
+        "def body():\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
+        "    ready.touch()\n"
+        "    time.sleep(1000)\n"
+        "def start_heartbeat():\n"
+        "    while not ready.exists(): time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(ranks.run_ranks(1, body, None, start_heartbeat))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -15,15 +15,16 @@ from typing import IO
 import pytest
 
 from helpers import fake_cells, studies
+from helpers.holding import read_number
 from lit_attn.ablate.display import Display
-from lit_attn.ablate.launch import Launcher
+from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.ablate.runner import Runner, Summary
 from lit_attn.ablate.slots import CGROUPS, make_slots
 from lit_attn.cells.lock import read_holder
 
 SCRIPT = Path(__file__).parent / "fake_cells.py"
-TIMEOUT = 120.0
+TIMEOUT = 240.0
 
 
 def make_body(*variants: str) -> str:
@@ -59,6 +60,28 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def is_held(cell: Path) -> bool:
+    """Return True if a cell waits at a step (see helpers.holding)."""
+    return is_alive(read_number(cell / "held", default=0))
+
+
+def expire_hangs(patch: pytest.MonkeyPatch, stall: float, *children: str) -> None:
+    """Let `stall` seconds pass for the runner's clock of a cell at every check while it hangs.
+
+    A cell hangs while the processes run whose pids are in the files `children` of its folder. The
+    limit `stall` can so be longer than any delay of the machine.
+    """
+    idle_seconds = CellProcess.idle_seconds
+
+    def expire(cell: CellProcess) -> float:
+        pids = [read_number(cell.job.folder / name, default=0) for name in children]
+        if all(map(is_alive, pids)):
+            cell.last_step -= stall
+        return idle_seconds(cell)
+
+    patch.setattr(CellProcess, "idle_seconds", expire)
 
 
 @contextlib.contextmanager

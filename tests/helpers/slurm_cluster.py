@@ -91,7 +91,7 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
 
     def speak(*command: str) -> str:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=30, check=False
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
         return done.stdout
 
@@ -117,7 +117,7 @@ def _running(folder: Path, options: str) -> Iterator[dict[str, str]]:
 
 
 def _until(condition: object, folder: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     assert callable(condition)
     while not condition():
         if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import slurm_cluster, studies
 from helpers.paths import ROOT
-from helpers.runs import wait_until
+from helpers.runs import TIMEOUT, wait_until
 
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.records import Plan, Result
@@ -101,7 +101,7 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
         (tmp_path / "scaled.py").write_text("raise RuntimeError('another change')\n")
         (tmp_path / "factors.py").write_text("FACTOR = 0.5\n")
         set_node(cluster, "RESUME")
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=2 * TIMEOUT)
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/.slurm/*/*_log.err"))
     assert process.returncode == 0, output + logs
     results = read_results(tmp_path)
@@ -113,7 +113,7 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
     shutil.copy2(ROOT / "lit_attn" / "train.py", train)
     (tmp_path / "scaled.py").write_text(SCHEDULE)
     with start(tmp_path, cluster, "--seeds", "2,") as process:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=2 * TIMEOUT)
     assert process.returncode == 0, output
     assert set(imported.read_text().split()) == {"0.5"}
 
@@ -135,7 +135,7 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
             with start(tmp_path, cluster, "--seeds", f"{seed},") as process:
                 wait_until(lambda count=count: len(list_jobs(cluster)) == count)
                 process.terminate()
-                process.communicate(timeout=60)
+                process.communicate(timeout=TIMEOUT)
             assert len(list_snapshots()) == seed + 1
         waiting = list_snapshots()
         records = [path.read_text() for path in tmp_path.glob("runs/tiny/.slurm/*/snapshot.txt")]
@@ -145,7 +145,7 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
         assert set((tmp_path / "imported.txt").read_text().split()) == {"0.1", "0.2"}
         (tmp_path / "factors.py").write_text("FACTOR = 0.3\n")
         with start(tmp_path, cluster, "--seeds", "3") as process:
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=2 * TIMEOUT)
         assert process.returncode == 0, output
     assert len(read_results(tmp_path)) == 6
     assert len(list_snapshots()) == 1
@@ -162,13 +162,13 @@ def test_jobs_of_a_removed_variant_are_cancelled_alone(
     with start(tmp_path, cluster) as process:
         wait_until(lambda: len(list_jobs(cluster)) == 6 or process.poll() is not None)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=TIMEOUT)
     # One variant has gone, and one has another learning rate.
     write_study(tmp_path, "baseline: a\ncells: {a: {}, b: {optimizer.lr: 2e-2}}")
     with start(tmp_path, cluster, "--cancel-removed") as process:
-        assert process.communicate(timeout=60)[0] == "4 jobs cancelled\n"
+        assert process.communicate(timeout=TIMEOUT)[0] == "4 jobs cancelled\n"
     assert len(list_jobs(cluster)) == 2
     with start(tmp_path, cluster, "--cancel-removed", "--seeds", "1") as process:
-        assert process.communicate(timeout=60)[0] == "0 jobs cancelled\n"
+        assert process.communicate(timeout=TIMEOUT)[0] == "0 jobs cancelled\n"
     with start(tmp_path, cluster, "--cancel") as process:
-        assert process.communicate(timeout=60)[0] == "2 jobs cancelled\n"
+        assert process.communicate(timeout=TIMEOUT)[0] == "2 jobs cancelled\n"

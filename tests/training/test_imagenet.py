@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import yaml
 from helpers.digit_folders import experiment, write
 from helpers.paths import ROOT
+from helpers.runs import TIMEOUT, wait_until
 from helpers.stopping import stop_at
 from helpers.training_cells import folder_of
 from pydantic import ValidationError
@@ -367,11 +367,9 @@ def test_a_signal_to_the_whole_group_leaves_the_readers_at_work(
             start_new_session=True,
         )
     try:
-        give_up = time.monotonic() + 120
-        while not (folder / "progress.json").exists() and time.monotonic() < give_up:
-            time.sleep(0.05)
+        wait_until((folder / "progress.json").exists)
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 143, log.read_text()
+        assert process.wait(TIMEOUT) == 143, log.read_text()
     finally:
         process.kill()
         process.wait()
