@@ -19,7 +19,7 @@ from lit_attn.report.formats import Cell, Table
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.papers import Entry, Records, judge_claims, make_entries, measure
 from lit_attn.report.read import read_or_skip
-from lit_attn.report.results import describe_parity, describe_records
+from lit_attn.report.results import describe_origin, describe_records
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -109,9 +109,7 @@ def _describe_studies(source: PaperSource, item: Layout, records: Records) -> li
     """Return the command of a script, and the title and the parity of each study of an item."""
     scripts = [f"Measured by `{item.script}`."] if item.script and not source.size else []
     names = sorted({reference.study for reference in source.references(item)} & set(records))
-    plans = [records[name].plan for name in names]
-    titles = [" ".join([f"{plan.study}: {plan.title}.", *describe_parity(plan)]) for plan in plans]
-    return [*scripts, *titles]
+    return [*scripts, *(describe_origin(records[name].plan) for name in names)]
 
 
 def _name_reading(reading: Reading) -> str:

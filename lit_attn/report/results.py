@@ -169,6 +169,11 @@ def describe_parity(plan: Plan) -> list[str]:
     return [SENTENCES["parity"].format(words=words)] if words else []
 
 
+def describe_origin(plan: Plan) -> str:
+    """Return the name and title of a study and its agreement with released code, for captions."""
+    return " ".join([f"{plan.study}: {plan.title.rstrip('.')}.", *describe_parity(plan)])
+
+
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
     """Return where the results come from, and warnings about results and unreadable files."""
     names = ["code", "data", "versions", "device"]

@@ -11,7 +11,7 @@ from lit_attn.report.comparison import ALPHA, compare_variants
 from lit_attn.report.formats import Cell, named_table, to_csv, to_latex, to_markdown
 from lit_attn.report.page import Section, render_page
 from lit_attn.report.read import StudyRecord
-from lit_attn.report.results import SENTENCES
+from lit_attn.report.results import SENTENCES, describe_origin
 from lit_attn.report.summary import make_variant_frame
 
 FEW = 6  # Number of studies below which a test of mean ranks has little power.
@@ -49,6 +49,7 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
         tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
     headings.append("mean rank")
     table = named_table("across", rows, headings, complete=len(ranks), test=tested)
+    table.notes.extend(describe_origin(study.plan) for study in studies)
     if len(studies) < FEW:
         table.warnings.append(SENTENCES["few_studies"].format(count=len(studies), few=FEW))
     section, title = Section(tables=[table]), table.title.rstrip(".")

@@ -159,6 +159,20 @@ def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "did you mean 'one'?" in capsys.readouterr().err
 
 
+def test_the_table_across_studies_states_the_departures_of_each_study(tmp_path: Path) -> None:
+    words = "someone/code, losses within 1e-12. The head is ours."
+    write_study(tmp_path / "runs", name="one", seeds=2, parity=words)
+    write_study(tmp_path / "runs", name="two", seeds=2, parity="other/code. Texts are ours.")
+    reports = tmp_path / "reports"
+    out = ["--reports", str(reports)]
+    assert main([str(tmp_path / "runs"), "--across", "one", "two", *out]) == 0
+    for kind in ("html", "md", "tex"):
+        text = (reports / f"across.{kind}").read_text()
+        first, second = text.index("one: A study"), text.index("two: A study")
+        assert first < text.index("losses within 1e-12. The head is ours.") < second
+        assert "other/code. Texts are ours." in text[second:]
+
+
 def test_friedman_and_nemenyi_agree_with_published_numbers() -> None:
     """Demšar (2006), section 3.2.4: four classifiers on 14 data sets differ by 1.25 or more."""
     ranks = np.array([[1.0, 2, 3, 4]] * 14)
