@@ -6,9 +6,9 @@ is in imagenet_vit_small_images.py, which a cell imports when it is built.
 Source: github.com/google-research/big_vision at 0127fb6 (docs/setups.md, section 7).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from lit_attn.config.data.base import method
 from lit_attn.config.data.images import ClassFolders
@@ -24,9 +24,9 @@ class BigVisionImages(ClassFolders):
     """ImageNet (ILSVRC 2012) as big_vision reads it with TensorFlow.
 
     A training image is a random window of a uniform height, resized without antialiasing and
-    mirrored; then RandAugment applies two of its 16 operations at strength 10. The short side of
-    an evaluated image is resized by means over areas. `augment.crop`, `augment.policy` and
-    `interpolation` have no effect.
+    mirrored; then RandAugment applies two of its 16 operations at strength 10. MixUp mixes an image
+    with the one before it, and all of a batch in one ratio of at least a half. The short side of an
+    evaluated image is resized by means over areas.
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
@@ -36,6 +36,18 @@ class BigVisionImages(ClassFolders):
     classes: PositiveInt = Field(1000, description="number of classes")
 
     build: ClassVar = method("imagenet_vit_small_images:BigVisionImageData")
+
+    @model_validator(mode="after")
+    def _has_no_key_without_effect(self) -> Self:
+        keys = {
+            f"augment.{key}": getattr(self.augment, key) for key in ("crop", "policy", "cutmix")
+        }
+        keys["interpolation"] = self.interpolation
+        for key, default in zip(keys, ("resized", None, 0.0, "bicubic"), strict=True):
+            if keys[key] != default:
+                text = "has no effect on big-vision-imagenet: remove it, or use `kind: imagenet`"
+                raise ValueError(f"{key}: {keys[key]!r} {text}")
+        return self
 
 
 class BigVisionViT(Transformer):

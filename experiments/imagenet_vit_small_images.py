@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 
 from lit_attn.config.data.images import ImageFiles, Range
 from lit_attn.data.image_files import ImageFileData
+from lit_attn.data.module import numpy_generator
 from lit_attn.models.seeded_draws import draw_parameters
 
 Draw = Callable[[Image.Image], tuple[int, int, int, int]]
@@ -44,6 +46,17 @@ class BigVisionImageData(ImageFileData):
             for size, transform in reader.transforms.items():
                 short = round(size / data.crop_share)
                 transform.transforms[:2] = [partial(resize_area, short), partial(crop, size)]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return (images, targets); a training batch, which has its step, is mixed here."""
+        pixels, labels, *step = batch
+        if self.mixup is None or not step:
+            return pixels, labels
+        alpha = self.data.augment.mixup
+        share = numpy_generator(self.seed, "mix", *step).beta(alpha, alpha)
+        share = max(share, 1 - share)
+        targets = nn.functional.one_hot(labels, self.data.classes).to(pixels.dtype)
+        return tuple(share * x + (1 - share) * x.roll(1, 0) for x in (pixels, targets))
 
 
 def draw_window(area: Range, aspects: Range, image: Image.Image) -> tuple[int, int, int, int]:

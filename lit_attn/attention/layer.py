@@ -12,6 +12,7 @@ import contextlib
 import copyreg
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ class Attention(nn.Module):
         proj_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        norm_layer: type[nn.Module] | None = None,
+        norm_layer: Callable[..., nn.Module] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

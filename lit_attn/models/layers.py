@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ Device = torch.device | str | None
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm with weight over the width of a head, eps 1e-6, for queries and keys."""
+    """RMSNorm with weight over the width of a head, for queries and keys."""
 
-    def __init__(self, width: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__(width, eps=1e-6, device=device, dtype=dtype)
+    def __init__(self, width: int, eps: float = 1e-6, **options: Any) -> None:
+        super().__init__(width, eps, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         # Under autocast the weight is wider than x, for which PyTorch has no fused kernel.

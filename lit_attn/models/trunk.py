@@ -131,7 +131,7 @@ def build_attention(model: TokenTransformer, spec: AttentionSpec, device: Device
         proj_bias=model.bias == "all",
         attn_drop=model.attention_dropout,
         proj_drop=model.dropout,
-        norm_layer=HeadNorm,
+        norm_layer=partial(HeadNorm, eps=model.qk_norm_eps),
         device=device,
     )
 

@@ -15,6 +15,7 @@ from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
+from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
 
 STUDIES = read_studies(ROOT / "ablations.yaml")
@@ -72,6 +73,7 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     shards(tmp_path, vocabulary)
     model = {**MODEL, "ffn": {"width": 16, "activation": "gelu"}}
     if name == "pile_405m":
+        load_parts([ROOT / "experiments" / "jax_adamw.py"])
         model["ffn"] = {"width": 16, "activation": "swiglu"}
     metrics = train(tiny(f"{name}.yaml", tmp_path, data=STREAM, model=model), tmp_path)
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)

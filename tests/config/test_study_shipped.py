@@ -9,6 +9,7 @@ import pytest
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import Matrix, expand
+from lit_attn.attention.parts import DynamicConfig
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.augment import RandAugmentConfig
 from lit_attn.config.study import read_studies
@@ -119,7 +120,7 @@ def test_a_short_study_has_a_tenth_of_the_schedule(name: str) -> None:
         ("attentionx-gpt2", "subset-attentionx", 124_373_760),
         # GPT-NeoX's tokens are 21 ids more than the repository's vocabulary has, in and out.
         ("dcmha-ablation", "standard", 411_255_808 + 21 * 2 * 1024),
-        ("dcmha-ablation", "dcformer", 411_255_808 + 21 * 2 * 1024 + 24 * 344_064),
+        ("dcmha-ablation", "dcformer", 411_255_808 + 21 * 2 * 1024 + 24 * (344_064 + 2 * 64)),
         # pi of every head and position as released; pi of every head as published.
         ("mgk-wikitext103", "softmax-8", 44_018_394),
         ("mgk-wikitext103", "softmax-4", 43_494_106),
@@ -162,6 +163,30 @@ def test_published_steps_and_their_tokens(study: str, steps: int, tokens: int) -
 def test_published_numbers_belong_to_variants(name: str) -> None:
     matrix = matrices()[name]
     assert set(matrix.source.study.published) <= {variant.name for variant in matrix.variants}
+
+
+@pytest.mark.parametrize(
+    "name", ["dcmha-ablation", "dcmha-scaling-834M", "dcmha-scaling-plus-1.4B"]
+)
+def test_rows_with_dynamic_composition_follow_the_jax_code_and_have_a_reading_of_the_text(
+    name: str,
+) -> None:
+    variants = {variant.name: variant.experiment.model for variant in matrices()[name].variants}
+    for row, model in variants.items():
+        compose = model.attention.compose
+        if not isinstance(compose, DynamicConfig):
+            continue
+        is_text, is_pytorch = row.startswith("paper-"), row.startswith("pytorch-")
+        if compose.projection:
+            assert compose.gelu == ("exact" if is_text or is_pytorch else "tanh"), row
+        if compose.gate:
+            assert compose.gate_init == ("pytorch" if is_pytorch else "jax"), row
+        # No configuration of DCFormer without "++" was released.
+        assert model.qk_norm == (not is_text and name != "dcmha-scaling-834M"), row
+        assert model.qk_norm_eps == (1e-5 if model.qk_norm and not is_pytorch else 1e-6), row
+        if not is_text and not is_pytorch:
+            assert variants[f"paper-{row}"].windows == model.windows, row
+    assert "paper-dcformer" in variants
 
 
 def test_the_retrieval_study_has_every_row_of_the_tables() -> None:

@@ -131,6 +131,40 @@ def test_a_tanh_layer_precedes_the_head() -> None:
     torch.testing.assert_close(network(x), network.head(torch.tanh(layer(mean))))
 
 
+def test_an_image_is_mixed_with_the_one_before_it(tmp_path: Path) -> None:
+    folder = digit_folders.write(tmp_path / "images")
+    data = {"kind": "big-vision-imagenet", "augment": {"mixup": 0.2}}
+    actual = digit_folders.experiment(folder, data=data)
+    fields = {"study": "test", "variant": "v", "seed": 0, "experiment": actual}
+    built = Cell.model_validate(fields).experiment.data.build(0, torch.device("cpu"))
+    pixels, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    shares = []
+    for step in range(40):
+        mixed, targets = built.on_after_batch_transfer((pixels, labels, step), 0)
+        share = targets[0, 0].item()
+        assert 0.5 <= share <= 1
+        torch.testing.assert_close(mixed, share * pixels + (1 - share) * pixels[[3, 0, 1, 2]])
+        assert targets.diagonal().tolist() == pytest.approx([share] * 4)
+        assert targets[1, 0].item() == pytest.approx(1 - share, abs=1e-6)
+        shares.append(share)
+    assert len(set(shares)) > 20
+    # Evaluation has no step and mixes nothing.
+    assert built.on_after_batch_transfer((pixels, labels), 0) == (pixels, labels)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("crop", "centre"), ("policy", "rand-m9"), ("cutmix", 1.0), ("interpolation", "bilinear")],
+)
+def test_keys_without_effect_are_refused(key: str, value: object, tmp_path: Path) -> None:
+    data: dict[str, object] = {"kind": "big-vision-imagenet", "augment": {}}
+    data |= {key: value} if key == "interpolation" else {"augment": {key: value}}
+    actual = digit_folders.experiment(tmp_path, data=data)
+    fields = {"study": "test", "variant": "v", "seed": 0, "experiment": actual}
+    with pytest.raises(ValueError, match=rf"{key}: '?{value}'? has no effect on big-vision-imag"):
+        Cell.model_validate(fields)
+
+
 def test_a_cell_trains_on_class_folders(tmp_path: Path) -> None:
     folder = digit_folders.write(tmp_path / "images")
     data = {"kind": "big-vision-imagenet", "crop_share": 0.8, "augment": {"mixup": 0.2}}

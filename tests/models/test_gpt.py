@@ -235,6 +235,7 @@ def test_more_tokens_than_learned_positions_are_an_error() -> None:
         ({"positions": "rotary", "rotary_share": 0.1}, "an even width"),
         ({"positions": "rotary", "rotary_share": 0}, "greater than 0"),
         ({"rotary_base": 500.0}, "rotary_share, rotary_base: need `positions: rotary`"),
+        ({"qk_norm_eps": 1e-5}, "qk_norm_eps: needs `qk_norm: true`"),
         ({"branches": "parallel", "norm_order": "post"}, "parallel needs `norm_order: pre`"),
         ({"branches": "parallel", "ffn": "none"}, "parallel needs `norm_order: pre` and an ffn"),
         ({"head": "adaptive"}, "cutoffs: `head: adaptive` needs cutoffs"),

@@ -2,9 +2,11 @@
 
 The configuration, the model, the loss, the optimizer and the schedule are the released ones, in
 float64 on a CPU, for a smaller model; the loop around them is the recorder's. Images and mixed
-labels are random numbers. Two values that the DCMHA paper changes keep those of big_vision here:
-beta2 is 0.999, and the rate ends at 0. PyTorch adds 1e-6 to the norm when it clips gradients, so
-gradients differ by that part.
+labels are random numbers. In the run `mixed` the released MixUp mixes images and labels, in ratios
+that both sides draw from one generator. In the run `moment` Adam's first moment has the released
+type bfloat16, and float64 in the others. Two values that the DCMHA paper changes keep those of
+big_vision here: beta2 is 0.999, and the rate ends at 0. PyTorch adds 1e-6 to the norm when it clips
+gradients, so gradients differ by that part.
 Recording needs jax, flax, optax and ml_collections.
 """
 
@@ -19,6 +21,7 @@ import torch
 from helpers import digit_folders
 from helpers.paths import EXPERIMENTS
 
+from lit_attn.data.module import numpy_generator
 from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone
@@ -33,9 +36,13 @@ from released.recording import (
 )
 from released.replaying import Replay
 
-REPOSITORY, COMMIT, RUNS = "google-research/big_vision", "0127fb6", ["0", "1"]
+REPOSITORY, COMMIT, RUNS = (
+    "google-research/big_vision",
+    "0127fb6",
+    ["0", "1", "mixed-0", "moment-0"],
+)
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
-PLUG_IN = EXPERIMENTS / "imagenet_vit_small.py"
+PLUG_INS = [EXPERIMENTS / "imagenet_vit_small.py", EXPERIMENTS / "jax_adamw.py"]
 TOLERANCES = {"loss": 1e-7, "gradient": 1e-5, "change": 1e-5, "sample": 1e-6, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2
 CLASSES, CLIP = digit_folders.CLASSES, 1.0
@@ -45,6 +52,12 @@ def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images (BATCH, 3, SIDE, SIDE) and mixed targets (BATCH, CLASSES) of a step."""
     mixed = generator("targets", seed, step).dirichlet([0.5] * CLASSES, size=BATCH)
     return vision.images(seed, step, BATCH, SIDE), torch.from_numpy(mixed)
+
+
+def labelled(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return images (BATCH, 3, SIDE, SIDE), their classes (BATCH,) and the number of the step."""
+    classes = generator("labels", seed, step).integers(CLASSES, size=BATCH)
+    return vision.images(seed, step, BATCH, SIDE), torch.from_numpy(classes), step
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -82,7 +95,8 @@ def record(clone: Clone, run: str) -> Arrays:
     import jax
     import optax
 
-    seed = int(run)
+    case, _, number = run.rpartition("-")
+    seed = int(number)
     jax.config.update("jax_enable_x64", True)
     for name in ("tensorflow", "tensorflow.io", "tensorflow.io.gfile"):
         sys.modules[name] = ModuleType(name)
@@ -90,7 +104,10 @@ def record(clone: Clone, run: str) -> Arrays:
     tools = clone.load(
         "big_vision.utils",
         "big_vision/utils.py",
-        {"return jnp.asarray(lr, dtype=jnp.float32)": "return jnp.asarray(lr, dtype=jnp.float64)"},
+        {
+            "jnp.asarray(lr, dtype=jnp.float32)": "jnp.asarray(lr, dtype=jnp.float64)",
+            "a = jax.random.beta(rng_mixup, p, p)": "a = shared_share(p)",
+        },
     )
     optimizers = clone.load("big_vision.optax", "big_vision/optax.py", {})
     model_file = clone.load("big_vision.models.vit", "big_vision/models/vit.py", {})
@@ -102,7 +119,7 @@ def record(clone: Clone, run: str) -> Arrays:
                 f"width={WIDTH}, depth={DEPTH}, num_heads={HEADS}, mlp_dim={4 * WIDTH},\n"
                 f"      patch_size=({PATCH}, {PATCH}), dtype_mm='float64',"
             ),
-            "mu_dtype='bfloat16'": "mu_dtype='float64'",
+            "mu_dtype='bfloat16'": f"mu_dtype='{'bfloat16' if case == 'moment' else 'float64'}'",
             "warmup_steps=10_000": f"warmup_steps={WARMUP}",
         },
     ).get_config()
@@ -117,6 +134,16 @@ def record(clone: Clone, run: str) -> Arrays:
     def apply(params: Any, pixels: Any) -> Any:
         return model.apply({"params": params}, pixels.transpose(0, 2, 3, 1), train=True)[0]
 
+    def read(step: int) -> tuple[Any, Any]:
+        if case != "mixed":
+            pixels, targets = batch(seed, step)
+            return pixels.numpy(), targets.numpy()
+        pixels, classes, _ = labelled(seed, step)
+        tools.shared_share = lambda p: numpy_generator(seed, "mix", step).beta(p, p)  # type: ignore
+        mixup = tools.get_mixup(jax.random.PRNGKey(0), config.mixup.p)
+        _, mixed, _ = mixup(pixels.numpy(), np.eye(CLASSES)[classes])
+        return mixed
+
     def loss(params: Any, pixels: Any, targets: Any) -> Any:
         return getattr(tools, config.loss)(logits=apply(params, pixels), labels=targets)
 
@@ -127,7 +154,7 @@ def record(clone: Clone, run: str) -> Arrays:
     names = sorted(flat)
     steps: dict[str, list[Any]] = {key: [] for key in ("loss", "lr", "gradient")}
     for step in range(STEPS):
-        pixels, targets = (tensor.numpy() for tensor in batch(seed, step))
+        pixels, targets = read(step)
         value, gradients = jax.value_and_grad(loss)(params, pixels, targets)
         norms = {path: np.linalg.norm(gradient) for path, gradient in paths(gradients).items()}
         clipped = max(1.0, math.hypot(*norms.values()) / config.grad_clip_norm)
@@ -156,8 +183,9 @@ def record(clone: Clone, run: str) -> Arrays:
 
 def replay(run: str, folder: Path) -> Replay:
     """Return this project's side: the shipped experiment, shrunk to the recorded size."""
-    seed = int(run)
-    load_parts([PLUG_IN])
+    case, _, number = run.rpartition("-")
+    seed = int(number)
+    load_parts(PLUG_INS)
     cell = vision.folder_cell(
         EXPERIMENT.removeprefix("experiments/"),
         folder,
@@ -172,6 +200,7 @@ def replay(run: str, folder: Path) -> Replay:
             "model.ffn.width": 4 * WIDTH,
             "data.validation": 0,
             "optimizer.betas": [0.9, 0.999],
+            "optimizer.moment": "bfloat16" if case == "moment" else "float32",
             "schedule.warmup": WARMUP / STEPS,
             "schedule.end": 0.0,
             "training.epochs": 1,
@@ -183,7 +212,8 @@ def replay(run: str, folder: Path) -> Replay:
         with torch.no_grad():
             return {"output": network.eval()(batch(seed, -1)[0]).numpy()}
 
-    return Replay(cell, lambda step: batch(seed, step), released_names, outputs=outputs)
+    read = labelled if case == "mixed" else batch
+    return Replay(cell, lambda step: read(seed, step), released_names, outputs=outputs)
 
 
 def released_names(ours: Tensors) -> Tensors:

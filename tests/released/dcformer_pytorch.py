@@ -8,7 +8,7 @@ window is larger by one. DCPythia's path for training fails at layers without a 
 for prompts is trained, without windows and without norms of q and k, against a GPT-NeoX of the
 package transformers whose attention this project replaces. Cosines of positions are float32 on
 both sides, and differ in the last bit. Initial values are not compared: those of the experiment are
-the JAX code's except for the gates, and DCPythia's code leaves its own to a checkpoint.
+the JAX code's, and DCPythia's code leaves its own to a checkpoint.
 """
 
 import math

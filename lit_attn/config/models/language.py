@@ -60,6 +60,7 @@ class TokenTransformer(PackageModel):
         "norm, as in GPT-NeoX",
     )
     qk_norm: bool = Field(False, description="RMSNorm with weight on each head's q and k")
+    qk_norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the norms of `qk_norm`")
     bias: Literal["none", "ffn", "all"] = Field("none", description="Linears with a bias in blocks")
     attention_branch: Literal["as-is", "depth-scaled"] = Field(
         "as-is", description="depth-scaled: the attention branch is divided by sqrt(2 depth)"
@@ -117,6 +118,8 @@ class TokenTransformer(PackageModel):
             raise ValueError(text + share)
         if self.positions != "rotary" and (self.rotary_share, self.rotary_base) != (1, 10_000):
             raise ValueError("rotary_share, rotary_base: need `positions: rotary`")
+        if not self.qk_norm and self.qk_norm_eps != 1e-6:
+            raise ValueError("qk_norm_eps: needs `qk_norm: true`")
         if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
             raise ValueError("branches: parallel needs `norm_order: pre` and an ffn")
         return self

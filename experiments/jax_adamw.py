@@ -1,0 +1,61 @@
+"""Plug-in for AdamW with values in bfloat16, as the JAX code of DCFormer and big_vision has them.
+
+Studies on pile_405m.yaml and imagenet_vit_small.yaml name this file under `parts`.
+
+Sources: github.com/Caiyun-AI/DCFormer at df8671f (jax/MaxText/layers and optimizers.py) and
+github.com/google-research/big_vision at 0127fb6 (`mu_dtype` of optax; docs/setups.md, sections 7
+and 10).
+"""
+
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from lit_attn.config.optimizers import AdamW
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class JaxAdamW(AdamW):
+    """AdamW that stores some parameters or the first moment in bfloat16.
+
+    Tensors stay float32, and are rounded at the start and after each step. optax multiplies a
+    bfloat16 moment by beta1 in bfloat16, so 0.9 counts as 0.8984.
+    """
+
+    runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
+    kind: Literal["jax-adamw"] = "jax-adamw"
+    bfloat16: tuple[str, ...] = Field(
+        (), description="patterns of the names of the parameters that are stored in bfloat16"
+    )
+    moment: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type in which the first moment is stored"
+    )
+
+    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+        import torch
+
+        optimizer = super().build(module, fused)
+        rounded = [
+            parameter
+            for name, parameter in module.named_parameters()
+            if any(fnmatch(name, pattern) for pattern in self.bfloat16)
+        ]
+
+        @torch.no_grad()
+        def store(*_: Any) -> None:
+            for parameter in rounded:
+                parameter.copy_(parameter.bfloat16())
+            if self.moment == "bfloat16":
+                decay = torch.tensor(self.betas[0]).bfloat16()
+                for state in optimizer.state.values():
+                    kept = (state["exp_avg"].bfloat16() * decay.to(state["exp_avg"].device)).float()
+                    # The next step multiplies by the exact beta1.
+                    state["exp_avg"].copy_(kept / self.betas[0])
+
+        store()
+        optimizer.register_step_post_hook(store)
+        return optimizer
