@@ -55,9 +55,9 @@ class HeadMaps(Composer):
     def __init__(self, part: StaticConfig | DynamicConfig, shape: LayerShape) -> None:
         super().__init__(part, shape)
         self.heads = shape.heads
-        self.has_identity = part.has_identity
+        self.has_identity = part.skip
         self.matrix = None
-        if part.has_matrix:
+        if part.static:
             self.matrix = nn.Parameter(torch.empty(shape.heads, shape.heads, **shape.options))
         self.sides = nn.ModuleDict({side: TokenMaps(part, shape) for side in part.sides})
         self.reset_parameters()

@@ -163,13 +163,8 @@ class StaticConfig(PlacedCompose):
     skip: bool = Field(
         False, description="add the heads themselves, as in DCMHA's static projection"
     )
-    has_matrix: ClassVar[bool] = True
+    static: ClassVar[bool] = True
     sides: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def has_identity(self) -> bool:
-        """True if the heads themselves are added to the composition."""
-        return self.skip
 
 
 class DynamicConfig(PlacedCompose):
@@ -179,7 +174,7 @@ class DynamicConfig(PlacedCompose):
     """
 
     fast = "compose:HeadMaps"
-    has_identity: ClassVar[bool] = True
+    skip: ClassVar[bool] = True
     kind: str
     projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
     gate: bool = Field(True, description="include the gate a * gate")
@@ -199,11 +194,6 @@ class DynamicConfig(PlacedCompose):
         if not (self.projection or self.gate):
             raise ValueError("needs `projection: true` or `gate: true`")
         return self
-
-    @property
-    def has_matrix(self) -> bool:
-        """True if a learned H x H matrix is added to the composition."""
-        return self.static
 
     @property
     def sides(self) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
     numbers = pd.concat({name: frame["mean"] for name, frame in frames.items()}, axis=1)
     signs = [-1 if study.plan.metric.goal == "max" else 1 for study in studies]
     ranks = (numbers * signs).dropna().astype(float).rank()
+    means = ranks.mean(axis=1) if len(ranks) > 1 else pd.Series()
+    ranked = means.map("{:.2f}".format)
     rows = []
     for variant in numbers.index:
         row = [Cell(variant)]
@@ -39,15 +41,13 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
             is_planned = variant in frame.index
             text, is_best = frame.loc[variant, ["text", "best"]] if is_planned else (NOTHING, False)
             row.append(Cell(text, is_bold=bool(is_best)))
-        has_rank = variant in ranks.index and len(ranks) > 1
-        rank = f"{ranks.loc[variant].mean():.2f}" if has_rank else NOTHING
-        rows.append([*row, Cell(rank)])
+        rows.append([*row, Cell(ranked.get(variant, NOTHING))])
     headings = [f"{study.plan.study}: {study.plan.metric.label}" for study in studies]
+    headings.append("mean rank")
     tested = ""
     if len(studies) > 1 and len(ranks) > 2:
         p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)
         tested = " " + SENTENCES["friedman"].format(p=format_p(p), alpha=ALPHA, critical=critical)
-    headings.append("mean rank")
     table = named_table("across", rows, headings, complete=len(ranks), test=tested)
     table.notes.extend(describe_origin(study.plan) for study in studies)
     if len(studies) < FEW:
