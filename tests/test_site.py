@@ -79,22 +79,33 @@ def test_pages_load_nothing_from_a_network(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_finds_a_page(site: Path) -> None:
+@pytest.mark.parametrize("source", ["server", "file"])
+@pytest.mark.parametrize("name", ["index.html", "project/LOG.html"])
+def test_the_search_finds_a_page(site: Path, source: str, name: str) -> None:
+    """A page that is opened as a file finds the same as one from a web server."""
     sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium")
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        sync_api.sync_playwright() as playwright,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.set_default_timeout(200_000)
-            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
-            page.locator(".md-search__input").click()
-            page.keyboard.type("CAFormer")
-            result = page.locator(".md-search-result__link[href*='own-models.html']")
-            result.first.wait_for(state="attached")
-            browser.close()
+        folder = f"http://127.0.0.1:{server.server_port}" if source == "server" else site.as_uri()
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(200_000)
+        errors: list[object] = []
+        page.on("pageerror", lambda error: errors.append(error))
+        page.goto(f"{folder}/{name}")
+        page.locator(".md-search__input").click()
+        page.keyboard.type("CAFormer")
+        result = page.locator(".md-search-result__link[href*='own-models.html']").first
+        result.wait_for(state="attached")
+        address = result.evaluate("link => link.href")
+        assert address.startswith(f"{folder}/own-models.html"), address
+        assert not errors
+        browser.close()
         server.shutdown()
