@@ -310,8 +310,8 @@ def _validate(
     except ValidationError as error:
         keys, message = find_problem(error)
         keys = keys if section is None else (section, *keys)
-        # The message of a whole section begins with the key that is wrong.
-        path = (*keys, *message.partition(": ")[0].split("."))
+        # The message of a whole section begins with the keys that are wrong.
+        path = (*keys, *message.replace(": ", ".").split("."))
         place = locate(tree, path) or Where(str(source.experiment_path))
         # A check of the complete experiment names the key in its message.
         key = f"{'.'.join(str(part) for part in keys)}: " if keys else ""

@@ -19,6 +19,7 @@ from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, L
 from lit_attn.config.training import Training
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import explain_failure
 
 DATA = (images, segmentation, tables, text)
 MEMBERS = (*DATA, vision, language, external)
@@ -150,7 +151,7 @@ def _refuse_broken(member: type[Kind], text: str, signature: Signature) -> str:
         return str(error)
     except Exception as error:
         # Code from outside the package can raise any exception.
-        return f"class {member.__name__}: {type(error).__name__}: {' '.join(str(error).split())}"
+        return explain_failure(error, f"class {member.__name__}")
     return ""
 
 

@@ -236,7 +236,7 @@ class ModuleTaskConfig(OwnClass, Task):
         return load("lit_attn.tasks.adapter:Adapter")(self, network, data, optimizer, rate)
 
     def try_out(self, signature: Any) -> None:
-        load("lit_attn.tasks.adapter:load_class")(self.target)
+        load("lit_attn.tasks.adapter:load_class")(self)
 
 
 class SegmentationConfig(Task):

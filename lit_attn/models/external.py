@@ -33,8 +33,9 @@ from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
 from lit_attn.models.replace import replace_attention
 from lit_attn.models.seeded_draws import by_shape
-from lit_attn.schema.base import load
+from lit_attn.schema import errors
 from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.plugins import explain_failure
 
 RATIOS = {MaxxVit: "transformer_expand_ratio"}
 """Argument for the ratio of FFN width and width by class of timm's models, if not `mlp_ratio`."""
@@ -96,7 +97,7 @@ def create_timm(
             if "img_size" not in str(error):
                 raise
             return create()
-    except TypeError as error:
+    except (AssertionError, TypeError) as error:
         raise ValueError(f"arguments: '{name}': {error}") from error
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         if not pretrained:
@@ -117,10 +118,15 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         values = {"image_size": size, "num_channels": channels, "num_labels": signature.outputs}
     else:
         values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
+        # BERT and its relatives see the tokens to predict unless they are decoders.
+        values["is_decoder"] = isinstance(signature, CausalTokens)
     if hasattr(signature, "classes") and not hasattr(signature, "shape"):
         values |= {"num_labels": signature.classes, "pad_token_id": 0}
     if model.name is not None:
-        pretrained = transformers.AutoConfig.from_pretrained(model.name)
+        try:
+            pretrained = transformers.AutoConfig.from_pretrained(model.name)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"name: '{model.name}': {str(error).splitlines()[0]}") from error
         positions = getattr(pretrained, "max_position_embeddings", None)
         if positions is not None and values.pop("max_position_embeddings", 0) > positions:
             raise ValueError(f"name: '{model.name}' has {positions} positions, fewer than context")
@@ -128,13 +134,13 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         config_class, values = type(pretrained), pretrained.to_diff_dict() | values
     else:
         mapping, name = transformers.CONFIG_MAPPING, str(model.architecture)
-        if name not in mapping:
-            raise ValueError(f"architecture: '{name}' is unknown{suggest(name, mapping.keys())}")
+        errors.require("architecture: transformers has no", name, mapping.keys())
         config_class = mapping[name]
+    if config_class not in factory._model_mapping:
+        raise ValueError(f"transformers has no {factory.__name__} for '{config_class.model_type}'")
     keys = {*config_class.__dataclass_fields__, *config_class.attribute_map, "num_labels"}
     for key in model.arguments:
-        if key not in keys:
-            raise ValueError(f"arguments: unknown key '{key}'{suggest(key, keys)}")
+        errors.require("arguments: unknown key", key, keys)
     values = {key: value for key, value in values.items() if key in keys} | model.arguments
     if model.ffn.width is not None:
         width_key = next((key for key in WIDTH_KEYS if key in keys), None)
@@ -180,22 +186,26 @@ HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
 
 def build_module(model: ModuleConfig, signature: Any, device: Device) -> nn.Module:
     """Return what the class or function `model.target` returns."""
-    try:
-        target = load(model.target)
-    except (ModuleNotFoundError, ValueError) as error:
-        raise ValueError(f"import: {model.target}: {error}; is its file in `parts`?") from error
-    except AttributeError as error:
-        raise ValueError(f"import: {error}") from error
+    target = model.load()
     parameters = inspect.signature(target).parameters
     offered = {f.name: getattr(signature, f.name) for f in dataclasses.fields(signature)}
     offered |= {"signature": signature, "attention": attn_layer(model.attention)}
     if model.ffn.width is not None:
         if "ffn_width" not in parameters:
-            raise ValueError(f"ffn.width: {model.target} has no parameter `ffn_width`")
+            text = "has no parameter `ffn_width`; add one, or set `match: none` in the study"
+            raise ValueError(f"ffn.width: {model.target} {text}")
         offered["ffn_width"] = model.ffn.width
     arguments = {key: value for key, value in offered.items() if key in parameters}
     spec = None if "attention" in parameters else model.attention
-    return _build(lambda: target(**arguments | model.arguments), spec, device)
+
+    def create() -> Any:
+        try:
+            return target(**arguments | model.arguments)
+        except Exception as error:
+            # Code of a user can raise any exception.
+            raise ValueError(explain_failure(error, model.target)) from error
+
+    return _build(create, spec, device)
 
 
 def _build(

@@ -86,8 +86,7 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
         raise ConfigError("match: parameters: there is no FFN whose width could be solved for")
     target = count(build(match_to, data, "meta"))
     # The second width is large, because some models from elsewhere round their widths.
-    widths = (1, 1025)
-    at_one, at_large = (count(build(model.with_width(w), data, "meta")) for w in widths)
+    at_one, at_large = (count(build(model.with_width(w), data, "meta")) for w in (1, 1025))
     if at_large == at_one:
         text = f"the parameter count of '{model.kind}' does not depend on ffn.width"
         raise ConfigError(f"match: parameters: {text}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from lit_attn.schema.errors import ConfigError, key_error, suggest
+from lit_attn.schema.errors import ConfigError, key_error, require, suggest
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
@@ -40,14 +40,9 @@ class Config(BaseModel):
             del copy.__dict__[name]
         return copy
 
-    @property
+    @cached_property
     def needs_foreign_code(self) -> bool:
         """True if code from outside the package computes this configuration or one in it."""
-        return self._needs_foreign_code
-
-    @cached_property
-    def _needs_foreign_code(self) -> bool:
-        """Value of `needs_foreign_code`, computed once because every cell asks for it."""
         return any(value.needs_foreign_code for _, value in self if isinstance(value, Config))
 
     def identity(self) -> dict[str, Any]:
@@ -87,6 +82,17 @@ class OwnClass(Config):
             return {"target" if key == "import" else key: item for key, item in value.items()}
         return value
 
+    def load(self) -> Any:
+        """Import the class and return it; raise ConfigError if there is none of this name."""
+        name, _, attribute = self.target.partition(":")
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            text = "write MODULE:CLASS, with the file of the module in `parts`"
+            raise ConfigError(f"import: {self.target}: {error}; {text}") from error
+        require(f"import: module '{name}' has no", attribute, dir(module))
+        return getattr(module, attribute)
+
 
 class Kind(Config):
     """Base of the families.
@@ -107,7 +113,7 @@ class Kind(Config):
     """
     kind: str
 
-    @property
+    @cached_property
     def needs_foreign_code(self) -> bool:
         return self.runs_foreign_code or super().needs_foreign_code
 

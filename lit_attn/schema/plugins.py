@@ -70,6 +70,11 @@ def hash_source(source: bytes) -> bytes:
     return hashlib.sha256(ast.unparse(tree).encode()).digest()
 
 
+def explain_failure(error: BaseException, source: Path | str) -> str:
+    """Return an error of foreign code in one line, which begins as `_place` says."""
+    return f"{_place(error, source)}: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
@@ -117,8 +122,7 @@ def _guard(run_import: Callable[[], object], file: Path | str) -> None:
         raise ConfigError(f"{_place(error, file)}: calls sys.exit when imported; {hint}") from error
     except Exception as error:
         # Foreign code can raise any exception.
-        text = " ".join(str(error).split())
-        raise ConfigError(f"{_place(error, file)}: {type(error).__name__}: {text}") from error
+        raise ConfigError(explain_failure(error, file)) from error
     else:
         if (changed := Path.cwd()) != directory:
             change = f"changes the working directory to {changed} when imported"
@@ -131,10 +135,11 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
     return None if spec is None else Path(spec.origin or "").resolve()
 
 
-def _place(error: BaseException, file: Path | str) -> str:
-    """Return `file` with the last of its lines that raised `error`."""
+def _place(error: BaseException, source: Path | str) -> str:
+    """Return the last line of plug-ins or of `source` that raised `error`, or else `source`."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
-    return f"{file}:{lines[-1]}" if lines else str(file)
+    files = {str(path) for path in (source, *FILE_HASHES)}
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in files]
+    return lines[-1] if lines else str(source)

@@ -4,6 +4,7 @@ The module computes the loss and logs numbers. The adapter averages these number
 over all ranks, and does everything else as any other task.
 """
 
+import inspect
 import math
 from typing import Any
 
@@ -16,14 +17,14 @@ from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Rate
 from lit_attn.config.tasks import ModuleTaskConfig
 from lit_attn.data.module import DataModule
-from lit_attn.schema.base import load
+from lit_attn.schema.base import OwnClass
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.base import TaskModule
 
 
-def load_class(target: str) -> type[L.LightningModule]:
-    """Return the class `target`; ConfigError if it is no LightningModule that can be trained."""
-    module_class = load(target)
+def load_class(config: OwnClass) -> type[L.LightningModule]:
+    """Return the class; ConfigError if it is no LightningModule that can be built and trained."""
+    module_class, target = config.load(), config.target
     if not (isinstance(module_class, type) and issubclass(module_class, L.LightningModule)):
         raise ConfigError(f"{target} is not a subclass of lightning.LightningModule")
     for name in ("training_step", "validation_step"):
@@ -32,6 +33,10 @@ def load_class(target: str) -> type[L.LightningModule]:
     if module_class.configure_optimizers is not L.LightningModule.configure_optimizers:
         text = "`optimizer` and `schedule` of the experiment train it; remove the method"
         raise ConfigError(f"{target} defines configure_optimizers, but {text}")
+    try:
+        inspect.signature(module_class).bind(None, **config.arguments)
+    except TypeError as error:
+        raise ConfigError(f"arguments: {target}: {error}") from error
     return module_class
 
 
@@ -52,7 +57,7 @@ class Adapter(TaskModule):
         optimizer: Optimizer,
         rate: Rate,
     ) -> None:
-        module = load_class(config.target)(network, **config.arguments)
+        module = load_class(config)(network, **config.arguments)
         self.measures = config.measures
         super().__init__(module, data, optimizer, rate)
         logged: dict[str, Any] = {}

@@ -145,12 +145,20 @@ def test_a_module_has_the_results_of_the_same_task(mine: None, tmp_path: Path) -
     [
         ("mine:WithoutTraining", "mine:WithoutTraining does not define training_step"),
         ("mine:WithOptimizer", "mine:WithOptimizer defines configure_optimizers, but `optimizer`"),
-        ("mine:Missing", "module 'mine' has no attribute 'Missing'"),
+        ("mine:Plane", "import: module 'mine' has no 'Plane'; did you mean 'Plain'?"),
+        ("mien:Plain", "import: mien:Plain: No module named 'mien'; write MODULE:CLASS, with"),
     ],
 )
 def test_a_class_that_cannot_be_trained_is_refused(mine: None, target: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Cell.model_validate(module_cell(target, {"epochs": 1, "accelerator": "cpu"}))
+
+
+def test_a_wrong_argument_of_a_task_names_its_class(mine: None) -> None:
+    cell = module_cell("mine:Plain", {"epochs": 1, "accelerator": "cpu"})
+    cell["experiment"]["task"]["arguments"] = {"gama": 2}
+    with pytest.raises(ValueError, match=r"task: arguments: mine:Plain: .* argument 'gama'"):
+        Cell.model_validate(cell)
 
 
 def test_a_logged_metric_is_one_error_line(

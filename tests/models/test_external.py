@@ -12,6 +12,7 @@ import torch
 from helpers.paths import ROOT
 from torch import nn
 
+from lit_attn.ablate.__main__ import main
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Plan, Result
@@ -45,22 +46,62 @@ def make_hub(architecture: str, **changes: Any) -> TransformersConfig:
     return TransformersConfig.model_validate(values)
 
 
-def test_the_studies_of_the_page_run(tmp_path: Path) -> None:
+def write_page(folder: Path) -> None:
     text = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
     (module,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    (tmp_path / "net.py").write_text(module)
+    (folder / "net.py").write_text(module)
     *experiments, studies = re.findall(r"```yaml\n(.*?)```", text, re.S)
     for name, experiment in zip(("timm", "llama", "net"), experiments, strict=True):
-        (tmp_path / f"own-{name}.yaml").write_text(experiment)
-    (tmp_path / "studies.yaml").write_text(studies)
-    finished = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", "studies.yaml", "--jobs", "2"],
-        cwd=tmp_path,
+        (folder / f"own-{name}.yaml").write_text(experiment)
+    (folder / "studies.yaml").write_text(studies)
+
+
+def ablate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lit_attn.ablate", "studies.yaml", *words],
+        cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "message"),
+    [
+        ("own-net.yaml", "dim: 16", "dim: 15", "model: {folder}/net.py:{line}: AssertionError: "),
+        ("net.py", ".mean(1)", ".mean(1)[:, None] @ images", "{folder}/net.py:{last}: Runtime"),
+        ("own-net.yaml", "dim: 16", "dmi: 16", "model: net:Net: TypeError: "),
+        ("own-net.yaml", "net:Net", "net:Nett", "own-net.yaml:2: own-net: variant 'standard': "),
+    ],
+)
+def test_a_mistake_in_a_module_names_its_line(
+    file: str,
+    before: str,
+    after: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_page(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    path = tmp_path / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    lines = (tmp_path / "net.py").read_text().splitlines()
+    (line,) = (n for n, text in enumerate(lines, 1) if "nn.TransformerEncoderLayer" in text)
+    assert main(["studies.yaml", "--study", "own-net", "--dry-run"]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
+    assert message.format(folder=tmp_path, line=line, last=len(lines)) in problem
+
+
+def test_the_studies_of_the_page_run(tmp_path: Path) -> None:
+    write_page(tmp_path)
+    finished = ablate(tmp_path, "--jobs", "2")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     for name in ("timm", "llama", "net"):
         folder = tmp_path / "runs" / f"own-{name}"
@@ -138,26 +179,44 @@ def test_the_ffn_has_the_width_that_matching_finds(model: Model, signature: Any)
             ImageLabels((3, 32, 32), 5),
             r"attention: blocks\.0\.attn \(XCA\): its weights relate channels",
         ),
-        (make_hub("lama"), TEXT, "architecture: 'lama' is unknown; did you mean 'llama'"),
+        (make_hub("lama"), TEXT, "architecture: transformers has no 'lama'; did you mean 'llama'"),
         (
             make_hub("llama", arguments={"hiden_size": 8}),
             TEXT,
             "unknown key 'hiden_size'; did you mean 'hidden_size'",
         ),
+        (make_hub("t5"), TEXT, "transformers has no AutoModelForCausalLM for 't5'"),
+        (
+            make_hub("bert"),
+            IMAGES,
+            "transformers has no AutoModelForImageClassification for 'bert'",
+        ),
+        (TransformersConfig(name="no/such/folder"), TEXT, "name: 'no/such/folder': Repo id must"),
         (
             ModuleConfig.model_validate({"import": "nothing_like_it:Net"}),
             IMAGES,
-            "import: nothing_like_it:Net: .*; is its file in `parts`?",
+            "import: nothing_like_it:Net: .*; write MODULE:CLASS, with",
         ),
         (
             ModuleConfig(target="torch.nn:Liner"),
             IMAGES,
-            "import: module 'torch.nn' has no attribute 'Liner'",
+            "import: module 'torch.nn' has no 'Liner'; did you mean 'Linear'?",
+        ),
+        (ModuleConfig(target="mine.Net"), IMAGES, "mine.Net: No module .*; write MODULE:CLASS"),
+        (
+            ModuleConfig(target="torch.nn:Linear", arguments={"widht": 3}),
+            IMAGES,
+            "torch.nn:Linear: TypeError: .* unexpected keyword argument 'widht'",
+        ),
+        (
+            make_timm(arguments={"patch_size": 4, "num_heads": 5}),
+            IMAGES,
+            "arguments: 'vit_tiny_patch16_224': dim should be divisible by num_heads",
         ),
         (
             ModuleConfig.model_validate({"target": "torch.nn:ReLU", "ffn": {"width": 3}}),
             IMAGES,
-            "ffn.width: torch.nn:ReLU has no parameter `ffn_width`",
+            "ffn.width: torch.nn:ReLU has no parameter `ffn_width`; add one, or set `match: none`",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -196,6 +255,15 @@ def test_a_class_can_build_its_attention_layers_itself(
     network = model.build(IMAGES, "meta")
     assert type(network.layer) is attn_layer("belief2")
     model.try_out(IMAGES)
+
+
+def test_bert_does_not_see_the_tokens_that_it_predicts() -> None:
+    network = make_hub("bert").build(TEXT).eval()
+    tokens = torch.randint(0, 50, (2, 16))
+    others = torch.cat([tokens[:, :8], (tokens[:, 8:] + 1) % 50], 1)
+    before, after = network(tokens), network(others)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
 
 
 def test_pretrained_weights_of_a_folder_remain(tmp_path: Path) -> None:
