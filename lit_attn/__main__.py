@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import signal
 import sys
 from collections.abc import Callable
 from itertools import takewhile
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lit_attn
-from lit_attn.ablate.display import silence
 from lit_attn.extras import require
 from lit_attn.files import write_atomic
 from lit_attn.schema import errors
 from lit_attn.schema.base import Kind, load
-from lit_attn.schema.errors import ConfigError, OneLineParser, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 STUDIES = Path("ablations.yaml")  # File of studies in the working directory.
 STARTER = Path(__file__).parent / "starter"  # Files that `lit-attn init` writes.
@@ -36,6 +34,7 @@ COMMANDS = {
     "run": Command("[FILE] [STUDY ...]", "run missing cells and write tables", RUN),
     "rerun": Command("stale|failed|CELL [FILE] [STUDY ...]", "run cells again", RUN, ("rerun",)),
     "status": Command("[FOLDER]", "show done and failed cells", RUN, ("status",)),
+    "seal": Command("[FILE] [STUDY ...]", "print the plan and its hash", RUN, ("seal",)),
     "logs": Command("STUDY/VARIANT/SEED", "show the log of a cell", RUN, ("logs",)),
     "report": Command("RUNS", "write the tables again", "lit_attn.report.__main__:main"),
     "train": Command("FOLDER", "train one cell alone", "lit_attn.train:main"),
@@ -48,31 +47,20 @@ COMMANDS = {
 }
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; 2 for a wrong command line or configuration."""
     words = sys.argv[1:] if arguments is None else arguments
     name, *rest = words or ["--help"]
-    try:
-        if name == "rerun" and {"-h", "--help"} & set(rest):
-            # The options are those of `run`.
-            name = "run"
-        if name not in COMMANDS:
-            if name not in ("-h", "--help", "--version"):
-                raise ConfigError(f"lit-attn: unknown command '{name}'{suggest(name, COMMANDS)}")
-            make_parser().parse_args([name])
-        if name == "run":
-            rest = find_studies(rest)
-        elif name == "rerun":
-            rest = [*rest[:1], *find_studies(rest[1:])]
-        run: Callable[[list[str]], int] = load(COMMANDS[name].main)
-        return run([*COMMANDS[name].first, *rest])
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe.
-        silence(sys.stdout)
-        return 128 + signal.SIGPIPE
+    if name in ("-h", "--help", "--version"):
+        make_parser().parse_args([name])
+    errors.require("lit-attn: unknown command", name, COMMANDS)
+    if name in ("run", "seal"):
+        rest = find_studies(rest)
+    elif name == "rerun" and not {"-h", "--help"} & set(rest):
+        rest = [*rest[:1], *find_studies(rest[1:])]
+    run: Callable[[list[str]], int] = load(COMMANDS[name].main)
+    return run([*COMMANDS[name].first, *rest])
 
 
 def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
@@ -82,10 +70,10 @@ def make_parser(has_options: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("lit-attn", "lit-attn COMMAND ...", text, epilog)
     parser.add_argument("--version", action="version", version=f"lit_attn {lit_attn.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
+    for name, entry in COMMANDS.items():
         is_run = has_options and name in ("run", "rerun")
         options = [load("lit_attn.ablate.__main__:make_parser")()] if is_run else []
-        text = f"{command.words}: {command.help}"
+        text = f"{entry.words}: {entry.help}"
         commands.add_parser(name, help=text, parents=options, add_help=False)
     return parser
 

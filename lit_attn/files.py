@@ -62,8 +62,7 @@ def require_writable(folder: Path, option: str) -> None:
     try:
         if created:
             folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
     finally:

@@ -1,12 +1,10 @@
-"""Generate text with a trained language model: `python -m lit_attn.generate RUN --prompt TEXT`.
+"""Generate text with a trained language model.
 
 RUN is the folder of a finished cell, runs/STUDY/VARIANT/SEED-IDENTITY. The text is printed token by
 token after the prompt. It ends after --tokens tokens or with the model's end-of-document token.
 """
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import yaml
 from lit_attn.config.cell import Cell
 from lit_attn.config.signatures import TokenStream
 from lit_attn.hub import load_network
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -27,9 +25,10 @@ TOKENS = 200
 """Number of tokens to generate by default."""
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
-    parser = OneLineParser(prog="python -m lit_attn.generate", description=__doc__)
+    parser = OneLineParser(program("generate"), description=__doc__)
 
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a finished cell")
@@ -43,20 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--seed", type=int, metavar="S", default=0, help="random seed (default 0)")
     text = "execute the Python files that the run names under `parts` without asking"
     add("--trust-code", action="store_true", help=text)
-    try:
-        for text in generate(parser.parse_args(arguments)):
-            print(text, end="", flush=True)
-        print(flush=True)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print()
-        return 130
-    except BrokenPipeError:
-        # Python flushes stdout at exit, and would fail again on the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    for text in generate(parser.parse_args(arguments)):
+        print(text, end="", flush=True)
+    print(flush=True)
     return 0
 
 
@@ -99,8 +87,7 @@ def load_gpt(run: Path, cell: Cell) -> "GPT":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_network(run / "checkpoints" / "weights.pt", cell, device)
     if not isinstance(network, GPT):
-        kind = cell.experiment.model.kind
-        raise ConfigError(f"{run}: its model '{kind}' is not supported, only gpt.")
+        raise ConfigError(f"{run}: the model is '{cell.experiment.model.kind}'; needed is gpt")
     return network
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from lit_attn.cells.failure import Diverged, Preempted
 from lit_attn.cells.folder import read_result, require_no_links, set_aside
 from lit_attn.config.cell import Cell
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, program
 
 if TYPE_CHECKING:
     from lit_attn.training.process_group import ProcessGroup
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a result, 1 diverged, 2 bad configuration, 75 locked, 143 SIGTERM."""
     text = "Train one cell, from its config.yaml to its result.json."
-    parser = OneLineParser(prog="python -m lit_attn.train", description=text)
+    parser = OneLineParser(program("train"), description=text)
     parser.add_argument("cell", type=Path, metavar="CELL_DIR", help="a folder with a config.yaml")
 
     from lit_attn.cells.lock import CellLocked, hold_lock

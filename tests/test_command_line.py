@@ -31,13 +31,42 @@ def test_the_overview_names_every_command_once(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_prints_its_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main([name, "--help"])
-    except SystemExit as exit_:
-        code = exit_.code
-    assert code == 0
-    assert "usage: " in capsys.readouterr().out
+def test_every_command_prints_its_usage(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: lit-attn {name} ")
+    assert "python -m lit_attn" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("bench --help", "usage: python -m lit_attn.bench "),
+        ("report --help", "usage: python -m lit_attn.report "),
+        ("ablate --help", "usage: python -m lit_attn.ablate "),
+        ("ablate status a b", "python -m lit_attn.ablate status: unrecognized arguments: b"),
+        ("ablate logs", "python -m lit_attn.ablate logs: the following arguments are required"),
+        ("train", "python -m lit_attn.train: the following arguments are required"),
+    ],
+)
+def test_a_module_names_itself_as_it_was_typed(words: str, name: str, tmp_path: Path) -> None:
+    module, *rest = words.split()
+    done = subprocess.run(
+        [sys.executable, "-m", f"lit_attn.{module}", *rest],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = done.stdout + done.stderr
+    assert text.startswith(name)
+    assert "lit-attn" not in text
 
 
 def test_a_missing_cell_or_a_second_folder_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,9 +88,16 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     [
         (["--vers"], "lit-attn: unknown command '--vers'"),
         (["list", "models", "tasks"], "lit-attn list: unrecognized arguments: tasks"),
-        (["prepare", "pile"], "lit_attn.data.prepare pile: the following arguments are required"),
-        (["train"], "lit_attn.train: the following arguments are required: CELL_DIR"),
-        (["generate", "x"], "lit_attn.generate: the following arguments are required: --prompt"),
+        (["prepare", "pile"], "lit-attn prepare pile: the following arguments are required"),
+        (["train"], "lit-attn train: the following arguments are required: CELL_DIR"),
+        (["generate", "x"], "lit-attn generate: the following arguments are required: --prompt"),
+        (["bench"], "lit-attn bench: the following arguments are required: BENCHMARK"),
+        (
+            ["bench", "memory", "--heads", "x"],
+            "lit-attn bench memory: argument --heads: 'x' is not",
+        ),
+        (["report"], "lit-attn report: give a folder of runs, --csv FILE or --paper NAME"),
+        (["run", "digits", "--jobs", "x"], "lit-attn run: argument --jobs: invalid int value: 'x'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from lit_attn.ablate import dry_run, papers, status
-from lit_attn.ablate.display import make_display, silence, write_line
+from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.plan import Job, Matrix, expand, require_inputs, select_cells, set_aside
 from lit_attn.cells.lock import require_locks
 from lit_attn.config.cell import LARGEST_SEED
@@ -20,7 +20,7 @@ from lit_attn.config.papers import SIZES, read_paper
 from lit_attn.config.source import Mapping, Where, parse_value
 from lit_attn.config.study import MOST_SEEDS, Seeds, choose, read_studies
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, program, suggest
 
 if TYPE_CHECKING:
     from lit_attn.ablate.runner import Summary
@@ -33,13 +33,13 @@ COMMANDS = {"status": status.print_status, "logs": status.print_log}
 EPILOG = Path(__file__).with_name("epilog.txt").read_text(encoding="utf-8")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_attn.ablate",
+def make_parser(first: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the words after `first`, which is `rerun`, `seal` or none."""
+    parser = OneLineParser(
+        prog=program(first or "run", first) + " CHOICE" * (first == "rerun"),
         description="Train every variant of a study with every seed, then write the tables. "
         "Run the same command again to continue with the cells that have no result.",
-        epilog=EPILOG,
+        epilog=EPILOG.replace("lit-attn", program("").strip()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -85,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command
 def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     """Run a command and return its exit code (see EPILOG); cells run the function `target`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -92,53 +93,43 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Tables contain characters that an ASCII terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
-    try:
-        if words and words[0] in COMMANDS:
-            return COMMANDS[words[0]](words[1:])
-        command = words.pop(0) if words and words[0] in ("rerun", "seal") else "run"
-        if command == "rerun" and len(words) < 2:
+    if words and words[0] in COMMANDS:
+        return COMMANDS[words[0]](words[1:])
+    first, choice = words.pop(0) if words and words[0] in ("rerun", "seal") else "", None
+    if first == "rerun" and not {"-h", "--help"} & set(words):
+        if len(words) < 2:
             raise ConfigError("rerun: needs stale, failed or STUDY/VARIANT/SEED, and then the file")
-        choice = words.pop(0) if command == "rerun" else None
-        options, unknown = make_parser().parse_known_args(words)
-        if unknown:
-            names = [f"--{name.replace('_', '-')}" for name in vars(options)]
-            if unknown[0].startswith("-"):
-                raise ConfigError(f"{unknown[0]}: unknown option{suggest(unknown[0], names)}")
-            text = "is not an option, and there can be one file only; for seeds write --seeds 0,1,2"
-            raise ConfigError(f"'{unknown[0]}' {text}")
-        _complete_options(options)
+        choice = words.pop(0)
+    options, unknown = make_parser(first).parse_known_args(words)
+    if unknown:
+        names = [f"--{name.replace('_', '-')}" for name in vars(options)]
+        if unknown[0].startswith("-"):
+            raise ConfigError(f"{unknown[0]}: unknown option{suggest(unknown[0], names)}")
+        text = "is not an option, and there can be one file only; for seeds write --seeds 0,1,2"
+        raise ConfigError(f"'{unknown[0]}' {text}")
+    _complete_options(options)
+    matrices = _expand_studies(options)
+    if first == "seal":
+        for matrix in matrices:
+            print(matrix.seal(matrix.plan().seeds).model_dump_json(indent=2, exclude={"results"}))
+        return 0
+    if options.cost:
+        items = options.paper.items(options.table)
+        papers.print_costs(options.paper, items, matrices, options.cost)
+        return 0
+    if _measure_step_times(matrices, options):
+        # The cells at equal time follow from the measurement.
         matrices = _expand_studies(options)
-        if command == "seal":
-            for matrix in matrices:
-                seal = matrix.seal(matrix.plan().seeds)
-                print(seal.model_dump_json(indent=2, exclude={"results"}))
-            return 0
-        if options.cost:
-            items = options.paper.items(options.table)
-            papers.print_costs(options.paper, items, matrices, options.cost)
-            return 0
-        if _measure_step_times(matrices, options):
-            # The cells at equal time follow from the measurement.
-            matrices = _expand_studies(options)
-        chosen = None if choice is None else select_cells(matrices, choice)
-        if options.dry_run and chosen is not None:
-            print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
-            return 0
-        if options.dry_run and options.estimate:
-            return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
-        if options.dry_run:
-            dry_run.print_cells(matrices, with_costs=options.params)
-            return 0
-        return _run(matrices, options, target, chosen)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe.
-        silence(sys.stdout)
-        return 128 + signal.SIGPIPE
+    chosen = None if choice is None else select_cells(matrices, choice)
+    if options.dry_run and chosen is not None:
+        print("".join(f"{job.name}  {job.state()}\n" for job in chosen), end="")
+        return 0
+    if options.dry_run and options.estimate:
+        return 0 if dry_run.print_estimate(matrices, options.jobs) else 1
+    if options.dry_run:
+        dry_run.print_cells(matrices, with_costs=options.params)
+        return 0
+    return _run(matrices, options, target, chosen)
 
 
 def parse_settings(option: str, settings: list[str]) -> Mapping:

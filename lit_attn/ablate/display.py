@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lit_attn.cells.folder import Progress
+from lit_attn.schema.errors import silence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -193,11 +193,6 @@ def write_line(text: str, stream: TextIO | None = None) -> None:
     except OSError:
         # The disk may have space again for the next line.
         pass
-
-
-def silence(stream: TextIO) -> None:
-    """Redirect a stream without a reader to the null device, so that the exit code stays."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def escape_control(text: str) -> str:

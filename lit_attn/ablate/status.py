@@ -16,7 +16,7 @@ from lit_attn.cells import folder
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.inputs import find_stale
 from lit_attn.cells.records import Plan, PlannedCell
-from lit_attn.schema.errors import ConfigError, OneLineParser, require
+from lit_attn.schema.errors import ConfigError, OneLineParser, program, require
 
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
@@ -49,7 +49,7 @@ class StudyCell(NamedTuple):
 def print_status(arguments: list[str]) -> int:
     """Print the status and return 0. Raises ConfigError without a study."""
     text = "Show which cells are done, running or failed, and the time left."
-    parser = OneLineParser("lit-attn status", description=text)
+    parser = OneLineParser(program("status", "status"), description=text)
     where = "Folder of runs (default: runs), or of one study in it."
     parser.add_argument("where", type=Path, nargs="?", default=Path("runs"), help=where)
     for plan, place in read_plans(parser.parse_args(arguments).where):
@@ -122,12 +122,11 @@ def estimate_seconds(study: str, cells: list[StudyCell], at_once: int) -> float 
         state, result, _, _, progress = cell.status
         if result is not None:
             finished.append((name, result.wall_time))
+        elif progress is not None and state != "diverged":
+            seconds = progress.step * (progress.step_time or 0.0)
+            started.append(StartedCell(name, progress, seconds))
         elif state != "diverged":
-            if progress is not None:
-                seconds = progress.step * (progress.step_time or 0.0)
-                started.append(StartedCell(name, progress, seconds))
-            else:
-                waiting.append(name)
+            waiting.append(name)
     return Snapshot(0, 0, waiting, started, finished, at_once).remaining_seconds()
 
 
@@ -150,7 +149,7 @@ def print_log(arguments: list[str]) -> int:
     Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
     text = "Show the log of a cell's last attempt."
-    parser = OneLineParser("lit-attn logs", description=text)
+    parser = OneLineParser(program("logs", "logs"), description=text)
     where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
     parser.add_argument("cell", metavar="CELL", help=where)
     cell = _find_cell(parser.parse_args(arguments).cell)

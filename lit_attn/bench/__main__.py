@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m lit_attn.bench attention|memory|decoding`.
+"""Benchmarks of attention mechanisms.
 
 attention   a transformer block, forward + backward, relative to the standard block
 memory      growth of one layer's memory and time with the number of tokens
@@ -16,7 +16,7 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.base import load
-from lit_attn.schema.errors import ConfigError, explain, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, explain, program, require
 from lit_attn.schema.plugins import load_parts
 
 MODES = ["eager", "compiled"]
@@ -32,20 +32,17 @@ DEFAULTS = {
 """Width, heads, measurements of each row and presets of each benchmark."""
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Return 0, or 2 for bad arguments or a preset that does not compute what it should."""
-    options = _make_parser().parse_args(arguments)
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    try:
-        load_parts(options.parts)
-        if options.out is not None:
-            require_writable(options.out, "--out")
-        _check(options)
-        _measure(options)
-    except ConfigError as error:
-        print(f"python -m lit_attn.bench: error: {error}", file=sys.stderr)
-        return 2
+    options = _make_parser().parse_args(arguments)
+    load_parts(options.parts)
+    if options.out is not None:
+        require_writable(options.out, "--out")
+    _check(options)
+    _measure(options)
     return 0
 
 
@@ -85,8 +82,7 @@ def _check(options: argparse.Namespace) -> None:
     suffixes = ["", WINDOWS] if options.command == "decoding" else [""]
     names = [name + suffix for suffix in suffixes for name in PRESETS]
     for name in options.presets:
-        if name not in names:
-            raise ConfigError(f"--presets: '{name}' is not a preset{suggest(name, names)}")
+        require("--presets: unknown preset", name, names)
         if name.endswith(WINDOWS):
             choices = dict(PRESETS[name.removesuffix(WINDOWS)])
             try:
@@ -104,8 +100,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    prog = "python -m lit_attn.bench"
-    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=raw)
+    parser = OneLineParser(program("bench"), description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
 
     parsers = {}

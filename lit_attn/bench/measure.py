@@ -174,9 +174,8 @@ def write_table(table: Table, conditions: dict[str, str], folder: Path | None) -
     for row in rows:
         record: dict[str, object] = {}
         for key, value in row._asdict().items():
-            record[key] = value.median if isinstance(value, Spread) else value
-            if isinstance(value, Spread):
-                record[key + "_iqr"] = value.iqr
+            is_spread = isinstance(value, Spread)
+            record |= {key: value.median, f"{key}_iqr": value.iqr} if is_spread else {key: value}
         records.append(record | conditions)
     write_atomic(folder / f"{name}.csv", pd.DataFrame(records).to_csv(index=False))
     write_atomic(folder / f"{name}.md", text)

@@ -1,4 +1,4 @@
-"""Turn text into shards of tokens: `python -m lit_attn.data.prepare SOURCE --out FOLDER`.
+"""Turn the text of a source into shards of tokens.
 
 A stopped run resumes when the same command is started again. The folder is complete once it has
 meta.json, with source, tokenizer, counts and SHA-256 sums.
@@ -18,22 +18,16 @@ from lit_attn.data.text.shards import Documents, ShardWriter
 from lit_attn.data.text.streams import read_text
 from lit_attn.data.text.tokenizers import Encoder, WordEncoder
 from lit_attn.extras import require
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, program
 
 TOKENIZERS = {"openwebtext": "gpt2", "fineweb": "gpt2", "wikitext103": "words"}
 VAL_TOKENS = {"fineweb": 100_000_000}  # As the first shard of modded-nanogpt.
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 if the folder is complete, 2 after a ConfigError, 130 if interrupted."""
-    try:
-        prepare(_parser().parse_args(arguments))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; start the same command again to resume", file=sys.stderr)
-        return 130
+    prepare(_parser().parse_args(arguments))
     return 0
 
 
@@ -67,7 +61,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m lit_attn.data.prepare", description=__doc__)
+    parser = OneLineParser(program("prepare"), description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
     for name in (*TOKENIZERS, "pile", "text"):
         source = sources.add_parser(name)

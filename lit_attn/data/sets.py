@@ -123,13 +123,12 @@ def read_digits(data: config.Digits) -> dict[str, Split]:
 def read_cifar(data: config.Cifar) -> dict[str, Split]:
     import torchvision
 
-    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}
-    splits = {}
+    read, splits = getattr(torchvision.datasets, data.kind.upper()), {}
     for name in ("train", "test"):
         try:
             # Cells that start together would write the same files.
             with one_at_a_time(data.root, data.kind):
-                downloaded = kind[data.kind](data.root, train=name == "train", download=True)
+                downloaded = read(data.root, train=name == "train", download=True)
         except (OSError, RuntimeError) as error:
             text = f"is not in '{data.root}' and cannot be downloaded: {str(error).splitlines()[0]}"
             raise ConfigError(f"data.root: {data.kind} {text}") from error

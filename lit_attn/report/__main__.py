@@ -1,22 +1,23 @@
-"""`python -m lit_attn.report RUNS`: write every table and figure from the records.
+"""Write every table and figure from the records of the runner.
 
-`python -m lit_attn.report --csv results.csv` does the same for a table of another program, with
-the columns variant, seed and one or more metrics. `python -m lit_attn.report --paper mgk` writes
-every table and figure of a paper as printed, from the folder `runs` if no other one is given.
+`--csv results.csv` does the same for a table of another program, with the columns variant, seed and
+one or more metrics. `--paper mgk` writes every table and figure of a paper as printed, from the
+folder `runs` if no other one is given.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from lit_attn.config.papers import SIZES, read_paper
+from lit_attn.files import require_writable
 from lit_attn.report import write_reports
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import OneLineParser, command, program
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 1 if a study was skipped, or 2 if no report could be written."""
-    parser = argparse.ArgumentParser(prog="python -m lit_attn.report", description=__doc__)
+    parser = OneLineParser(program("report"), description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="?", help="folder that the runner wrote")
     add("--study", nargs="+", action="extend", metavar="NAME", help="report only these studies")
@@ -43,32 +44,29 @@ def main(arguments: list[str] | None = None) -> int:
                 parser.error(f"--{name} needs {condition}")
     if sum(bool(is_met) for is_met, _ in conditions.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
-    try:
-        # pandas is imported only when it is needed.
-        if options.paper:
-            from lit_attn.report.papers_page import write_paper
+    require_writable(options.reports, "--reports")
+    # pandas is imported only when it is needed.
+    if options.paper:
+        from lit_attn.report.papers_page import write_paper
 
-            source = read_paper(options.paper, options.small)
-            print(write_paper(source, options.runs or Path("runs"), options.reports))
-            return 0
-        if options.across:
-            from lit_attn.report.read import read_studies
-            from lit_attn.report.study_ranks import write_across
+        source = read_paper(options.paper, options.small)
+        print(write_paper(source, options.runs or Path("runs"), options.reports))
+        return 0
+    if options.across:
+        from lit_attn.report.read import read_studies
+        from lit_attn.report.study_ranks import write_across
 
-            print(write_across(list(read_studies(options.runs, options.across)), options.reports))
-            return 0
-        if options.csv:
-            from lit_attn.report import write
-            from lit_attn.report.table_input import read_table
+        print(write_across(list(read_studies(options.runs, options.across)), options.reports))
+        return 0
+    if options.csv:
+        from lit_attn.report import write
+        from lit_attn.report.table_input import read_table
 
-            studies = read_table(options.csv, options.baseline, options.metric)
-            folders, planned = write.write_reports(studies, options.reports), len(studies)
-        else:
-            folders = write_reports(options.runs, options.reports, options.study)
-            planned = len(options.study or list(options.runs.glob("*/plan.json")))
-    except (ConfigError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        studies = read_table(options.csv, options.baseline, options.metric)
+        folders, planned = write.write_reports(studies, options.reports), len(studies)
+    else:
+        folders = write_reports(options.runs, options.reports, options.study)
+        planned = len(options.study or list(options.runs.glob("*/plan.json")))
     print(*(folder / "table.html" for folder in folders), options.reports / "index.html", sep="\n")
     return 0 if len(folders) == planned else 1
 

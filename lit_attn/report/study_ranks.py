@@ -42,8 +42,7 @@ def write_across(studies: list[StudyRecord], reports: Path) -> Path:
             text, is_best = frame.loc[variant, ["text", "best"]] if is_planned else (NOTHING, False)
             row.append(Cell(text, is_bold=bool(is_best)))
         rows.append([*row, Cell(ranked.get(variant, NOTHING))])
-    headings = [f"{study.plan.study}: {study.plan.metric.label}" for study in studies]
-    headings.append("mean rank")
+    headings = [*(f"{s.plan.study}: {s.plan.metric.label}" for s in studies), "mean rank"]
     tested = ""
     if len(studies) > 1 and len(ranks) > 2:
         p, critical = stats.friedman_nemenyi(ranks.to_numpy().T, ALPHA)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -28,14 +27,12 @@ def read_table(
     is a failed seed, a seed without a row is still to run. Raises ConfigError for other files.
     """
     try:
-        frame = pd.read_csv(path, dtype={"variant": str})
+        # Without a converter, the name "None" or "null" of a variant would be a missing value.
+        frame = pd.read_csv(path, converters={"variant": str})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     for name in ("variant", "seed"):
         require(f"{path}: has no column", name, map(str, frame))
-    # The name "None" or "null" of a variant is no missing value.
-    names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
-    frame["variant"] = names["variant"]
     if frame["variant"].eq("").any() or frame["seed"].dtype.kind != "i":
         raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
     if frame.duplicated(["variant", "seed"]).any():
@@ -83,7 +80,6 @@ def _make_study(
             measured = {x: row[x] for x in COSTS if x in row and not pd.isna(row[x])}
             cells.append(CellRecord(*cell, "done", float(row[metric.name]), measured))
     planned = [PlannedVariant(name=variant) for variant in variants]
-    named = partial(
-        Plan, study=name.replace("/", "-"), title=name, baseline=baseline or variants[0]
-    )
-    return StudyRecord(named(metric=metric, variants=planned, seeds=seeds, cells=[]), cells)
+    names = {"study": name.replace("/", "-"), "title": name, "baseline": baseline or variants[0]}
+    plan = Plan(**names, metric=metric, variants=planned, seeds=seeds, cells=[])
+    return StudyRecord(plan, cells)

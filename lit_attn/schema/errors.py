@@ -2,14 +2,19 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable
-from typing import NoReturn
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn, ParamSpec, TextIO
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 MOST_CHOICES = 20  # Number of choices up to which a message lists all of them.
 FEW_CHOICES = 5  # Number of the nearest choices that a message lists otherwise.
+P = ParamSpec("P")
 
 
 class ConfigError(ValueError):
@@ -56,6 +61,42 @@ def key_error(key: object, message: str) -> PydanticCustomError:
     return PydanticCustomError("key_error", "{message}", {"key": key, "message": message})
 
 
+def silence(stream: TextIO) -> None:
+    """Redirect a stream without a reader to the null device, so that the exit code stays."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def command(function: Callable[P, int]) -> Callable[P, int]:
+    """Return `function` with an exit code for each exception that is no mistake in the code.
+
+    It is 2 after a ConfigError, which is printed, 130 after Ctrl-C, and 141 without a reader.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **keywords: P.kwargs) -> int:
+        try:
+            return function(*arguments, **keywords)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return 128 + signal.SIGINT
+        except BrokenPipeError:
+            # The reader, such as `head`, has closed the pipe.
+            silence(sys.stdout)
+            return 128 + signal.SIGPIPE
+
+    return run
+
+
+def program(command: str, module: str = "") -> str:
+    """Return a command as typed, `lit-attn COMMAND` or `python -m lit_attn.NAME` and `module`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = "" if spec is None else spec.name.removesuffix(".__main__")
+    return f"python -m {name} {module}".rstrip() if "lit_attn." in name else f"lit-attn {command}"
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Parser of a command line that raises ConfigError where argparse prints its usage."""
 
@@ -78,8 +119,6 @@ def find_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     match first["type"]:
         case "key_error":
             keys = (*keys, str(first["ctx"]["key"]))
-        case "extra_forbidden":
-            message = "unknown key"
         case "literal_error":
             value = str(first["input"])
             choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")

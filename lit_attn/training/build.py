@@ -72,9 +72,8 @@ def _require_metric(metric: Metric, task: TaskModule) -> None:
         splits = ", ".join(task.splits)
         raise ConfigError(f"metric: '{metric.name}': this data has these splits: {splits}")
     if metric.averaged and task.average is None:
-        raise ConfigError(
-            f"metric: '{metric.name}' measures averaged weights; set training.average"
-        )
+        text = "measures averaged weights; set training.average"
+        raise ConfigError(f"metric: '{metric.name}' {text}")
     bare, names = name.removeprefix("averaged-"), [*task.metric_names(split), *task.added_metrics]
     if bare not in names:
         hint = suggest(bare, names)

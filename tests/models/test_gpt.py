@@ -257,7 +257,7 @@ def test_a_cutoff_beyond_the_vocabulary_is_refused() -> None:
 
 
 def test_a_vit_has_no_swiglu() -> None:
-    with pytest.raises(ValidationError, match="no 'swiglu' activation"):
+    with pytest.raises(ValidationError, match="no activation 'swiglu'"):
         ViTConfig(dim=24, depth=1, heads=3, patch=2, ffn=FFN(width=8, activation="swiglu"))
 
 

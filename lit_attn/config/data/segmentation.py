@@ -180,9 +180,8 @@ def list_pairs(root: Path, split: str) -> list[Pair]:
         if not folder.is_dir():
             inside = root / "ADEChallengeData2016"
             hint = f"; did you mean {inside}?" if inside.is_dir() else ""
-            text = "root is ADE20K's ADEChallengeData2016 or has its layout"
-            hint = f"(`kind: scenes` needs no download){hint}"
-            raise ConfigError(f"data.root: {folder} is not a folder; {text} {hint}")
+            text = "ADE20K's layout is needed (`kind: scenes` needs no download)"
+            raise ConfigError(f"data.root: {folder} is not a folder; {text}{hint}")
     paths = [path for path in sorted(images.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES]
     labels = {path.stem: path for path in annotations.glob("*.png")}
     if not paths:

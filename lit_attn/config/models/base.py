@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config.signatures import ImageSignature, Signature
 from lit_attn.schema.base import Config, Kind, load
-from lit_attn.schema.errors import ConfigError, find_nearest_divisor, suggest
+from lit_attn.schema.errors import ConfigError, find_nearest_divisor, require, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -99,9 +99,8 @@ class Model(Kind):
     @field_validator("ffn")
     @classmethod
     def _has_activation(cls, ffn: HiddenWidth | None) -> HiddenWidth | None:
-        if isinstance(ffn, FFN) and ffn.activation not in cls.activations:
-            hint = suggest(ffn.activation, cls.activations)
-            raise ValueError(f"this model has no '{ffn.activation}' activation{hint}")
+        if isinstance(ffn, FFN):
+            require("this model has no activation", ffn.activation, cls.activations)
         return ffn
 
     @field_validator("ffn", mode="before")
