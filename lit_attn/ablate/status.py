@@ -148,8 +148,7 @@ def print_log(arguments: list[str]) -> int:
 
     Raises ConfigError without such a cell or log. A terminal shows control characters as text.
     """
-    text = "Show the log of a cell's last attempt."
-    parser = OneLineParser(program("logs", "logs"), description=text)
+    parser = OneLineParser(program("logs", "logs"), description="Show the last log of a cell.")
     where = "STUDY/VARIANT/SEED below the folder runs, or the folder of the cell."
     parser.add_argument("cell", metavar="CELL", help=where)
     cell = _find_cell(parser.parse_args(arguments).cell)

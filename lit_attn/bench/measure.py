@@ -72,9 +72,8 @@ def measure_seconds(
 
 def summarize(values: Iterable[float]) -> Spread:
     """Return the median and the interquartile range of at least two values."""
-    numbers = list(values)
-    low, _, high = statistics.quantiles(numbers, n=4)
-    return Spread(statistics.median(numbers), high - low)
+    low, median, high = statistics.quantiles(values, n=4)
+    return Spread(median, high - low)
 
 
 def summarize_ratios(values: Iterable[float], references: Iterable[float]) -> Spread:

@@ -27,12 +27,14 @@ def read_table(
     is a failed seed, a seed without a row is still to run. Raises ConfigError for other files.
     """
     try:
-        # Without a converter, the name "None" or "null" of a variant would be a missing value.
-        frame = pd.read_csv(path, converters={"variant": str})
+        frame = pd.read_csv(path, dtype={"variant": str})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     for name in ("variant", "seed"):
         require(f"{path}: has no column", name, map(str, frame))
+    # The name "None" or "null" of a variant is no missing value.
+    names = pd.read_csv(path, usecols=["variant"], dtype=str, keep_default_na=False)
+    frame["variant"] = names["variant"]
     if frame["variant"].eq("").any() or frame["seed"].dtype.kind != "i":
         raise ConfigError(f"{path}: every row needs a variant and a seed, which is an integer")
     if frame.duplicated(["variant", "seed"]).any():

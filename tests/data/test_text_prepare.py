@@ -146,7 +146,7 @@ def test_options_of_other_sources_are_refused(
 ) -> None:
     assert prepare.main([*arguments, f"--out={tmp_path / 'out'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m lit_attn.data.prepare")
+    assert line.startswith("lit-attn prepare")
     assert line.endswith(message)
 
 

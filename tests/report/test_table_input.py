@@ -130,7 +130,11 @@ def test_unknown_names_are_refused_with_the_nearest_one(
     assert "has no variant 'bas'; did you mean 'base'?" in capsys.readouterr().err
 
 
-def test_a_folder_and_a_table_exclude_each_other(tmp_path: Path) -> None:
+def test_a_folder_and_a_table_exclude_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path), "--csv", str(tmp_path / "results.csv")])
+    assert main([str(tmp_path), "--csv", str(tmp_path / "results.csv")]) == 2
+    assert capsys.readouterr().err == (
+        "lit-attn report: give a folder of runs, --csv FILE or --paper NAME\n"
+    )
