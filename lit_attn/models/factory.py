@@ -92,7 +92,7 @@ def resolve(model: Model, match_to: Model | None, data: Data) -> Model:
         raise ConfigError(f"match: parameters: {text}")
     width = 1 + round(1024 * (target - at_one) / (at_large - at_one))
     if width < 1:
-        text = f"with the narrowest FFN already exceed the {target:,} to match"
+        text = f"with the narrowest FFN exceed the {target:,} to match; widen the baseline's FFN"
         raise ConfigError(f"match: parameters: {at_one:,} parameters {text}")
     return model.with_width(width)
 
