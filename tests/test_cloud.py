@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.holding import hold_at
 from helpers.paths import ROOT
-from helpers.runs import list_holders, wait_until
+from helpers.runs import wait_until
 
 STUDY = """\
 studies:
@@ -19,7 +20,7 @@ studies:
     title: Two variants on two machines
     experiment: {experiment}
     seeds: [0, 1]
-    set: {{training.epochs: 12, training.evaluate_every: 1}}
+    set: {{training.epochs: 4, training.evaluate_every: 1, training.checkpoint_every: 0.001}}
     cells:
       standard: {{attention: standard}}
       belief: {{attention: belief}}
@@ -29,7 +30,7 @@ studies:
 
 def start(machine: Path, bucket: Path, seeds: str) -> subprocess.Popen[bytes]:
     """Run the page's script in the folder of a machine that has nothing but the study."""
-    machine.mkdir()
+    machine.mkdir(exist_ok=True)
     (machine / "ablations.yaml").write_text(
         STUDY.format(experiment=ROOT / "experiments" / "digits_vit.yaml")
     )
@@ -38,8 +39,11 @@ def start(machine: Path, bucket: Path, seeds: str) -> subprocess.Popen[bytes]:
     script = yaml.safe_load(example[1])["run"]
     assert script.count("/bucket") == 4
     script = script.replace("/bucket", str(bucket)).replace("sleep 60", "sleep 0.3")
+    assert script.count("-m lit_attn.ablate") == 1
+    script = script.replace("-m lit_attn.ablate", "-m helpers.holding")
     python = f'export PATH="{Path(sys.executable).parent}:$PATH"; '
-    environment = os.environ | {"STUDY": "pair", "SEEDS": seeds, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"STUDY": "pair", "SEEDS": seeds}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     return subprocess.Popen(
         ["bash", "-c", python + script], cwd=machine, env=environment, start_new_session=True
     )
@@ -50,17 +54,15 @@ def start(machine: Path, bucket: Path, seeds: str) -> subprocess.Popen[bytes]:
 def test_a_job_continues_on_another_machine(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     bucket.mkdir()
+    (tmp_path / "first").mkdir()
+    # Cells that wait at a step cannot end before the script has copied their checkpoints.
+    hold_at(tmp_path / "first", 5)
     first = start(tmp_path / "first", bucket, "0,")
-    wait_until(lambda: list(tmp_path.glob("first/runs/pair/*/0-*/checkpoints/*.ckpt")))
-    # The cells stop here, so that they cannot finish while the script copies the checkpoint.
-    cells = list_holders(tmp_path / "first")
-    for pid in cells:
-        os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: list(bucket.glob("runs/pair/*/0-*/checkpoints/*.ckpt")))
-    os.killpg(first.pid, signal.SIGKILL)
-    for pid in cells:
-        os.kill(pid, signal.SIGKILL)
-    first.wait()
+    try:
+        wait_until(lambda: list(bucket.glob("runs/pair/*/0-*/checkpoints/*.ckpt")))
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
     # The folder is out of reach at once, also while the kernel still ends the cells.
     (tmp_path / "first").rename(tmp_path / "lost")
 

@@ -6,10 +6,8 @@ A registered member stays registered, so the tests import the example in other p
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -29,6 +27,16 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.training.build import build
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# The command `lit_attn.train`, to which SIGTERM is sent after its 100th step.
+STOP = """\
+import sys
+import pytest
+from helpers.stopping import stop_at
+from lit_attn.train import main
+with pytest.MonkeyPatch.context() as patch:
+    stop_at(patch, 100)
+    sys.exit(main(sys.argv[1:]))
+"""
 
 
 def write_example(folder: Path, **changes: str) -> None:
@@ -88,7 +96,7 @@ def test_a_cell_with_own_members_runs_on_two_devices(tmp_path: Path) -> None:
 
 def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     """The metrics of a cell that was stopped are those of one that was not."""
-    training = "{epochs: 20, evaluate_every: 10, checkpoint_every: 0.1, accelerator: cpu}"
+    training = "{epochs: 20, evaluate_every: 10, accelerator: cpu}"
     write_example(tmp_path, training=training)
     cell = {
         "study": "s",
@@ -103,14 +111,14 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(cell))
     assert run(tmp_path, "lit_attn.train", str(uninterrupted)).returncode == 0
-    command = [sys.executable, "-m", "lit_attn.train", str(stopped)]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        while not list(stopped.glob("checkpoints/*")) and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-    assert process.returncode == 143
+    interrupted = subprocess.run(
+        [sys.executable, "-c", STOP, str(stopped)],
+        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert interrupted.returncode == 143, interrupted.stderr
     assert run(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
     assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
 
