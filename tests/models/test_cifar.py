@@ -83,7 +83,7 @@ def test_matching_finds_the_published_widths(name: str, width: int) -> None:
 def test_matching_refuses_impossible_counts() -> None:
     with pytest.raises(ConfigError, match="no FFN"):
         resolve(belief2_vit("belief2", None), belief2_vit(), Cifar100())
-    with pytest.raises(ConfigError, match="exceed the .* to match; widen"):
+    with pytest.raises(ConfigError, match=r"exceed the .* to match; widen"):
         resolve(belief2_vit("belief2"), belief2_vit(width=1), Cifar100())
 
 
