@@ -84,7 +84,7 @@ class Metric(Record):
 
     @property
     def averaged(self) -> bool:
-        """True if the metric evaluates the moving average of the weights."""
+        """True if the metric evaluates an average of the weights."""
         return self.name.partition("/")[2].startswith("averaged-")
 
 
