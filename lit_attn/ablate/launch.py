@@ -62,7 +62,8 @@ class CellProcess:
         return time.monotonic() - self.last_step
 
     def extend_limits(self, seconds: float) -> None:
-        """Exclude `seconds` from all limits."""
+        """Exclude the last `seconds`, or those since the start, from all limits."""
+        seconds = min(seconds, self.seconds)
         self.started += seconds
         self.last_step += seconds
         if self.kill_at is not None:

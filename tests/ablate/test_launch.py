@@ -6,13 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import studies
-from helpers.runs import TIMEOUT, count_runs, make_body, wait_until
+from helpers.runs import TIMEOUT, count_runs, jobs, make_body, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
+
+from lit_attn.ablate.launch import CellProcess
+from lit_attn.ablate.slots import make_slots
 
 # Imports what the server imports, and prints what each cell imports in addition.
 CODE = """\
@@ -82,6 +87,7 @@ while not Path("go").exists():
 """
 SCRIPT = """\
 import sys
+import time
 from helpers import fake_cells
 if __name__ == "__main__":
     fake_cells.TARGET = "slow_target:run_cell"
@@ -140,3 +146,21 @@ def test_a_server_killed_while_it_imports_is_replaced(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "after killed: could not be started: the fork server has ended" in output
     assert count_runs(tmp_path) == {"ok/0": 1, "ok/1": 1}
+
+
+def test_a_freeze_counts_from_the_start_of_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow machine can start a cell within a pass of the runner that it takes for a freeze."""
+    (job, *_) = jobs(tmp_path, "ok")
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    slot = make_slots(1).reserve(job.cell)
+    assert slot is not None
+    now = 100.0
+    cell = CellProcess(job, slot, MagicMock())
+    now = 107.0
+    cell.extend_limits(30.0)
+    assert cell.seconds == 0.0
+    now = 110.0
+    cell.extend_limits(2.0)
+    assert cell.seconds == 1.0
