@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers import studies
-from helpers.runs import is_alive, list_holders, wait_until
+from helpers.holding import hold_at
+from helpers.runs import is_alive, is_held, list_holders, wait_until
 from helpers.training_cells import folder_of
 
 from lit_attn.ablate.plan import expand
@@ -25,21 +26,16 @@ from lit_attn.train import run_cell
 EXPERIMENT = studies.EXPERIMENT.replace(
     "  epochs: 2", "  epochs: 16\n  accelerator: cpu\n  checkpoint_every: 0.1"
 )
+STEPS = 16 * 18
 MEASURED = ["step_time", "step_time_iqr", "evaluation_time", "peak_memory", "wall_time", "attempts"]
 MEASURED += ["metric evaluation/seconds", "step_time_ratio", "evaluation_time_ratio"]
 MEASURED += ["finished", "target_seconds"]
-
-# The command line; a cell is tried again at once.
-COMMAND = (
-    "import sys; from lit_attn.ablate import __main__, runner; runner.BACKOFF = 0.1\n"
-    "if __name__ == '__main__': sys.exit(__main__.main())"
-)
 
 
 @contextlib.contextmanager
 def command(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "ablations.yaml", "--jobs", "2", *arguments],
+        [sys.executable, "-m", "helpers.holding", "ablations.yaml", "--jobs", "2", *arguments],
         cwd=path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,7 +55,7 @@ def command(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def finish(path: Path, *arguments: str) -> tuple[int, str]:
     with command(path, *arguments) as process:
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=500)
         return process.returncode, output
 
 
@@ -95,10 +91,14 @@ def damage(cell: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
     """Cells and runners are killed at random, and files of dead cells are damaged. In the end the
-    same command writes the same bytes."""
+    same command writes the same bytes.
+
+    Before every kill some cell waits at a step. Then the cells go on for a few steps, and are
+    killed during these steps or when they wait again: no cell can end before the last kill.
+    """
     chance = random.Random(7)
     victims = ["cell"] * 16 + ["runner"] * 4
     chance.shuffle(victims)
@@ -108,16 +108,22 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
         studies.write(path, "baseline: a\ncells: {a: {}, b: {attention: belief2}}", EXPERIMENT)
     killed = []
     torn: list[bool] = []
+    step = 5
+    hold_at(disturbed, step)
     while victims:
         with command(disturbed) as process:
             while victims and process.poll() is None:
                 wait_until(
-                    lambda process=process: list_holders(disturbed) or process.poll() is not None
+                    lambda process=process: (
+                        any(map(is_held, disturbed.glob("runs/*/*/*")))
+                        or process.poll() is not None
+                    )
                 )
-                time.sleep(chance.uniform(0, 0.5))
-                cells = list_holders(disturbed)
-                if victims[-1] == "cell" and not cells:
+                if not (cells := list_holders(disturbed)):
                     continue
+                step += chance.randint(3, 9)
+                hold_at(disturbed, step)
+                time.sleep(chance.uniform(0, 0.2))
                 victim = process.pid if victims[-1] == "runner" else chance.choice(cells)
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victims.pop())
@@ -126,9 +132,10 @@ def test_twenty_kills_change_no_table(tmp_path: Path) -> None:
                     process.wait()
                     wait_until(lambda cells=cells: not any(is_alive(pid) for pid in cells))
                     torn += [damage(lock.parent) for lock in disturbed.glob("runs/*/*/*/lock")]
-        assert len(list(disturbed.glob("runs/*/*/*/result.json"))) < 4, "too little to disturb"
+    assert step < STEPS
     assert any(torn)
     assert len(killed) == 20
+    (disturbed / "hold").unlink()
     code, output = finish(disturbed)
     assert code == 0, output
     assert finish(undisturbed)[0] == 0
@@ -151,14 +158,17 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     fixed.mkdir(parents=True)
     (fixed / "weights.pt").touch()
     subprocess.run(["mount", "--bind", str(small_disk), str(fixed)], check=True)
+    hold_at(tmp_path, 5)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(fixed)], check=True)
         with command(tmp_path, "--seeds", "0,") as process:
-            wait_until(lambda: cells["a"].folder.joinpath("progress.json").exists())
+            wait_until(lambda: is_held(cells["a"].folder))
             holder = read_holder(cells["a"].folder)
             assert holder is not None
             os.kill(holder.pid, signal.SIGTERM)
-            output, _ = process.communicate(timeout=240)
+            wait_until(lambda: not is_held(cells["a"].folder))
+            (tmp_path / "hold").unlink()
+            output, _ = process.communicate(timeout=500)
     finally:
         subprocess.run(["umount", str(fixed)], check=True)
     ends = {
