@@ -73,7 +73,7 @@ def test_a_layer_that_disagrees_with_the_reference_is_not_measured(
     sizes = ["--tokens", "9", "--dim", "24", "--heads", "4", "--out", str(tmp_path)]
     assert main([*command.split(), "--presets", "standard", "belief", *sizes]) == 2
     printed = capsys.readouterr()
-    assert "error: --presets: 'belief' disagrees with its reference" in printed.err
+    assert "--presets: 'belief' disagrees with its reference" in printed.err
     assert printed.out == ""
     assert not list(tmp_path.iterdir())
 
