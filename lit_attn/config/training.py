@@ -168,9 +168,7 @@ class Training(Config):
         "is stretched with them (the `match: flops | time` of a study sets it)",
     )
     evaluate_every: PositiveInt = Field(1, description="epochs between evaluations")
-    average: WeightAverage | None = Field(
-        None, description="average of the weights, which is evaluated too; null: none"
-    )
+    average: WeightAverage | None = Field(None, description="average of the weights to evaluate")
     stop: Stopping | None = Field(None, description="early stopping; null: never")
     compile: bool = outside_identity(False, "compile the model with torch.compile")
     accelerator: Literal["auto", "cpu", "cuda"] = outside_identity("auto", "device to train on")

@@ -40,9 +40,14 @@ class Config(BaseModel):
             del copy.__dict__[name]
         return copy
 
-    @cached_property
+    @property
     def needs_foreign_code(self) -> bool:
         """True if code from outside the package computes this configuration or one in it."""
+        return self._needs_foreign_code
+
+    # A name without an underscore would be a key of `dict(config)` from the first call on.
+    @cached_property
+    def _needs_foreign_code(self) -> bool:
         return any(value.needs_foreign_code for _, value in self if isinstance(value, Config))
 
     def identity(self) -> dict[str, Any]:
@@ -113,7 +118,7 @@ class Kind(Config):
     """
     kind: str
 
-    @cached_property
+    @property
     def needs_foreign_code(self) -> bool:
         return self.runs_foreign_code or super().needs_foreign_code
 

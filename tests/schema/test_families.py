@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import ValidationError
 
+from lit_attn.attention.spec import PRESETS
 from lit_attn.config.augment import CropConfig, FlipConfig, NormalizeConfig
 from lit_attn.config.data.base import Data
 from lit_attn.config.data.images import Cifar10, Digits
@@ -147,3 +148,10 @@ def test_a_copy_with_other_values_has_an_identity_of_its_own() -> None:
     training = Training(epochs=2)
     assert training.identity() == {"epochs": 2}
     assert training.model_copy(update={"stretch": 1.5}).identity() == {"epochs": 2, "stretch": 1.5}
+
+
+def test_a_cached_property_is_no_key_of_a_configuration() -> None:
+    """Parts of a preset are copied by `dict(preset)`, also after questions about it."""
+    preset = PRESETS["belief2"].model_copy()
+    assert not preset.needs_foreign_code
+    assert dict(preset).keys() == type(preset).model_fields.keys()
