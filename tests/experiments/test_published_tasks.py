@@ -83,10 +83,14 @@ def test_a_model_that_knows_the_text_is_right(model: Path) -> None:
     loaded = tasks.load_model(model)
     ids, _ = tasks.encode(loaded.encoder, tasks.split_text(TEXT))
     tokens = torch.tensor([ids]).to(loaded.device)
-    optimizer = torch.optim.Adam(loaded.network.parameters(), 1e-2)
-    for _ in range(150):
+    optimizer = torch.optim.Adam(loaded.network.parameters(), 3e-3)
+    # How many steps it takes differs between processors.
+    for _ in range(2000):
         optimizer.zero_grad()
-        loaded.network.nll(tokens[:, :-1], tokens[:, 1:]).mean().backward()
+        loss = loaded.network.nll(tokens[:, :-1], tokens[:, 1:]).mean()
+        if loss < 0.03:
+            break
+        loss.backward()
         optimizer.step()
     scores = tasks.summarise(tasks.score_text(loaded, "t", TEXT))
     assert scores.accuracy == 1
