@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
-from lit_attn.schema.errors import OneLineParser
+from lit_attn.schema.errors import OneLineParser, command
 
 SIZES = {
     "1.4B-2048": ("dcmha-overhead-1.4B", 2048),
@@ -23,6 +23,7 @@ SIZES = {
 """Study and number of tokens by row of the table."""
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Write the file and return exit code 0."""
     parser = OneLineParser(prog="python experiments/count_composition.py", description=__doc__)

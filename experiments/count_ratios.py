@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.files import write_atomic
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 if TYPE_CHECKING:
     from lit_attn.config.experiment import Experiment
@@ -30,6 +30,7 @@ LENGTHS = (256, 512, 1024, 2048, 4096)
 HEADER = ("length", "width", "training", "inference", "parameters", "without-embeddings")
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Write both files; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/count_ratios.py", description=__doc__)
@@ -38,20 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, metavar="D")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N")
     options = parser.parse_args(arguments)
-    try:
-        variants = read_variants()
-        for name, names in PAIRS.items():
-            pair = [variants[variant] for variant in names]
-            rows = [
-                (n, width, *(f"{ratio:.6g}" for ratio in divide_costs(pair, width, n)))
-                for n in options.lengths
-                for width in options.widths
-            ]
-            write_atomic(options.out / f"{name}.csv", csv_lines([HEADER, *rows]))
-            print(options.out / f"{name}.csv")
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    variants = read_variants()
+    for name, names in PAIRS.items():
+        pair = [variants[variant] for variant in names]
+        rows = [
+            (n, width, *(f"{ratio:.6g}" for ratio in divide_costs(pair, width, n)))
+            for n in options.lengths
+            for width in options.widths
+        ]
+        write_atomic(options.out / f"{name}.csv", csv_lines([HEADER, *rows]))
+        print(options.out / f"{name}.csv")
     return 0
 
 

@@ -19,16 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from language_models import LanguageModel, add_model, load_model, run_command
+from language_models import LanguageModel, add_model, load_model
 
 from lit_attn.cells.records import csv_lines
 from lit_attn.extras import require
 from lit_attn.files import write_atomic, write_json
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate a model and print the results; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/evaluation_harness.py", description=__doc__)
@@ -39,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
     text = "folder of the results (default: the folder of the model)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
-    return run_command(evaluate, parser.parse_args(arguments))
+    evaluate(parser.parse_args(arguments))
+    return 0
 
 
 def evaluate(options: Namespace) -> None:

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from head_figures import draw_breakdown, draw_distributions
-from language_models import LanguageModel, add_model, load_model, run_command
+from language_models import LanguageModel, add_model, load_model
 
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.files import write_atomic
 from lit_attn.report import drawing
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,24 +57,26 @@ class Composition(NamedTuple):
     keys: range
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/head_analysis.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in (("diversity", write_diversity), ("composition", write_composition)):
-        command = commands.add_parser(name)
-        command.set_defaults(function=function)
-        add_model(command)
+        subparser = commands.add_parser(name)
+        subparser.set_defaults(function=function)
+        add_model(subparser)
         text = "folder of the tables (default: heads in the folder of the model)"
-        command.add_argument("--out", type=Path, metavar="FOLDER", help=text)
-    command.add_argument("--text", required=True, help="text that ends with the query's token")
-    command.add_argument("--layer", type=int, default=1, help="number of the layer (default 1)")
+        subparser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
+    subparser.add_argument("--text", required=True, help="text that ends with the query's token")
+    subparser.add_argument("--layer", type=int, default=1, help="number of the layer (default 1)")
     text = "number of the token whose weights are broken down, from 0"
-    command.add_argument("--key", type=int, metavar="N", help=text)
+    subparser.add_argument("--key", type=int, metavar="N", help=text)
     text = "composition of logits (pre) or weights (post, the default)"
-    command.add_argument("--place", choices=["pre", "post"], default="post", help=text)
+    subparser.add_argument("--place", choices=["pre", "post"], default="post", help=text)
     options = parser.parse_args(arguments)
-    return run_command(options.function, options)
+    options.function(options)
+    return 0
 
 
 def write_diversity(options: Namespace) -> None:

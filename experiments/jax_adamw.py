@@ -27,7 +27,7 @@ class JaxAdamW(AdamW):
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
-    kind: Literal["jax-adamw"] = "jax-adamw"  # type: ignore
+    kind: Literal["jax-adamw"] = "jax-adamw"  # type: ignore[assignment]
     bfloat16: tuple[str, ...] = Field(
         (), description="patterns of the names of the parameters that are stored in bfloat16"
     )

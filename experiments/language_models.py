@@ -6,9 +6,6 @@ A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or 
 
 import json
 import re
-import sys
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,16 +70,6 @@ def add_model(parser: OneLineParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=text)
     text = "tokenizer.json (default: that of the folder, else that of the configuration)"
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
-
-
-def run_command(command: Callable[[Namespace], None], options: Namespace) -> int:
-    """Run a command; return exit code 0, or 2 after printing the line of a ConfigError."""
-    try:
-        command(options)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
 
 
 def load_model(folder: Path, tokenizer: Path | None = None) -> LanguageModel:

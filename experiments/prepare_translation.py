@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_attn.files import require_writable
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 MOSES = "https://github.com/moses-smt/mosesdecoder.git"
 IWSLT14 = "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
@@ -41,9 +41,8 @@ WMT14 = {
 }
 """Training corpora of WMT 2014, in their order, and their archives."""
 WMT14_TEST = "http://statmt.org/wmt14/test-full.tgz"
-VOCABULARY = (
-    32_768  # Of wmt14_mgk.yaml: pairs of WMT 2014 are filtered by their number of subwords.
-)
+VOCABULARY = 32_768
+"""Subwords in wmt14_mgk.yaml, by whose numbers the pairs of WMT 2014 are filtered."""
 SPLITS = ("train", "valid", "test")
 TAGS = re.compile(rb"</?(?:title|description)>")
 OPENING, CLOSING = re.compile(rb'<seg id="[0-9]*">\s*'), re.compile(rb"\s*</seg>\s*")
@@ -54,6 +53,7 @@ RATIO = "1.5"  # Largest ratio of the lengths of a pair.
 Lines = Iterable[bytes]
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Prepare a data set and print its numbers of pairs; return exit code 0, or 2 for an error."""
     parser = OneLineParser(prog="python experiments/prepare_translation.py", description=__doc__)
@@ -66,22 +66,18 @@ def main(arguments: list[str] | None = None) -> int:
     text = "checkout of moses-smt/mosesdecoder (default: cloned into --downloads)"
     parser.add_argument("--moses", type=Path, metavar="PATH", help=text)
     options = parser.parse_args(arguments)
-    try:
-        require_writable(options.out, "--out")
-        options.out.mkdir(parents=True, exist_ok=True)
-        moses = find_moses(options.moses, options.downloads)
-        with tempfile.TemporaryDirectory(prefix=".prepare-", dir=options.out) as work:
-            languages = SOURCES[options.source](Tools(options.downloads, moses, Path(work)))
-            for split in SPLITS:
-                counts = {count_lines(Path(work) / f"{split}.{name}") for name in languages}
-                if len(counts) != 1:
-                    raise ConfigError(f"{options.source}: the sides of {split} differ in length")
-                print(f"{split}: {counts.pop():,} pairs")
-            for name in (f"{split}.{language}" for split in SPLITS for language in languages):
-                (Path(work) / name).replace(options.out / name)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    require_writable(options.out, "--out")
+    options.out.mkdir(parents=True, exist_ok=True)
+    moses = find_moses(options.moses, options.downloads)
+    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=options.out) as work:
+        languages = SOURCES[options.source](Tools(options.downloads, moses, Path(work)))
+        for split in SPLITS:
+            counts = {count_lines(Path(work) / f"{split}.{name}") for name in languages}
+            if len(counts) != 1:
+                raise ConfigError(f"{options.source}: the sides of {split} differ in length")
+            print(f"{split}: {counts.pop():,} pairs")
+        for name in (f"{split}.{language}" for split in SPLITS for language in languages):
+            (Path(work) / name).replace(options.out / name)
     return 0
 
 
@@ -222,11 +218,8 @@ def read_segments(lines: Lines) -> Iterator[bytes]:
     """Yield the sentences of an XML or SGM file, with straight apostrophes."""
     for line in lines:
         if b"<seg id" in line:
-            sentence = CLOSING.sub(b"", OPENING.sub(b"", line))
-            yield (
-                sentence.rstrip(b"\n").replace("\N{RIGHT SINGLE QUOTATION MARK}".encode(), b"'")
-                + b"\n"
-            )
+            sentence = CLOSING.sub(b"", OPENING.sub(b"", line)).rstrip(b"\n")
+            yield sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}".encode(), b"'") + b"\n"
 
 
 def hold_out(folder: Path, name: str, language: str, every: int) -> None:

@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from language_models import LanguageModel, add_model, load_model, run_command
+from language_models import LanguageModel, add_model, load_model
 
 from lit_attn.files import read_text, write_atomic
-from lit_attn.schema.errors import ConfigError, OneLineParser
+from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
 if TYPE_CHECKING:
     from lit_attn.data.text.tokenizers import Encoder
@@ -66,6 +66,7 @@ class Scores(NamedTuple):
     n: int
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Score a model and print the summary; return exit code 0, or 2 for wrong input."""
     parser = OneLineParser(prog="python experiments/published_tasks.py", description=__doc__)
@@ -75,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     text = "score only the first N texts of each task"
     parser.add_argument("--texts", type=int, metavar="N", help=text)
-    return run_command(evaluate, parser.parse_args(arguments))
+    evaluate(parser.parse_args(arguments))
+    return 0
 
 
 def evaluate(options: Namespace) -> None:

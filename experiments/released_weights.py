@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_attn.files import read_text, write_atomic, write_json
-from lit_attn.schema.errors import ConfigError, OneLineParser, suggest
+from lit_attn.schema.errors import ConfigError, OneLineParser, command, suggest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,17 +67,14 @@ class Released(NamedTuple):
     context: str
 
 
+@command
 def main(arguments: list[str] | None = None) -> int:
     """Convert a folder; return exit code 0, or 2 for a folder that cannot be converted."""
     parser = OneLineParser(prog="python experiments/released_weights.py", description=__doc__)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="downloaded folder")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    try:
-        options = parser.parse_args(arguments)
-        print(convert(options.source, options.out))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    options = parser.parse_args(arguments)
+    print(convert(options.source, options.out))
     return 0
 
 
