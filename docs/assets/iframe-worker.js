@@ -2,8 +2,8 @@
 
 Browsers refuse to start a Worker from a file, and the search of mkdocs-material needs one. On such
 a page this class takes its place and runs the script in a hidden frame. Pages from a web server
-keep the Worker of the browser. The offline plugin of mkdocs-material loads no shim from a network,
-because the name of this file says that it is one. */
+keep the Worker of the browser. The offline plugin of mkdocs-material would load such a class from
+a network, unless mkdocs.yml lists a file with "iframe-worker" in its name. */
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {
