@@ -7,7 +7,7 @@ Source: DCMHA (arXiv:2405.08553), section 4.3 and Table 11 (docs/setups.md, sect
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -51,7 +51,7 @@ class Questions(CausalTokens):
     held_out: tuple[int, ...] = ()
 
 
-class HeadCompositionConfig(TokenData):
+class HeadCompositionConfig(TokenData, kind="head-composition"):
     """Questions on three facts; each pattern with each transformation is one task.
 
     DCMHA asks trained language models 74 such tasks in words ("John has an apple. Mary has a dog.
@@ -63,7 +63,6 @@ class HeadCompositionConfig(TokenData):
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
-    kind: Literal["head-composition"] = "head-composition"
     context: ClassVar = CONTEXT
     batch_size: PositiveInt = Field(128, description="questions of a step, over all devices")
     epoch_steps: PositiveInt = Field(100, description="training steps of an epoch")
@@ -78,11 +77,10 @@ class HeadCompositionConfig(TokenData):
     build: ClassVar = method("head_composition_questions:CompositionData")
 
 
-class HeadCompositionTaskConfig(Task):
+class HeadCompositionTaskConfig(Task, kind="head-composition"):
     """Questions that need two heads in sequence (DCMHA section 4.3), with accuracies by task."""
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
-    kind: Literal["head-composition"] = "head-composition"
     takes = (Questions,)
     module = "head_composition_questions:HeadComposition"
     predicts = ("probabilities", "vocabulary")

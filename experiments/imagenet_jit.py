@@ -6,7 +6,7 @@ imagenet_jit_network.py, which a cell imports when it is built.
 Source: github.com/LTH14/JiT (docs/setups.md, section 6).
 """
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -14,7 +14,7 @@ from lit_attn.config.models.base import FFN, ffn_field, require_division
 from lit_attn.config.models.vision import Transformer
 
 
-class JiTConfig(Transformer):
+class JiTConfig(Transformer, kind="jit"):
     """JiT-B/16 (Li & He 2025) as a classifier: SwiGLU, RMSNorm, QK-norm, 2-D RoPE, adaLN-zero.
 
     Belief2 (section 4.2) states neither the condition of the adaLN nor the pooling. Here the
@@ -28,7 +28,6 @@ class JiTConfig(Transformer):
 
     builder = ("imagenet_jit_network:JiTClassifier", "shape", "outputs")
 
-    kind: Literal["jit"] = "jit"
     dim: PositiveInt = Field(768, description="width of the residual stream")
     heads: PositiveInt = Field(12, description="attention heads of a block")
     ffn: FFN | None = ffn_field(2048, "swiglu")

@@ -6,7 +6,7 @@ is in imagenet_vit_small_images.py, which a cell imports when it is built.
 Source: github.com/google-research/big_vision at 0127fb6 (docs/setups.md, section 7).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class BigVisionImages(ClassFolders):
+class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
     """ImageNet (ILSVRC 2012) as big_vision reads it with TensorFlow.
 
     A training image is a random window of a uniform height, resized without antialiasing and
@@ -31,7 +31,6 @@ class BigVisionImages(ClassFolders):
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
     has_val_files = False
-    kind: Literal["big-vision-imagenet"] = "big-vision-imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
 
@@ -50,13 +49,12 @@ class BigVisionImages(ClassFolders):
         return self
 
 
-class BigVisionViT(Transformer):
+class BigVisionViT(Transformer, kind="big-vision-vit"):
     """ViT with fixed positions, and a Linear and tanh between the mean of patches and the head."""
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
     activations = ("gelu-tanh",)
     builder = ImageViTConfig.builder
-    kind: Literal["big-vision-vit"] = "big-vision-vit"
     ffn: FFN | None = ffn_field(1536, "gelu-tanh")
 
     def build(self, signature: Any, device: "torch.device | str | None" = None) -> "nn.Module":

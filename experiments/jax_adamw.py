@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class JaxAdamW(AdamW):
+class JaxAdamW(AdamW, kind="jax-adamw"):
     """AdamW that stores some parameters or the first moment in bfloat16.
 
     Tensors stay float32, and are rounded at the start and after each step. optax multiplies a
@@ -27,7 +27,6 @@ class JaxAdamW(AdamW):
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
-    kind: Literal["jax-adamw"] = "jax-adamw"  # type: ignore[assignment]
     bfloat16: tuple[str, ...] = Field(
         (), description="patterns of the names of the parameters that are stored in bfloat16"
     )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class MixedKeysConfig(SimilarityConfig):
     """Several keys for every token (MGK section 2)."""
 
-    kind: str
     keys: int = Field(2, ge=1, le=16, description="keys of every token, M")
     source: Literal["projected", "shifted"] = Field(
         "projected",
@@ -67,11 +66,10 @@ class MixedKeysConfig(SimilarityConfig):
         return self.positions if self.prior_scope == "position" else None
 
 
-class MixtureConfig(MixedKeysConfig):
+class MixtureConfig(MixedKeysConfig, kind="mixture"):
     """Soft: log sum_r pi_r exp(s_ijr); hard: max_r s_ijr (MGK eq. 7, 8; Hard-E)."""
 
     fast = "similarity:Mixture"
-    kind: Literal["mixture"] = "mixture"
     kernel: Literal["gaussian", "dot"] = Field(
         "gaussian", description="logits of each key: Gaussian distance or scaled dot product"
     )
@@ -97,22 +95,20 @@ class MixtureConfig(MixedKeysConfig):
         return self
 
 
-class GaussianConfig(SimilarityConfig):
+class GaussianConfig(SimilarityConfig, kind="gaussian"):
     """s_ij = -|q_i - k_j|^2 / (2 sqrt(D)) (MGK eq. 7 with one key)."""
 
     fast = "similarity:Mixture"
-    kind: Literal["gaussian"] = "gaussian"
 
     def build(self, shape: LayerShape) -> Any:
         return MixtureConfig(keys=1).build(shape)
 
 
-class LinearConfig(MixedKeysConfig):
+class LinearConfig(MixedKeysConfig, kind="linear"):
     """phi(q_i).sum_r pi_r phi(k_jr), phi = elu + 1: linear in n (MGK section 2.4)."""
 
     has_logits = False
     fast = "similarity:Linear"
-    kind: Literal["linear"] = "linear"
     keys: int = Field(1, ge=1, le=16, description="keys of every token, M")
     mixing: Literal["after", "before"] = Field(
         "after",

@@ -52,7 +52,7 @@ class Part(Config):
     fast: ClassVar[str] = ""
     needs_self: ClassVar[str] = ""
     """Why the part has no meaning in cross-attention; empty if it has one."""
-    kind: str
+    kind: str = ""
 
     def build(self, shape: LayerShape) -> Any:
         """Return the torch module that computes this part in a layer of `shape`."""
@@ -113,11 +113,10 @@ class SimilarityConfig(Part, Kind):
         return None
 
 
-class DotConfig(SimilarityConfig):
+class DotConfig(SimilarityConfig, kind="dot"):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
     fast = "similarity:Similarity"
-    kind: Literal["dot"] = "dot"
 
 
 class ComposeConfig(Part, Kind):
@@ -133,11 +132,10 @@ class ComposeConfig(Part, Kind):
         return ("pre", "post")
 
 
-class NoComposeConfig(ComposeConfig):
+class NoComposeConfig(ComposeConfig, kind="none"):
     """Independent heads."""
 
     fast = "compose:Composer"
-    kind: Literal["none"] = "none"
 
     def places(self) -> tuple[str, ...]:
         return ()
@@ -146,7 +144,6 @@ class NoComposeConfig(ComposeConfig):
 class PlacedCompose(ComposeConfig):
     """Composition with a choice of its places."""
 
-    kind: str
     place: Literal["pre+post", "pre", "post"] = Field(
         "pre+post", description="mixing of the logits (pre), of the weights (post), or of both"
     )
@@ -155,11 +152,10 @@ class PlacedCompose(ComposeConfig):
         return tuple(self.place.split("+"))
 
 
-class StaticConfig(PlacedCompose):
+class StaticConfig(PlacedCompose, kind="static"):
     """A learned H x H matrix over the heads (talking heads, Shazeer et al. 2020)."""
 
     fast = "compose:HeadMaps"
-    kind: Literal["static"] = "static"
     skip: bool = Field(
         False, description="add the heads themselves, as in DCMHA's static projection"
     )
@@ -175,7 +171,6 @@ class DynamicConfig(PlacedCompose):
 
     fast = "compose:HeadMaps"
     skip: ClassVar[bool] = True
-    kind: str
     projection: bool = Field(True, description="include the low-rank term sum_r w2_r (w1_r.a)")
     gate: bool = Field(True, description="include the gate a * gate")
     static: bool = Field(False, description="add a learned H x H matrix")
@@ -201,22 +196,16 @@ class DynamicConfig(PlacedCompose):
         return tuple(self.kind.split("+"))
 
 
-class QueryComposeConfig(DynamicConfig):
+class QueryComposeConfig(DynamicConfig, kind="query"):
     """Mixing weights computed from the query's token."""
 
-    kind: Literal["query"] = "query"
 
-
-class KeyComposeConfig(DynamicConfig):
+class KeyComposeConfig(DynamicConfig, kind="key"):
     """Mixing weights computed from the key's token."""
 
-    kind: Literal["key"] = "key"
 
-
-class QueryKeyComposeConfig(DynamicConfig):
+class QueryKeyComposeConfig(DynamicConfig, kind="query+key"):
     """Sum of the mixing weights computed from the query's and from the key's token."""
-
-    kind: Literal["query+key"] = "query+key"
 
 
 class NormaliserConfig(Part, Kind):
@@ -235,15 +224,14 @@ class NormaliserConfig(Part, Kind):
         return heads
 
 
-class SoftmaxConfig(NormaliserConfig):
+class SoftmaxConfig(NormaliserConfig, kind="softmax"):
     """a_ij = exp(s_ij) / sum_j exp(s_ij) (Vaswani et al. 2017, eq. 1)."""
 
     ignores_row_terms = True
     fast = "normaliser:Softmax"
-    kind: Literal["softmax"] = "softmax"
 
 
-class SigmoidConfig(NormaliserConfig):
+class SigmoidConfig(NormaliserConfig, kind="sigmoid"):
     """a_ij = 1 / (1 + exp(-(s_ij + b))), b = -log n (Ramapuram et al. 2024, section 2).
 
     n is the number of keys that the query may attend to: without causal and padding masks it is the
@@ -251,18 +239,16 @@ class SigmoidConfig(NormaliserConfig):
     """
 
     fast = "normaliser:Sigmoid"
-    kind: Literal["sigmoid"] = "sigmoid"
 
 
-class OffsetSoftmaxConfig(NormaliserConfig):
+class OffsetSoftmaxConfig(NormaliserConfig, kind="offset-softmax"):
     """a_ij = exp(s_ij) / (offset + sum_j exp(s_ij)), as in MGK's released language models."""
 
     fast = "normaliser:OffsetSoftmax"
-    kind: Literal["offset-softmax"] = "offset-softmax"
     offset: PositiveFloat = Field(1e-6, description="term added to the sum over keys")
 
 
-class DifferentialConfig(NormaliserConfig):
+class DifferentialConfig(NormaliserConfig, kind="differential"):
     """softmax(s_1) - lambda softmax(s_2) of each pair of heads (Ye et al. 2024, eq. 1-3).
 
     Heads 2m and 2m + 1 have the queries and keys 1 and 2 of the paper's head m; their values, side
@@ -273,7 +259,6 @@ class DifferentialConfig(NormaliserConfig):
 
     ignores_row_terms = True
     fast = "normaliser:Differential"
-    kind: Literal["differential"] = "differential"
     lambda_init: float = Field(0.8, gt=0, lt=1, description="initial lambda, for all layers")
 
     def reference_heads(self, module: Any, heads: Any) -> Any:
@@ -298,19 +283,17 @@ class ResidualConfig(Part, Kind):
     needs_self = "uses the value of the query's own token"
 
 
-class FullConfig(ResidualConfig):
+class FullConfig(ResidualConfig, kind="full"):
     """MH W: the standard layer."""
 
     needs_self = ""
     fast = "residual:Full"
-    kind: Literal["full"] = "full"
 
 
-class PerpendicularConfig(ResidualConfig):
+class PerpendicularConfig(ResidualConfig, kind="perpendicular"):
     """(MH - alpha V) W; scope both adds (H_m - beta_m v_m) W^l (BeliefFormer eq. 10, 13-15)."""
 
     fast = "residual:Perpendicular"
-    kind: Literal["perpendicular"] = "perpendicular"
     scope: Literal["global", "head", "both"] = Field(
         "global",
         description="projection over all heads (global), in each head (head), or both added (both)",
@@ -318,38 +301,34 @@ class PerpendicularConfig(ResidualConfig):
     bias: bool = Field(True, description="give W^l the bias that W has, for `scope: both`")
 
 
-class ProjectedConfig(ResidualConfig):
+class ProjectedConfig(ResidualConfig, kind="projected"):
     """alpha V W (Belief2 Fig. 3)."""
 
     fast = "residual:Projected"
-    kind: Literal["projected"] = "projected"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
     )
 
 
-class ValueConfig(ResidualConfig):
+class ValueConfig(ResidualConfig, kind="value"):
     """V W: attention without attending (Belief2 Fig. 3)."""
 
     fast = "residual:Value"
-    kind: Literal["value"] = "value"
 
 
-class DiscrepancyConfig(ResidualConfig):
+class DiscrepancyConfig(ResidualConfig, kind="discrepancy"):
     """(gamma V - MH) W (AttentionX eq. 9)."""
 
     fast = "residual:Discrepancy"
-    kind: Literal["discrepancy"] = "discrepancy"
     gamma: float = Field(
         1.0, gt=0, le=1, description="factor of V; 1 for the paper's ViT, 0.5 for its GPT-2"
     )
 
 
-class SplitConfig(ResidualConfig):
+class SplitConfig(ResidualConfig, kind="split"):
     """(MH - alpha V) W + phi(alpha V) W_p (Belief2 eq. 14-15)."""
 
     fast = "residual:Split"
-    kind: Literal["split"] = "split"
     scope: Literal["global", "head"] = Field(
         "global", description="projection over all heads (global) or in each head (head)"
     )

@@ -47,37 +47,34 @@ class Augmentation(Kind):
         return images
 
 
-class FlipConfig(Augmentation):
+class FlipConfig(Augmentation, kind="flip"):
     """Mirroring left-right."""
 
-    kind: Literal["flip"] = "flip"
     stage = "any"
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
     build: ClassVar = method("lit_attn.data.augment.steps:Flip")
 
 
-class CropConfig(Augmentation):
+class CropConfig(Augmentation, kind="crop"):
     """Padding of every side by zeros, and a random crop of the original size."""
 
-    kind: Literal["crop"] = "crop"
     stage = "any"
     padding: PositiveInt = Field(4, description="zero pixels added to every side")
     build: ClassVar = method("lit_attn.data.augment.steps:Crop")
 
 
-class AutoAugmentConfig(Augmentation):
+class AutoAugmentConfig(Augmentation, kind="autoaugment"):
     """AutoAugment with its CIFAR-10 policy of 25 sub-policies (Cubuk et al. 2019).
 
     In this variant (docs/setups.md, CIFAR-100) shears are bicubic and rotations turn one way only.
     """
 
-    kind: Literal["autoaugment"] = "autoaugment"
     stage = "bytes"
     fill: int = Field(128, ge=0, le=255, description="grey level outside the image")
     build: ClassVar = method("lit_attn.data.augment.policies:AutoAugment")
 
 
-class RandAugmentConfig(Augmentation):
+class RandAugmentConfig(Augmentation, kind="randaugment"):
     """RandAugment (Cubuk et al. 2020): `ops` operations, drawn with replacement.
 
     `flavour: torchvision` is torchvision's. `flavour: blanking` is that of the ViT-small CIFAR
@@ -85,7 +82,6 @@ class RandAugmentConfig(Augmentation):
     black (docs/setups.md).
     """
 
-    kind: Literal["randaugment"] = "randaugment"
     stage = "bytes"
     ops: PositiveInt = Field(2, description="operations for each image")
     magnitude: int = Field(14, ge=0, le=30, description="strength of the operations")
@@ -95,10 +91,9 @@ class RandAugmentConfig(Augmentation):
     build: ClassVar = method("lit_attn.data.augment.policies:RandAugment")
 
 
-class NormalizeConfig(Augmentation):
+class NormalizeConfig(Augmentation, kind="normalize"):
     """Conversion of bytes to float, minus the mean, over the standard deviation, per channel."""
 
-    kind: Literal["normalize"] = "normalize"
     stage = "normalize"
     mean: Statistics = Field(
         None, description="mean of each channel, 0 to 1; null: that of the training images"
@@ -114,10 +109,9 @@ class NormalizeConfig(Augmentation):
         return images._replace(mean=mean, std=std)
 
 
-class ErasingConfig(Augmentation):
+class ErasingConfig(Augmentation, kind="erasing"):
     """Random erasing (Zhong et al. 2020): a rectangle is set to the raw mean of the data set."""
 
-    kind: Literal["erasing"] = "erasing"
     stage = "normalized"
     p: float = Field(0.25, ge=0, le=1, description="probability for each image")
     area: tuple[float, float] = Field((0.02, 0.4), description="range of the erased share")
@@ -125,10 +119,9 @@ class ErasingConfig(Augmentation):
     build: ClassVar = method("lit_attn.data.augment.steps:Erasing")
 
 
-class MixConfig(Augmentation):
+class MixConfig(Augmentation, kind="mix"):
     """MixUp or CutMix, with one lambda for the batch."""
 
-    kind: Literal["mix"] = "mix"
     stage = "batch"
     mixup: float = Field(1.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
     cutmix: float = Field(1.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
@@ -148,10 +141,9 @@ class SceneAugmentation(Kind):
         """Return mmsegmentation's configuration of the transform."""
 
 
-class Rescale(SceneAugmentation):
+class Rescale(SceneAugmentation, kind="rescale"):
     """Resizing by a random factor, relative to the size of evaluation."""
 
-    kind: Literal["rescale"] = "rescale"
     ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
@@ -164,10 +156,9 @@ class Rescale(SceneAugmentation):
         }
 
 
-class CategoryCrop(SceneAugmentation):
+class CategoryCrop(SceneAugmentation, kind="category-crop"):
     """A random window in which no class covers more than `most` of the labelled pixels."""
 
-    kind: Literal["category-crop"] = "category-crop"
     makes_window = True
     most: float = Field(0.75, gt=0, le=1, description="greatest share of one class in the window")
 
@@ -176,20 +167,17 @@ class CategoryCrop(SceneAugmentation):
         return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": self.most}
 
 
-class SceneFlip(SceneAugmentation):
+class SceneFlip(SceneAugmentation, kind="flip"):
     """Mirroring left-right."""
 
-    kind: Literal["flip"] = "flip"
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         return {"type": "mmseg.RandomFlip", "prob": self.p}
 
 
-class Photometric(SceneAugmentation):
+class Photometric(SceneAugmentation, kind="photometric"):
     """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
-
-    kind: Literal["photometric"] = "photometric"
 
     def transform(self, data: "Scenery") -> dict[str, Any]:
         return {"type": "mmseg.PhotoMetricDistortion"}

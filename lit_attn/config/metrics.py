@@ -104,14 +104,13 @@ class AddedMetric(Kind):
         """
 
 
-class TorchMetric(AddedMetric):
+class TorchMetric(AddedMetric, kind="torchmetrics"):
     """A metric of torchmetrics, or a `torchmetrics.Metric` of your own (docs/own-tasks.md).
 
     It is printed in percent if its values lie between 0 and 1 (`plot_lower_bound` and
     `plot_upper_bound` of the class), and `higher_is_better` of the class is its direction.
     """
 
-    kind: Literal["torchmetrics"] = "torchmetrics"
     name: str = Field(description="class of torchmetrics, or `mine:MyMetric` of mine.py")
     arguments: dict[str, Any] = Field(
         {}, description="arguments of the class; `num_classes` follows from the data"

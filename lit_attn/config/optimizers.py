@@ -37,10 +37,9 @@ class Optimizer(Kind):
         return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-class SGD(Optimizer):
+class SGD(Optimizer, kind="sgd"):
     """Gradient descent with Nesterov's momentum, as timm's "sgd"; weight decay is coupled (L2)."""
 
-    kind: Literal["sgd"] = "sgd"
     momentum: float = Field(0.9, gt=0, lt=1, description="decay of the momentum")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
@@ -68,17 +67,15 @@ class Adaptive(Optimizer):
         return optimizer
 
 
-class Adam(Adaptive):
+class Adam(Adaptive, kind="adam"):
     """Adam (Kingma & Ba 2015); weight decay is coupled (L2)."""
 
-    kind: Literal["adam"] = "adam"
     target = "torch.optim:Adam"
 
 
-class AdamW(Adaptive):
+class AdamW(Adaptive, kind="adamw"):
     """AdamW (Loshchilov & Hutter 2019): weight decay is decoupled from the gradient."""
 
-    kind: Literal["adamw"] = "adamw"
     target = "torch.optim:AdamW"
     decay: Literal["all", "matrices", "weights"] = Field(
         "all",
@@ -101,10 +98,9 @@ class AdamW(Adaptive):
         return [{"params": matrices}, {"params": vectors, "weight_decay": vector_decay}]
 
 
-class SetAdam(Adaptive):
+class SetAdam(Adaptive, kind="set-adam"):
     """SET-Adam (Zhang 2024): Adam with a suppressed range of adaptive step sizes."""
 
-    kind: Literal["set-adam"] = "set-adam"
     target = "lit_attn.optim.set_adam:SETAdam"
     eps: PositiveFloat = Field(1e-18, description="added to the mean square, in the root")
     tau: Share = Field(0.5, description="share of a tensor's smallest divisor to subtract")

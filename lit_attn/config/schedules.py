@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -51,19 +51,16 @@ class Schedule(Kind):
         return f"{text}; shorten it or raise training.epochs"
 
 
-class Constant(Schedule):
+class Constant(Schedule, kind="constant"):
     """The peak at every step."""
-
-    kind: Literal["constant"] = "constant"
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         return peak
 
 
-class Cosine(Schedule):
+class Cosine(Schedule, kind="cosine"):
     """Per step: linear from `start` to the peak over `warmup` epochs, then cosine to `end`."""
 
-    kind: Literal["cosine"] = "cosine"
     warmup: Warmup = 0.0
     start: Start = 0.0
     end: End = 0.0
@@ -76,7 +73,7 @@ class Cosine(Schedule):
         return self.end + (peak - self.end) * _half_cosine(progress)
 
 
-class TransformerXL(Schedule):
+class TransformerXL(Schedule, kind="transformer-xl"):
     """Per step: the peak at step 0, then linear from 0 to a cosine over all steps, to `end`.
 
     Transformer-XL's training script, which MGK's language models use, sets the rate after a step.
@@ -84,7 +81,6 @@ class TransformerXL(Schedule):
     end + (lr - end) (1 + cos(pi s / S)) / 2 from step w on.
     """
 
-    kind: Literal["transformer-xl"] = "transformer-xl"
     warmup: Warmup = 0.0
     end: End = 0.0
 
@@ -97,10 +93,9 @@ class TransformerXL(Schedule):
         return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
 
 
-class InverseSquareRoot(Schedule):
+class InverseSquareRoot(Schedule, kind="inverse-sqrt"):
     """Per step s: linear from `start` to the peak in W steps, then peak sqrt(W / s), as fairseq."""
 
-    kind: Literal["inverse-sqrt"] = "inverse-sqrt"
     warmup_steps: PositiveInt = Field(4000, description="length W of the warm-up in steps")
     start: Start = 0.0
 
@@ -110,7 +105,7 @@ class InverseSquareRoot(Schedule):
         return peak * math.sqrt(self.warmup_steps / step)
 
 
-class OneCycle(Schedule):
+class OneCycle(Schedule, kind="one-cycle"):
     """Linear from `start` to the peak, then linear to `end`, as PyTorch's OneCycleLR.
 
     Of S steps, with w steps of warm-up, step w - 1 has the peak and step S - 1 the rate `end`. The
@@ -118,7 +113,6 @@ class OneCycle(Schedule):
     from lr / 25 to lr / 250,000.
     """
 
-    kind: Literal["one-cycle"] = "one-cycle"
     warmup: Warmup
     start: Start = 0.0
     end: End = 0.0
@@ -147,10 +141,9 @@ class OneCycle(Schedule):
         return peak + (last - peak) * min(1.0, (step - top) / max(1, total - warmup))
 
 
-class Polynomial(Schedule):
+class Polynomial(Schedule, kind="polynomial"):
     """Per step s of S: end + (lr - end) (1 - s / S)^power."""
 
-    kind: Literal["polynomial"] = "polynomial"
     power: PositiveFloat = Field(0.9, description="exponent of the remaining share of steps")
     end: End = 0.0
 
@@ -160,14 +153,13 @@ class Polynomial(Schedule):
         return self.end + (peak - self.end) * remaining**self.power
 
 
-class LaggedCosine(Schedule):
+class LaggedCosine(Schedule, kind="lagged-cosine"):
     """Per epoch e: end + (lr - end) (1 + cos(pi (e - lag) / epochs)) / 2, and the peak in epoch 0.
 
     A set-up that calls its schedule with `epoch` after the epoch lags by one (DeiT); the set-up of
     ViT-small on CIFAR calls it with epoch - 1 and lags by two (docs/setups.md).
     """
 
-    kind: Literal["lagged-cosine"] = "lagged-cosine"
     lag: NonNegativeInt = Field(2, description="epochs by which the cosine lags")
     end: End = 0.0
 
@@ -180,14 +172,13 @@ class LaggedCosine(Schedule):
         return self.end + (peak - self.end) * share
 
 
-class Trapezoid(Schedule):
+class Trapezoid(Schedule, kind="trapezoid"):
     """Per step: linear up to the peak over `warmup` epochs, constant, linear to 0 over `warmdown`.
 
     Step s of S has the rate lr min(1, (s + 1) / warm-up steps, (S - s) / warm-down steps), as in
     modded-nanogpt (docs/setups.md).
     """
 
-    kind: Literal["trapezoid"] = "trapezoid"
     warmup: Warmup = 0.0
     warmdown: float = Field(0.0, ge=0, description="length of the decay at the end in epochs")
 

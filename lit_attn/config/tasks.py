@@ -35,10 +35,9 @@ class Loss(Kind):
         self.build()(torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 1])).backward()
 
 
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(Loss, kind="cross-entropy"):
     """Cross-entropy."""
 
-    kind: Literal["cross-entropy"] = "cross-entropy"
     label_smoothing: Share = Field(0.0, description="share of the target spread over all classes")
 
     def build(self) -> "Callable[[Tensor, Tensor], Tensor]":
@@ -113,18 +112,16 @@ class ClassificationConfig(Task):
         )
 
 
-class ImageClassificationConfig(ClassificationConfig):
+class ImageClassificationConfig(ClassificationConfig, kind="image-classification"):
     """Classification of images; the default task."""
 
-    kind: Literal["image-classification"] = "image-classification"
     takes = (signatures.ImageLabels,)
     module = "lit_attn.tasks.classification:Classification"
 
 
-class RegressionConfig(Task):
+class RegressionConfig(Task, kind="regression"):
     """Prediction of numbers from an image, by the mean squared error."""
 
-    kind: Literal["regression"] = "regression"
     takes = (signatures.ImageTargets,)
     module = "lit_attn.tasks.classification:Regression"
     predicts = ("values", "outputs")
@@ -137,18 +134,16 @@ class RegressionConfig(Task):
         )
 
 
-class SequenceClassificationConfig(ClassificationConfig):
+class SequenceClassificationConfig(ClassificationConfig, kind="sequence-classification"):
     """Classification of token sequences, or of pairs of them."""
 
-    kind: Literal["sequence-classification"] = "sequence-classification"
     takes = (signatures.LabelledTokens,)
     module = "lit_attn.tasks.classification:SequenceClassification"
 
 
-class TokenClassificationConfig(ClassificationConfig):
+class TokenClassificationConfig(ClassificationConfig, kind="token-classification"):
     """Classification of the words of a text: the loss is the mean over all counted tokens."""
 
-    kind: Literal["token-classification"] = "token-classification"
     takes = (signatures.TaggedTokens,)
     module = "lit_attn.tasks.classification:TokenClassification"
 
@@ -160,10 +155,9 @@ class TokenClassificationConfig(ClassificationConfig):
         )
 
 
-class LanguageModellingConfig(Task):
+class LanguageModellingConfig(Task, kind="language-modelling"):
     """Prediction of the next token; `bits_per_byte` is measured if the data count bytes."""
 
-    kind: Literal["language-modelling"] = "language-modelling"
     takes = (signatures.TokenStream,)
     module = "lit_attn.tasks.language:LanguageModelling"
     predicts = ("probabilities", "vocabulary")
@@ -176,14 +170,13 @@ class LanguageModellingConfig(Task):
         )
 
 
-class TranslationConfig(Task):
+class TranslationConfig(Task, kind="translation"):
     """Translation, by fairseq's label-smoothed cross-entropy, with BLEU of beam search.
 
     BLEU is that of sacrebleu on the words of the data (`--tokenize none`). Searches are slow, so by
     default only the last evaluation measures it.
     """
 
-    kind: Literal["translation"] = "translation"
     takes = (signatures.ParallelTokens,)
     module = "lit_attn.tasks.translation:Translation"
     predicts = ("probabilities", "vocabulary")
@@ -206,14 +199,13 @@ class TranslationConfig(Task):
         )
 
 
-class ModuleTaskConfig(OwnClass, Task):
+class ModuleTaskConfig(OwnClass, Task, kind="module"):
     """A LightningModule of your own (docs/own-tasks.md).
 
     The class gets the network and `arguments`. Its `training_step` returns the loss, and its
     `validation_step` logs `measures`. The experiment's optimizer and schedule train it.
     """
 
-    kind: Literal["module"] = "module"
     takes = (signatures.Signature,)
     runs_foreign_code = True
 
@@ -239,10 +231,9 @@ class ModuleTaskConfig(OwnClass, Task):
         load("lit_attn.tasks.adapter:load_class")(self)
 
 
-class SegmentationConfig(Task):
+class SegmentationConfig(Task, kind="segmentation"):
     """Semantic segmentation with mmsegmentation's loss and inference."""
 
-    kind: Literal["segmentation"] = "segmentation"
     takes = (signatures.ImageMasks,)
     module = "lit_attn.tasks.segmentation:Segmentation"
     predicts = ("classes", "classes")

@@ -66,11 +66,10 @@ class MetricLogger(Kind):
         logger.finalize("success" if has_succeeded else "failed")
 
 
-class MLflowLogger(MetricLogger):
+class MLflowLogger(MetricLogger, kind="mlflow"):
     """MLflow: a study is an experiment, and a cell is a run with the tag `identity`."""
 
     package: ClassVar[str] = "mlflow"
-    kind: Literal["mlflow"] = "mlflow"
     uri: str = Field(
         description="address of a server or database: http://host:5000, sqlite:////path/mlflow.db"
     )
@@ -94,11 +93,10 @@ class MLflowLogger(MetricLogger):
             return logger
 
 
-class WandbLogger(MetricLogger):
+class WandbLogger(MetricLogger, kind="wandb"):
     """Weights & Biases: a study is a group of a project, and a cell is a run."""
 
     package: ClassVar[str] = "wandb"
-    kind: Literal["wandb"] = "wandb"
     project: str = Field(description="name of the project")
     entity: str | None = Field(None, description="user or team; null: your default")
     offline: bool = Field(False, description="write to the cell's folder only, for `wandb sync`")

@@ -4,7 +4,7 @@ import re
 from abc import ABC
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -102,9 +102,10 @@ class OwnClass(Config):
 class Kind(Config):
     """Base of the families.
 
-    A direct subclass is a family. Each of its subclasses with a default `kind` is a member and
-    registers itself when it is defined; a field with the family's type takes any member. In YAML
-    the kind alone can stand for the mapping: `residual: full` is `residual: {kind: full}`.
+    A direct subclass is a family. Each of its subclasses with a kind, as in
+    `class FullConfig(ResidualConfig, kind="full")`, is a member and registers itself when it is
+    defined; a field with the family's type takes any member. In YAML the kind alone can stand for
+    the mapping: `residual: full` is `residual: {kind: full}`.
     """
 
     family: ClassVar[dict[str, type["Kind"]]]
@@ -116,14 +117,18 @@ class Kind(Config):
 
     A member outside the package that sets False is not tried out.
     """
-    kind: str
+    kind: str = ""
 
     @property
     def needs_foreign_code(self) -> bool:
         return self.runs_foreign_code or super().needs_foreign_code
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, *, kind: str = "", **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if kind:
+            # The same as `kind: Literal["full"] = "full"` in the body of the class.
+            cls.__annotations__["kind"] = Literal[kind]
+            cls.kind = kind
         if "runs_foreign_code" not in vars(cls) and not cls.__module__.startswith("lit_attn."):
             cls.runs_foreign_code = True
         if Kind in cls.__bases__:
@@ -131,7 +136,8 @@ class Kind(Config):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if not isinstance(kind := cls.model_fields["kind"].default, str):
+        kind = cls.model_fields["kind"].default
+        if kind == "" or not isinstance(kind, str):
             return
         constants = {name for name in cls.__class_vars__ if not hasattr(cls, name)}
         if missing := sorted(cls.__abstractmethods__ | constants):

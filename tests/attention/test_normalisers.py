@@ -1,7 +1,6 @@
 """Sigmoid and differential attention, compared with independent code from their papers."""
 
 import math
-from typing import Literal
 
 import pytest
 import torch
@@ -98,8 +97,7 @@ def test_sigmoid_attention_keeps_terms_that_softmax_ignores() -> None:
 def test_a_module_without_forward_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResidualConfig, "family", dict(ResidualConfig.family))
 
-    class Unfinished(ResidualConfig):
-        kind: Literal["unfinished"] = "unfinished"
+    class Unfinished(ResidualConfig, kind="unfinished"):
         is_module: bool = True
 
         def build(self, shape: object) -> object:

@@ -117,8 +117,7 @@ from lit_attn.attention.parts import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 
 
-class EagerConfig(SplitConfig):
-    kind: Literal["eager"] = "eager"
+class EagerConfig(SplitConfig, kind="eager"):
     activation: Literal["relu"] = "relu"
 
 
@@ -233,8 +232,6 @@ def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_p
 
 
 EMPTY = """\
-from typing import Literal
-
 from lit_attn.attention import {module}, parts
 
 
@@ -242,9 +239,7 @@ class Empty({module}.{family}):
     pass
 
 
-class EmptyConfig(parts.{member}):
-    kind: Literal["empty"] = "empty"
-
+class EmptyConfig(parts.{member}, kind="empty"):
     def build(self, shape):
         return Empty(self, shape)
 """

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pytest
 import torch
@@ -221,15 +221,13 @@ def test_the_default_task_is_not_the_only_hint() -> None:
 def test_images_of_your_own_have_to_define_their_number_of_classes() -> None:
     with pytest.raises(ConfigError, match=r"'unnumbered'\) does not define num_classes"):
 
-        class Unnumbered(ClassImages):
-            kind: Literal["unnumbered"] = "unnumbered"
+        class Unnumbered(ClassImages, kind="unnumbered"):
             read_splits: ClassVar = method("nowhere:read")
             image_shape: ClassVar = (1, 8, 8)
 
     with pytest.raises(ConfigError, match=r"'untargeted'\) does not define num_outputs"):
 
-        class Untargeted(OwnTargets):
-            kind: Literal["untargeted"] = "untargeted"
+        class Untargeted(OwnTargets, kind="untargeted"):
             read_splits: ClassVar = method("nowhere:read")
 
 
@@ -238,8 +236,7 @@ def test_a_model_of_your_own_can_have_a_switch_named_checkpoint(
 ) -> None:
     monkeypatch.setattr(Model, "family", dict(Model.family))
 
-    class Switched(ViTConfig):
-        kind: Literal["switched"] = "switched"
+    class Switched(ViTConfig, kind="switched"):
         checkpoint: bool = False
 
     Switched(dim=8, depth=1, heads=1, patch=4, ffn=None).check_files()

@@ -20,8 +20,7 @@ class Shape(Kind):
     """Family for these tests."""
 
 
-class Circle(Shape):
-    kind: Literal["circle"] = "circle"
+class Circle(Shape, kind="circle"):
     radius: float = 1.0
     colour: Literal["red", "green"] = "red"
 
@@ -128,14 +127,24 @@ class Filter(Kind):
     default_kind = "low-pass"
 
 
-class LowPass(Filter):
-    kind: Literal["low-pass"] = "low-pass"
+class LowPass(Filter, kind="low-pass"):
     cutoff: float = 1.0
 
 
-class HighPass(Filter):
-    kind: Literal["high-pass"] = "high-pass"
+class HighPass(Filter, kind="high-pass"):
     cutoff: float = 1.0
+
+
+class BandPass(Filter):
+    kind: Literal["band-pass"] = "band-pass"
+
+
+def test_the_kind_of_a_member_is_fixed_also_if_the_body_of_the_class_names_it() -> None:
+    assert Filter.parse("band-pass") == BandPass()
+    assert Filter.family == {"low-pass": LowPass, "high-pass": HighPass, "band-pass": BandPass}
+    for member in Filter.family.values():
+        with pytest.raises(ValidationError, match="Input should be"):
+            member.model_validate({"kind": "another"})
 
 
 def test_a_default_kind_can_be_left_out_and_is_not_part_of_the_identity() -> None:

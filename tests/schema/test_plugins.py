@@ -15,26 +15,20 @@ from helpers.paths import ROOT
 from lit_attn.cells.records import Result
 
 PARTS = '''
-from typing import Literal
-
 import torch
 from lit_attn.config.optimizers import Optimizer
 from lit_attn.config.schedules import Schedule
 
 
-class Plain(Optimizer):
+class Plain(Optimizer, kind="plain"):
     """Gradient descent without momentum."""
-
-    kind: Literal["plain"] = "plain"
 
     def build(self, module, fused=True):
         return torch.optim.SGD(module.parameters(), self.lr)
 
 
-class Halved(Schedule):
+class Halved(Schedule, kind="halved"):
     """Half the peak in the second half of training."""
-
-    kind: Literal["halved"] = "halved"
 
     def rate_at(self, step, peak, steps_per_epoch, epochs):
         return peak / 2 if 2 * step >= steps_per_epoch * epochs else peak
@@ -44,10 +38,9 @@ from lit_attn.config.augment import Augmentation
 from lit_attn.config.tasks import Loss
 
 
-class Negative(Augmentation):
+class Negative(Augmentation, kind="negative"):
     """255 minus every value."""
 
-    kind: Literal["negative"] = "negative"
     stage = "bytes"
 
     def build(self, images):
@@ -60,10 +53,8 @@ class Negative(Augmentation):
         return 255 - images
 
 
-class Squared(Loss):
+class Squared(Loss, kind="squared"):
     """Mean squared error of the probabilities."""
-
-    kind: Literal["squared"] = "squared"
 
     def build(self):
         def loss(logits, targets):

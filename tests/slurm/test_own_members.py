@@ -18,14 +18,10 @@ pytestmark = [
 ]
 
 SCHEDULE = """\
-from typing import Literal
-
 from lit_attn.config.schedules import Schedule
 
 
-class Halving(Schedule):
-    kind: Literal["halving"] = "halving"
-
+class Halving(Schedule, kind="halving"):
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         return peak * 0.5 ** (step // steps_per_epoch)
 """

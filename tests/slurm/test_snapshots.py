@@ -24,7 +24,6 @@ COMMAND = (
 )
 SCHEDULE = """\
 import os
-from typing import Literal
 
 import factors
 from lit_attn.config.schedules import Schedule
@@ -34,9 +33,7 @@ if "SLURM_JOB_ID" in os.environ:
         file.write(f"{factors.FACTOR}\\n")
 
 
-class Scaled(Schedule):
-    kind: Literal["scaled"] = "scaled"
-
+class Scaled(Schedule, kind="scaled"):
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         return peak * factors.FACTOR
 """

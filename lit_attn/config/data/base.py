@@ -34,7 +34,8 @@ class Data(Kind):
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__(**keywords)
-        if isinstance(kind := cls.model_fields["kind"].default, str):
+        kind = cls.model_fields["kind"].default
+        if kind in cls.family:
             annotation = get_type_hints(cls.signature).get("return")
             if not (isinstance(annotation, type) and issubclass(annotation, Signature)):
                 text = "has to be a signature class, as in `def signature(self) -> ImageLabels`"

@@ -95,10 +95,9 @@ class ClassImages(Images):
         """Number of classes."""
 
 
-class Digits(ClassImages):
+class Digits(ClassImages, kind="digits"):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, in a fixed stratified split."""
 
-    kind: Literal["digits"] = "digits"
     validation: Literal[0] = Field(0, description="0, because the data has a validation split")
     training_images: ClassVar = 1200
     image_shape: ClassVar = (1, 8, 8)
@@ -110,24 +109,21 @@ class Cifar(ClassImages):
     """torchvision's copy of CIFAR below `root`, downloaded if it is missing."""
 
     has_val_files = False
-    kind: Literal["cifar10", "cifar100"]
     root: Path = outside_identity(Path("data"), "folder of torchvision's files")
     training_images: ClassVar = 50_000
     image_shape: ClassVar = (3, 32, 32)
     read_splits: ClassVar = method("lit_attn.data.sets:read_cifar")
 
 
-class Cifar10(Cifar):
+class Cifar10(Cifar, kind="cifar10"):
     """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels in 10 classes."""
 
-    kind: Literal["cifar10"] = "cifar10"
     num_classes: ClassVar = 10
 
 
-class Cifar100(Cifar):
+class Cifar100(Cifar, kind="cifar100"):
     """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 classes."""
 
-    kind: Literal["cifar100"] = "cifar100"
     num_classes: ClassVar = 100
 
 
@@ -171,19 +167,17 @@ class OwnTargets(OwnImages):
         return self
 
 
-class Npz(OwnClasses):
+class Npz(OwnClasses, kind="npz"):
     """One .npz with x_train, y_train, x_test, y_test (uint8, NHWC)."""
 
-    kind: Literal["npz"] = "npz"
     path: Path = outside_identity(..., "file of the images")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
     check_files: ClassVar = method("lit_attn.data.sets:check_npz")
 
 
-class NpzTargets(OwnTargets):
+class NpzTargets(OwnTargets, kind="npz-targets"):
     """One .npz with x_train and x_test (uint8, NHWC), y_train and y_test (numbers; N, outputs)."""
 
-    kind: Literal["npz-targets"] = "npz-targets"
     path: Path = outside_identity(..., "file of the images")
     outputs: PositiveInt = Field(1, description="numbers to predict for each image")
     read_splits: ClassVar = method("lit_attn.data.sets:read_npz")
@@ -299,28 +293,24 @@ class ClassFolders(ImageFiles):
     check_files: ClassVar = method("lit_attn.data.sets:find_class_folders")
 
 
-class ImageFolder(ClassFolders):
+class ImageFolder(ClassFolders, kind="image-folder"):
     """Class folders of the user. Identities and tables contain `name` and not the path."""
 
-    kind: Literal["image-folder"] = "image-folder"
 
-
-class ImageNet(ClassFolders):
+class ImageNet(ClassFolders, kind="imagenet"):
     """ILSVRC 2012: 1,281,167 images to train, 50,000 to evaluate (its validation set)."""
 
     has_val_files = False
-    kind: Literal["imagenet"] = "imagenet"
     name: str = Field("imagenet", description="name of the data set in identities and tables")
     classes: PositiveInt = Field(1000, description="number of classes")
 
 
-class WebDataset(ImageFiles):
+class WebDataset(ImageFiles, kind="webdataset"):
     """Images in tar files: path/train/*.tar, and path/val/*.tar or path/test/*.tar.
 
     A sample is KEY.jpg, KEY.jpeg or KEY.png and KEY.cls, which has the number of the class. The
     files are read at random places, so every batch is the same on any number of processes.
     """
 
-    kind: Literal["webdataset"] = "webdataset"
     list_files: ClassVar = method("lit_attn.data.image_files:list_shards")
     check_files: ClassVar = method("lit_attn.data.sets:find_shards")

@@ -91,22 +91,20 @@ class Scenery(Data):
         return self.root
 
 
-class Ade20k(Scenery):
+class Ade20k(Scenery, kind="ade20k"):
     """ADE20K's 150 classes (Zhou et al. 2017); `root` is the folder ADEChallengeData2016."""
 
-    kind: Literal["ade20k"] = "ade20k"
     num_classes: ClassVar = 150
     root: Path = outside_identity(Path("data/ADEChallengeData2016"), "folder of the images")
 
 
-class MasksConfig(Scenery):
+class MasksConfig(Scenery, kind="masks"):
     """Images of the user with classes of the user, in ADE20K's layout below `root`.
 
     A label file is a PNG with one number for each pixel (from 0 in the order of `classes`; 255 is
     no class), or with the colours that `colours` lists.
     """
 
-    kind: Literal["masks"] = "masks"
     first_label: ClassVar = 0
     name: str = Field(description="name of the data set in identities and tables")
     root: Path = outside_identity(..., "folder of the images and annotations")
@@ -139,7 +137,7 @@ class MasksConfig(Scenery):
         return labels | ({} if self.void is None else {self.void: IGNORED})
 
 
-class Scenes(Scenery):
+class Scenes(Scenery, kind="scenes"):
     """scikit-learn's handwritten digits on textured ground: ten digits and three grounds.
 
     The images are written on first use to a folder below `root` and are equal for all seeds.
@@ -148,7 +146,6 @@ class Scenes(Scenery):
     none, and no image is rescaled or recoloured, because a small model would need longer.
     """
 
-    kind: Literal["scenes"] = "scenes"
     num_classes: ClassVar = len(SCENE_CLASSES)
     class_names: ClassVar = SCENE_CLASSES
     root: Path = outside_identity(Path("data/scenes"), "folder to which the images are written")

@@ -61,13 +61,12 @@ class Table(Config):
         return self
 
 
-class TableImages(Table, OwnClasses):
+class TableImages(Table, OwnClasses, kind="table-images"):
     """Images and their classes: numbers from 0, or names in alphabetical order.
 
     An image is a cell of `datasets` or the path of a file, relative to the table.
     """
 
-    kind: Literal["table-images"] = "table-images"
     column_keys: ClassVar = ("image", "label")
     image: str = Field("image", description="column of the images")
     label: str = Field("label", description="column of the classes")
@@ -76,10 +75,9 @@ class TableImages(Table, OwnClasses):
     read_labels: ClassVar = method("lit_attn.data.tables:read_classes")
 
 
-class TableTargets(Table, OwnTargets):
+class TableTargets(Table, OwnTargets, kind="table-targets"):
     """Images and numbers to predict, for the task `regression`."""
 
-    kind: Literal["table-targets"] = "table-targets"
     column_keys: ClassVar = ("image", "targets")
     image: str = Field("image", description="column of the images")
     targets: tuple[str, ...] = Field(min_length=1, description="columns of the numbers")
@@ -92,10 +90,9 @@ class TableTargets(Table, OwnTargets):
         return len(self.targets)
 
 
-class TableText(Table, NamedTokens):
+class TableText(Table, NamedTokens, kind="table-text"):
     """Documents, one in each row, for language modelling."""
 
-    kind: Literal["table-text"] = "table-text"
     column_keys: ClassVar = ("text",)
     text: str = Field("text", description="column of the documents")
     texts: ClassVar = method("lit_attn.data.tables:read_texts")
@@ -122,14 +119,13 @@ class LabelledTable(Table, OwnLabels):
         return self
 
 
-class TableLabels(LabelledTable, Labelled):
+class TableLabels(LabelledTable, Labelled, kind="table-labels"):
     """Texts with one class each (a number or a name)."""
 
-    kind: Literal["table-labels"] = "table-labels"
     pairs: Literal[False] = Field(False, description="a sample is one text")
 
 
-class TableTags(LabelledTable):
+class TableTags(LabelledTable, kind="table-tags"):
     """Lists of words and of their classes (numbers or names).
 
     A cell of CSV is such a list as Python writes it, or words between white space. Each word is
@@ -137,7 +133,6 @@ class TableTags(LabelledTable):
     do not count.
     """
 
-    kind: Literal["table-tags"] = "table-tags"
     has_tags = True
     text: str = Field("tokens", description="column of the words")
     label: str = Field("tags", description="column of the classes of the words")

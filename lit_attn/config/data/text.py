@@ -49,10 +49,9 @@ class Tokenizer(Kind):
         """Raise ConfigError if a file is missing."""
 
 
-class Bytes(Tokenizer):
+class Bytes(Tokenizer, kind="bytes"):
     """UTF-8 bytes; a document ends with byte 0."""
 
-    kind: Literal["bytes"] = "bytes"
     is_byte_level = True
     vocabulary: ClassVar = 256
 
@@ -60,10 +59,9 @@ class Bytes(Tokenizer):
         return load("lit_attn.data.text.tokenizers:ByteEncoder")()
 
 
-class Gpt2(Tokenizer):
+class Gpt2(Tokenizer, kind="gpt2"):
     """GPT-2's byte-pair encoding; a document ends with <|endoftext|>."""
 
-    kind: Literal["gpt2"] = "gpt2"
     folder: Path | None = outside_identity(None, "folder of encoder.json and vocab.bpe; null: hub")
     vocabulary: ClassVar = 50_257
     encoder: ClassVar = method("lit_attn.data.text.tokenizers:load_gpt2")
@@ -74,10 +72,9 @@ class Gpt2(Tokenizer):
             require_files("data.tokenizer.folder", files)
 
 
-class GptNeox(Tokenizer):
+class GptNeox(Tokenizer, kind="gpt-neox"):
     """GPT-NeoX's byte-pair encoding, of Pythia and the Pile; a document ends with <|endoftext|>."""
 
-    kind: Literal["gpt-neox"] = "gpt-neox"
     file: Path | None = outside_identity(None, "tokenizer.json; null: from the hub")
     size: PositiveInt = Field(50_277, description="number of ids; more or fewer in released models")
 
@@ -94,14 +91,13 @@ class GptNeox(Tokenizer):
             require_files("data.tokenizer.file", [self.file])
 
 
-class Words(Tokenizer):
+class Words(Tokenizer, kind="words"):
     """Words between white space, as in WikiText and the Penn Treebank; a line ends with <eos>.
 
     The vocabulary is all words of the training text in order of decreasing frequency; `size` is
     their number with <eos> (267,735 for WikiText-103, 10,000 for the Penn Treebank).
     """
 
-    kind: Literal["words"] = "words"
     is_word_level = True
     size: PositiveInt = Field(description="words in the vocabulary, <eos> included")
 
@@ -179,14 +175,13 @@ class Tokens(TokenData):
         return self
 
 
-class PythonText(Tokens):
+class PythonText(Tokens, kind="python-text"):
     """Text of Python's documentation topics and of its standard library, as bytes.
 
     It comes with the interpreter, so it needs no download. It differs between Python versions,
     which the fingerprint of the data in a result shows. Names decide on the split of each file.
     """
 
-    kind: Literal["python-text"] = "python-text"
     context: PositiveInt = Field(128, description="tokens of a sequence")
 
     @model_validator(mode="after")
@@ -204,10 +199,9 @@ class NamedTokens(Tokens):
     name: str = Field(description="name of the data set in identities and tables")
 
 
-class TextFiles(NamedTokens):
+class TextFiles(NamedTokens, kind="text"):
     """UTF-8 text files; without `val`, the last tenth of `train` is that split."""
 
-    kind: Literal["text"] = "text"
     train: Path = outside_identity(..., "text file of the split train")
     val: Path | None = outside_identity(None, "text file of the split val")
     test: Path | None = outside_identity(None, "text file of the split test")
@@ -225,14 +219,13 @@ class TextFiles(NamedTokens):
     texts: ClassVar = method("lit_attn.data.text.streams:read_text_files")
 
 
-class Shards(NamedTokens):
+class Shards(NamedTokens, kind="shards"):
     """Files of token ids in `folder`: train*.bin, val*.bin and, optionally, test*.bin.
 
     The formats are nanoGPT's (plain uint16), modded-nanogpt's (the same with a header) and that of
     `python -m lit_attn.data.prepare`, whose meta.json may name another integer type.
     """
 
-    kind: Literal["shards"] = "shards"
     tokenizer: Tokenizer = Field(Gpt2(), description="tokeniser that made the ids")
     folder: Path = outside_identity(..., "folder of train*.bin and val*.bin")
 
@@ -297,14 +290,13 @@ class Labelled(PaddedText):
     build: ClassVar = method("lit_attn.data.text.labelled:LabelledData")
 
 
-class ListOps(Labelled):
+class ListOps(Labelled, kind="listops"):
     """ListOps: nested operations on digits in ten classes, as in the Long Range Arena.
 
     The samples are generated and equal for all seeds. With `folder` they are read from the arena's
     basic_train.tsv, basic_val.tsv and basic_test.tsv.
     """
 
-    kind: Literal["listops"] = "listops"
     context: PositiveInt = Field(
         2000, description="tokens of a sequence; longer ones are cut, shorter ones padded with id 0"
     )
@@ -359,13 +351,12 @@ class OwnLabels(PaddedText):
         return self.classes
 
 
-class LabelledText(OwnLabels, Labelled):
+class LabelledText(OwnLabels, Labelled, kind="labelled-text"):
     """Labelled text as bytes: train.tsv, val.tsv and test.tsv with lines `label<TAB>text`.
 
     With `pairs` a line is `label<TAB>text<TAB>text` (document retrieval). Labels are 0, 1, ...
     """
 
-    kind: Literal["labelled-text"] = "labelled-text"
     folder: Path = outside_identity(..., "folder of train.tsv, val.tsv and test.tsv")
     context: PositiveInt = Field(
         4000, description="bytes of a text; longer ones are cut, shorter ones padded with id 0"
@@ -377,14 +368,13 @@ class LabelledText(OwnLabels, Labelled):
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_labelled_text")
 
 
-class ParallelText(TokenData):
+class ParallelText(TokenData, kind="parallel-text"):
     """Translation from `source` to `target`: files NAME.LANGUAGE, line i of both is one pair.
 
     The text is tokenised; words are split at white space. Byte-pair encoding is learned from both
     languages of train. A batch has pairs of similar length, padded to the longest sentence.
     """
 
-    kind: Literal["parallel-text"] = "parallel-text"
     name: str = Field(description="name of the data set in identities and tables")
     folder: Path = outside_identity(..., "folder of the text files")
     source: str = Field("de", description="language that is translated, the files' ending")

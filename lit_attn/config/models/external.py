@@ -1,7 +1,7 @@
 """Models from elsewhere, with their attention replaced: timm, transformers, and own modules."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -61,12 +61,11 @@ class ExternalModel(Model):
             raise ConfigError(str(error)) from error
 
 
-class TimmConfig(ExternalModel):
+class TimmConfig(ExternalModel, kind="timm"):
     """Any image model of timm with softmax self-attention."""
 
     takes = (ImageLabels, ImageTargets)
     builder = "build_timm"
-    kind: Literal["timm"] = "timm"
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
     checkpoint: Path | None = outside_identity(None, "file of these weights; null: timm's download")
@@ -77,7 +76,7 @@ class TimmConfig(ExternalModel):
             raise ValueError("checkpoint: needs `pretrained: true`")
 
 
-class TransformersConfig(ExternalModel):
+class TransformersConfig(ExternalModel, kind="transformers"):
     """A model of transformers with random weights (`architecture`) or pretrained ones (`name`).
 
     Data set the number of classes, the vocabulary, the positions and the image size. The class for
@@ -86,7 +85,6 @@ class TransformersConfig(ExternalModel):
 
     takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, CausalTokens)
     builder = "build_transformers"
-    kind: Literal["transformers"] = "transformers"
     architecture: str | None = Field(
         None, description="model type with random weights, such as llama; `arguments` are its keys"
     )
@@ -107,7 +105,7 @@ class TransformersConfig(ExternalModel):
         return self
 
 
-class ModuleConfig(OwnClass, ExternalModel):
+class ModuleConfig(OwnClass, ExternalModel, kind="module"):
     """A module of yours, from a file in `parts` or an installed package.
 
     The class or function is called with `arguments`, and with those of the following that it has
@@ -118,4 +116,3 @@ class ModuleConfig(OwnClass, ExternalModel):
 
     takes = (Signature,)
     builder = "build_module"
-    kind: Literal["module"] = "module"

@@ -125,7 +125,7 @@ class TokenTransformer(PackageModel):
         return self
 
 
-class GPTConfig(TokenTransformer):
+class GPTConfig(TokenTransformer, kind="gpt"):
     """Causal language model.
 
     `head: tied` and `adaptive` use the weights of the embedding. `adaptive` is the softmax by
@@ -134,7 +134,6 @@ class GPTConfig(TokenTransformer):
 
     takes = (signatures.CausalTokens,)
     builder = ("lit_attn.models.language:GPT", "vocabulary", "context")
-    kind: Literal["gpt"] = "gpt"
     head: Literal["tied", "untied", "adaptive"] = Field(
         "tied",
         description="output layer: the embedding's weights (tied), its own weights "
@@ -163,7 +162,7 @@ class GPTConfig(TokenTransformer):
             raise ValueError(f"cutoffs: {self.cutoffs[-1]} {text}")
 
 
-class SequenceClassifierConfig(TokenTransformer):
+class SequenceClassifierConfig(TokenTransformer, kind="sequence-classifier"):
     """Bidirectional encoder, mean pooling, and a classifier of Linear, ReLU and Linear.
 
     If the words of a sequence have classes, the classifier is applied to every token.
@@ -176,7 +175,6 @@ class SequenceClassifierConfig(TokenTransformer):
         *("pairs", "are_tagged"),
     )
 
-    kind: Literal["sequence-classifier"] = "sequence-classifier"
     pool: Literal["tokens", "zero-padded"] = Field(
         "tokens",
         description="tokens: the mean over the tokens; zero-padded: their sum divided by the "
@@ -190,12 +188,11 @@ class SequenceClassifierConfig(TokenTransformer):
             raise ValueError("pool: nothing is pooled if every token is classified; remove it")
 
 
-class EncoderDecoderConfig(TokenTransformer):
+class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
     """Bidirectional encoder, and causal decoder with cross-attention, of `depth` blocks each."""
 
     takes = (signatures.ParallelTokens,)
     builder = ("lit_attn.models.translation:EncoderDecoder", "vocabulary", "context")
-    kind: Literal["encoder-decoder"] = "encoder-decoder"
     cross_attention: AttentionSpec | None = Field(
         None, description="attention of the decoder to the encoder; null: that of `attention`"
     )

@@ -44,7 +44,7 @@ class Transformer(PackageModel):
         base.require_tiling(self.patch, [signature.shape[1:], *sizes])
 
 
-class ImageViTConfig(Transformer):
+class ImageViTConfig(Transformer, kind="image-vit"):
     """timm's VisionTransformer for images of any size, with positions resampled to each size.
 
     The defaults are DeiT-S/16 (Touvron et al. 2021). With `pool: average`, which drops the class
@@ -54,7 +54,6 @@ class ImageViTConfig(Transformer):
 
     activations = ("gelu", "gelu-tanh")
     builder = ("lit_attn.models.vit:build_image_vit", "shape", "outputs")
-    kind: Literal["image-vit"] = "image-vit"
     pool: Literal["token", "average"] = Field(
         "token", description="input of the classifier: class token, or average of the patches"
     )
@@ -69,7 +68,7 @@ class ImageViTConfig(Transformer):
     norm_eps: PositiveFloat = Field(1e-6, description="epsilon of the LayerNorms")
 
 
-class LocalViTConfig(Transformer):
+class LocalViTConfig(Transformer, kind="local-vit"):
     """ViT-S/16 with a depth-wise convolution inside the FFN, which the class token skips.
 
     The model of BeliefFormer's ImageNet experiment (LocalViT "hs", Li et al. 2021). The released
@@ -80,7 +79,6 @@ class LocalViTConfig(Transformer):
 
     activations = ("hard-swish",)
     builder = ("lit_attn.models.vit:build_local", "shape", "outputs")
-    kind: Literal["local-vit"] = "local-vit"
     positions: Literal["learned", "replaced"] = Field(
         "learned", description="replaced: untrained, resampled copies at each change of image size"
     )
@@ -88,12 +86,11 @@ class LocalViTConfig(Transformer):
     drop_path: Share = Field(0.1, description="drop-path rate of the last layer; linear from 0")
 
 
-class ViTConfig(Transformer):
+class ViTConfig(Transformer, kind="vit"):
     """Pre-norm vision transformer with a class token, for images of one size."""
 
     has_one_size = True
     builder = ("lit_attn.models.vit:build", "shape", "outputs")
-    kind: Literal["vit"] = "vit"
     dim: PositiveInt = Field(description="width of the residual stream")
     depth: PositiveInt = Field(description="number of blocks")
     heads: PositiveInt = Field(description="attention heads of a block")
@@ -127,7 +124,7 @@ class ViTConfig(Transformer):
         return self
 
 
-class SegmenterConfig(Transformer):
+class SegmenterConfig(Transformer, kind="segmenter"):
     """Segmenter with a mask transformer (Strudel et al. 2021); the defaults are Seg-T-Mask/16.
 
     `ffn` is the FFN of both parts. The evaluation window has the size of the training windows.
@@ -135,7 +132,6 @@ class SegmenterConfig(Transformer):
 
     takes = (ImageMasks,)
     builder = ("lit_attn.models.segmenter:build", "shape", "classes")
-    kind: Literal["segmenter"] = "segmenter"
     dim: PositiveInt = Field(192, description="width of the residual stream")
     heads: PositiveInt = Field(3, description="attention heads of a block")
     ffn: FFN | None = ffn_field(768)
