@@ -36,10 +36,10 @@ studies and their recorded agreement with the released code ([parity.md](parity.
 `experiments/papers/*.yaml` have every published cell exactly as printed; cells that contradict the
 paper's own arithmetic are listed there under `slips`.
 
-Some tables and figures show files that a script has written, because they measure released weights
-and no study trains these models. Their command stands in the table below, and the page shows the
-files as soon as they exist below the folder of results. [released-weights.md](released-weights.md)
-explains the scripts.
+Some tables and figures need no training of ours: counts, the cost of models with random weights,
+and measurements of released weights. A script writes their files. Its command stands in the table
+below, and the page shows the files as soon as they exist below the folder of results. The first
+lines of each script explain it; [released-weights.md](released-weights.md) has examples.
 
 ## Hours
 
