@@ -166,22 +166,22 @@ CHDIR = "changes the working directory to / when imported; remove the call of os
         ("import os\nos.chdir('/')\n", f": {CHDIR}"),
         (
             PARTS.replace("def build", "def built"),
-            ":9: class Plain (kind 'plain') does not define build, "
+            ":7: class Plain (kind 'plain') does not define build, "
             "which every optimizer has to define",
         ),
         (
             PARTS.replace("def rate_at", "def rates"),
-            ":18: class Halved (kind 'halved') does not define rate_at, "
+            ":14: class Halved (kind 'halved') does not define rate_at, "
             "which every schedule has to define",
         ),
         (
             PARTS.replace('    stage = "bytes"', ""),
-            ":31: class Negative (kind 'negative') does not define stage, "
+            ":25: class Negative (kind 'negative') does not define stage, "
             "which every augmentation has to define",
         ),
         (
             PARTS.replace('"plain"', '"adam"'),
-            ":9: class Plain: kind 'adam' is already the name of "
+            ":7: class Plain: kind 'adam' is already the name of "
             "lit_attn.config.optimizers.Adam; choose another name",
         ),
     ],
