@@ -1,4 +1,4 @@
-"""Specification of an attention layer, and the presets named after papers.
+"""Specification of an attention layer, and the presets named after papers (presets.yaml).
 
 A layer is a product of independent choices (docs/design.md, section 2), one part of every family in
 lit_attn.attention.parts:
@@ -7,14 +7,19 @@ lit_attn.attention.parts:
       -> weighted sum of V -> residual -> + x
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
-from lit_attn.attention import parts
-from lit_attn.attention.mixture_parts import GaussianConfig, LinearConfig, MixtureConfig
+# Importing these modules registers the members of the families.
+from lit_attn.attention import mixture_parts, parts
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
+
+MEMBERS = (parts, mixture_parts)
+"""Modules with the parts of this package."""
 
 
 class AttentionSpec(Config):
@@ -116,45 +121,9 @@ class AttentionSpec(Config):
         return words.get(value, value) if isinstance(value, str) else value
 
 
-def _dcmha(**choices: Any) -> AttentionSpec:
-    return AttentionSpec(compose=parts.QueryKeyComposeConfig(**choices))
-
-
-PRESETS: dict[str, AttentionSpec] = {
-    "standard": AttentionSpec(),
-    # BeliefFormer, XSA, AttentionX, Belief2
-    "belief": AttentionSpec(residual=parts.PerpendicularConfig()),
-    "belief-star": AttentionSpec(residual=parts.PerpendicularConfig(scope="both")),
-    "xsa": AttentionSpec(residual=parts.PerpendicularConfig(scope="head")),
-    "attentionx": AttentionSpec(residual=parts.DiscrepancyConfig()),
-    "belief2": AttentionSpec(zz=True, residual=parts.SplitConfig()),
-    # MGK, Tables 5 and 6
-    "gaussian": AttentionSpec(similarity=GaussianConfig()),
-    "mgk": AttentionSpec(similarity=MixtureConfig()),
-    "smgk": AttentionSpec(similarity=MixtureConfig(source="shifted")),
-    "mgk-hard": AttentionSpec(similarity=MixtureConfig(assignment="hard")),
-    "smgk-hard": AttentionSpec(similarity=MixtureConfig(source="shifted", assignment="hard")),
-    "mgk-soft-e": AttentionSpec(similarity=MixtureConfig(prior="m-step")),
-    "smgk-soft-e": AttentionSpec(similarity=MixtureConfig(source="shifted", prior="m-step")),
-    "softmax-mgk": AttentionSpec(similarity=MixtureConfig(kernel="dot")),
-    "softmax-smgk": AttentionSpec(similarity=MixtureConfig(kernel="dot", source="shifted")),
-    "linear": AttentionSpec(similarity=LinearConfig()),
-    "mlk": AttentionSpec(similarity=LinearConfig(keys=2)),
-    "smlk": AttentionSpec(similarity=LinearConfig(keys=2, source="shifted")),
-    # DCMHA and its Table 9
-    "talking-heads": AttentionSpec(compose=parts.StaticConfig()),
-    "static-projection": AttentionSpec(compose=parts.StaticConfig(skip=True)),
-    "dcmha": _dcmha(),
-    "dcmha-projection": _dcmha(gate=False),
-    "dcmha-gate": _dcmha(projection=False),
-    "dcmha-all": _dcmha(static=True),
-    "dcmha-query": AttentionSpec(compose=parts.QueryComposeConfig()),
-    "dcmha-key": AttentionSpec(compose=parts.KeyComposeConfig()),
-    "dcmha-pre": _dcmha(place="pre"),
-    "dcmha-post": _dcmha(place="post"),
-    "dcmha-rank-1": _dcmha(rank=1),
-    "dcmha-rank-4": _dcmha(rank=4),
-}
+_CHOICES = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+PRESETS = {name: AttentionSpec.model_validate(parts) for name, parts in _CHOICES.items()}
+"""Specifications by the name of the preset."""
 
 
 def attention_spec(choice: AttentionSpec | str | dict[str, Any], caller: str) -> AttentionSpec:
