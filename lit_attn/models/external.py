@@ -19,14 +19,8 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.config import signatures
 from lit_attn.config.models.external import ModuleConfig, TimmConfig, TransformersConfig
-from lit_attn.config.signatures import (
-    CausalTokens,
-    ImageSignature,
-    LabelledTokens,
-    Signature,
-    TaggedTokens,
-)
 from lit_attn.extras import require
 from lit_attn.models.factory import count
 from lit_attn.models.ffn_resize import resize_ffns
@@ -119,7 +113,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
     else:
         values = {"vocab_size": signature.vocabulary, "max_position_embeddings": signature.context}
         # BERT and its relatives see the tokens to predict unless they are decoders.
-        values["is_decoder"] = isinstance(signature, CausalTokens)
+        values["is_decoder"] = isinstance(signature, signatures.CausalTokens)
     if hasattr(signature, "classes") and not hasattr(signature, "shape"):
         values |= {"num_labels": signature.classes, "pad_token_id": 0}
     if model.name is not None:
@@ -174,12 +168,15 @@ def call_labelled(model: nn.Module, tokens: Tensor, present: Tensor) -> Any:
     return model(input_ids=tokens, attention_mask=None if tokens.is_meta else present)
 
 
-HEADS: dict[type[Signature], tuple[str, Callable[..., Any]]] = {
-    ImageSignature: ("ImageClassification", lambda model, images: model(pixel_values=images)),
-    LabelledTokens: ("SequenceClassification", call_labelled),
-    TaggedTokens: ("TokenClassification", call_labelled),
+HEADS: dict[type[signatures.Signature], tuple[str, Callable[..., Any]]] = {
+    signatures.ImageSignature: (
+        "ImageClassification",
+        lambda model, images: model(pixel_values=images),
+    ),
+    signatures.LabelledTokens: ("SequenceClassification", call_labelled),
+    signatures.TaggedTokens: ("TokenClassification", call_labelled),
     # Without a cache, transformers reads positions, which the meta device does not have.
-    CausalTokens: ("CausalLM", lambda model, x: model(input_ids=x, use_cache=x.is_meta)),
+    signatures.CausalTokens: ("CausalLM", lambda model, x: model(input_ids=x, use_cache=x.is_meta)),
 }
 """Class of transformers and its call, by the type of the signature."""
 

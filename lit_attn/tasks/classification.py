@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection, R2Score
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassCalibrationError,
-    MulticlassF1Score,
-)
+from torchmetrics import classification as metrics
 
 from lit_attn.config.data.text import IGNORED
 from lit_attn.tasks.base import TaskModule
@@ -34,8 +30,8 @@ class Classification(TaskModule):
         classes = self.data.signature.classes
         return MetricCollection(
             {
-                "accuracy": MulticlassAccuracy(classes, average="micro"),
-                "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
+                "accuracy": metrics.MulticlassAccuracy(classes, average="micro"),
+                "top5": metrics.MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
                 "calibration": Calibration(classes, n_bins=15),
                 "loss": CrossEntropy(),
             },
@@ -83,8 +79,8 @@ class TokenClassification(Classification):
         size = self.data.signature.classes
         return MetricCollection(
             {
-                "accuracy": MulticlassAccuracy(size, average="micro", ignore_index=IGNORED),
-                "f1": MulticlassF1Score(size, average="macro", ignore_index=IGNORED),
+                "accuracy": metrics.MulticlassAccuracy(size, average="micro", ignore_index=IGNORED),
+                "f1": metrics.MulticlassF1Score(size, average="macro", ignore_index=IGNORED),
                 "loss": CrossEntropy(),
             },
             compute_groups=False,
@@ -130,7 +126,7 @@ class Regression(TaskModule):
         return tuple(values.squeeze(1).contiguous() for values in evaluated)
 
 
-class Calibration(MulticlassCalibrationError):
+class Calibration(metrics.MulticlassCalibrationError):
     """Expected calibration error, from logits (B, classes) and class indices (B,).
 
     The softmax is taken here because torchmetrics takes logits between 0 and 1 for probabilities.

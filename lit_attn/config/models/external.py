@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from lit_attn.config import signatures
 from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
-from lit_attn.config.signatures import (
-    CausalTokens,
-    ImageLabels,
-    ImageTargets,
-    LabelledTokens,
-    Signature,
-    TaggedTokens,
-)
 from lit_attn.schema.base import OwnClass, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
@@ -64,7 +57,7 @@ class ExternalModel(Model):
 class TimmConfig(ExternalModel, kind="timm"):
     """Any image model of timm with softmax self-attention."""
 
-    takes = (ImageLabels, ImageTargets)
+    takes = (signatures.ImageLabels, signatures.ImageTargets)
     builder = "build_timm"
     name: str = Field(description="timm's name of the model")
     pretrained: bool = Field(False, description="start from timm's weights of this name")
@@ -83,7 +76,7 @@ class TransformersConfig(ExternalModel, kind="transformers"):
     image, sequence or token classification, or language modelling, follows from them.
     """
 
-    takes = (ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, CausalTokens)
+    takes = (*TimmConfig.takes, signatures.PaddedTokens, signatures.CausalTokens)
     builder = "build_transformers"
     architecture: str | None = Field(
         None, description="model type with random weights, such as llama; `arguments` are its keys"
@@ -114,5 +107,5 @@ class ModuleConfig(OwnClass, ExternalModel, kind="module"):
     self-attention layers are replaced.
     """
 
-    takes = (Signature,)
+    takes = (signatures.Signature,)
     builder = "build_module"
