@@ -5,35 +5,19 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.metrics import MetricChoice
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import Mapping, Sequence, Where, format_value, load, locate
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import Config, must_be
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
-
-
-def _require(is_valid: Callable[[Any], bool], needed: str) -> AfterValidator:
-    def check(value: Any) -> Any:
-        if not is_valid(value):
-            raise ValueError(f"needs a {needed}")
-        return value
-
-    return AfterValidator(check)
 
 
 def _is_mapping(value: Any) -> bool:
@@ -48,18 +32,18 @@ def _are_criteria(match: tuple[str, ...]) -> bool:
     return len(set(match)) == len(match) > 0 and not {"parameters", "none"} <= set(match)
 
 
-CRITERIA = "list of parameters, flops and time, each once; or none in place of parameters"
+CRITERIA = "a list of parameters, flops and time, each once; or none in place of parameters"
 Criteria = Annotated[
     tuple[Literal["parameters", "flops", "time", "none"], ...],
     BeforeValidator(lambda value: value if isinstance(value, list) else (value,)),
-    _require(_are_criteria, CRITERIA),
+    must_be(_are_criteria, CRITERIA),
 ]
 # These values stay mappings with lines until ablate.variants expands them.
-Overrides = Annotated[Any, _require(_is_mapping, "mapping of keys to values")]
-POINTS = "list of mappings, as in [{residual: full, zz: with}]"
-Points = Annotated[Any, _require(lambda v: isinstance(v, Sequence) and _are_mappings(v), POINTS)]
-NAMED = "mapping of names to mappings, as in {xsa: {attention: xsa}}"
-Named = Annotated[Any, _require(lambda v: _is_mapping(v) and _are_mappings(v.values()), NAMED)]
+Overrides = Annotated[Any, must_be(_is_mapping, "a mapping of keys to values")]
+POINTS = "a list of mappings, as in [{residual: full, zz: with}]"
+Points = Annotated[Any, must_be(lambda v: isinstance(v, Sequence) and _are_mappings(v), POINTS)]
+NAMED = "a mapping of names to mappings, as in {xsa: {attention: xsa}}"
+Named = Annotated[Any, must_be(lambda v: _is_mapping(v) and _are_mappings(v.values()), NAMED)]
 
 MOST_SEEDS = 10_000  # A larger number of seeds is probably meant as one seed.
 

@@ -2,17 +2,31 @@
 
 import re
 from abc import ABC
+from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from lit_attn.schema.errors import ConfigError, key_error, require, suggest
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """Number from 0 to below 1."""
+
+
+def must_be(is_valid: Callable[[Any], object], wanted: str) -> AfterValidator:
+    """Return a validator that raises "needs <wanted>"; the error repeats a value that is text."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            found = f", not '{value}'" if isinstance(value, str) else ""
+            raise ValueError(f"needs {wanted}{found}")
+        return value
+
+    return AfterValidator(check)
 
 
 class Config(BaseModel):

@@ -55,7 +55,7 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
         ("{time: 0}", "time: needs minutes, H:MM:SS or D-H:MM, not '0'"),
         ("{mem: 32 GB}", "mem: needs a size as 32G or 500M, not '32 GB'"),
         ("{cpus: 0}", "cpus: input should be greater than 0, not 0"),
-        ("{partition: a b}", "partition: needs a name without spaces, as for sbatch"),
+        ("{partition: a b}", "partition: needs a name without spaces, as for sbatch, not 'a b'"),
     ],
 )  # fmt: skip
 def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, message: str) -> None:
