@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 import yaml
+from helpers.commands import run_module
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
@@ -50,19 +51,8 @@ def write_example(folder: Path, **changes: str) -> None:
     (folder / "signals-study.yaml").write_text(study)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def ablate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, "lit_attn.ablate", "signals-study.yaml", *arguments)
+    return run_module(folder, "lit_attn.ablate", "signals-study.yaml", *arguments)
 
 
 def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
@@ -110,7 +100,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     for folder in (uninterrupted, stopped):
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(cell))
-    assert run(tmp_path, "lit_attn.train", str(uninterrupted)).returncode == 0
+    assert run_module(tmp_path, "lit_attn.train", str(uninterrupted)).returncode == 0
     interrupted = subprocess.run(
         [sys.executable, "-c", STOP, str(stopped)],
         env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -119,7 +109,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         check=False,
     )
     assert interrupted.returncode == 143, interrupted.stderr
-    assert run(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
+    assert run_module(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
     assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
 
 

@@ -1,8 +1,6 @@
 """The examples of docs/own-tasks.md, run as they stand there, and refused classes."""
 
-import os
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.commands import run_module
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 from torchmetrics.classification import MulticlassAccuracy
@@ -50,14 +49,7 @@ def write_page(folder: Path) -> None:
 def test_an_example_of_the_page_trains(study: str, names: set[str], tmp_path: Path) -> None:
     write_page(tmp_path)
     words = [f"{study}-study.yaml", "--seeds", "1", "--jobs", "1", "--set", "training.epochs=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_module(tmp_path, "lit_attn.ablate", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     paths = list((tmp_path / "runs").glob("*/*/*/result.json"))
     assert len(paths) == 2
