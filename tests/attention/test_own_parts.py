@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.commands import run_module
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 from lit_attn.cells.records import Result
@@ -47,7 +47,7 @@ def study(folder: Path, parts: str = "reflected.py", part: str = "reflected") ->
 def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     study(tmp_path)
-    done = run_module(tmp_path, "lit_attn.ablate", "mine.yaml", "--jobs", "1")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     (cell,) = (tmp_path / "runs" / "mine" / "reflected").iterdir()
     first = Result.model_validate_json((cell / "result.json").read_text())
@@ -55,17 +55,17 @@ def test_a_study_trains_a_part_from_a_file(tmp_path: Path) -> None:
     assert first.code != code_hash([])
     # A cell names its parts by absolute paths, so it can be trained from any folder.
     (cell / "result.json").unlink()
-    again = run_module(cell, "lit_attn.train", str(cell))
+    again = run_python(cell, "-m", "lit_attn.train", str(cell))
     assert again.returncode == 0, again.stdout + again.stderr
     assert (cell / "result.json").exists()
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     (tmp_path / "reflected.py").rename(moved / "reflected.py")
-    gone = run_module(tmp_path, "lit_attn.train", str(cell))
+    gone = run_python(tmp_path, "-m", "lit_attn.train", str(cell))
     message = f"{cell}/config.yaml: parts: {tmp_path}/reflected.py: no such file\n"
     assert (gone.returncode, gone.stderr) == (2, message)
     study(tmp_path, parts="elsewhere/reflected.py")
-    preview = run_module(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    preview = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run")
     assert cell.name.removeprefix("0-") in preview.stdout
 
 
@@ -74,7 +74,7 @@ def test_the_study_on_the_page_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "page.yaml").write_text(example.replace("experiments/", f"{ROOT}/experiments/"))
-    done = run_module(tmp_path, "lit_attn.ablate", "page.yaml", "--dry-run")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "page.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "6 variants x 5 seeds = 30 cells" in done.stdout
 
@@ -89,10 +89,10 @@ def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) 
     for name, text, code in (("reflected", page(), 0), ("wrong", wrong, 2)):
         (tmp_path / f"{name}.py").write_text(text)
         arguments = ["--parts", f"{name}.py", "--presets", "reflected", "cosine", *SMALL]
-        done = run_module(tmp_path, "lit_attn.bench", "attention", *arguments)
+        done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         assert ("'reflected' disagrees with its reference" in done.stderr) == bool(code)
-    missing = run_module(tmp_path, "lit_attn.bench", "attention", "--parts", "other.py")
+    missing = run_python(tmp_path, "-m", "lit_attn.bench", "attention", "--parts", "other.py")
     assert missing.returncode == 2
     assert missing.stderr == f"{tmp_path}/other.py: no such file\n"
 
@@ -115,7 +115,7 @@ PRESETS["eager"] = AttentionSpec(residual=EagerConfig())
 def test_a_subclass_of_a_shipped_part_inherits_its_formula(tmp_path: Path) -> None:
     (tmp_path / "eager.py").write_text(INHERITED)
     arguments = ["--parts", "eager.py", "--presets", "eager", *SMALL]
-    done = run_module(tmp_path, "lit_attn.bench", "attention", *arguments)
+    done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| eager |" in done.stdout
 
@@ -212,7 +212,7 @@ def test_a_part_that_lacks_build_is_refused_in_one_line_by_a_plain_dry_run(tmp_p
     text = page().split("    def build(self, shape):\n        return Reflected")[0]
     (tmp_path / "unfinished.py").write_text(text)
     study(tmp_path, parts="unfinished.py")
-    done = run_module(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run")
     assert done.returncode == 2
     assert "'reflected' cannot be built: its class ReflectedConfig needs a method" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -250,7 +250,7 @@ def test_a_module_that_lacks_its_method_is_refused_in_one_line_by_a_plain_dry_ru
     if key != "residual":
         text = path.read_text().replace("residual: [full, empty]", f"{key}: [empty]")
         path.write_text(text.replace("baseline: full", "baseline: empty"))
-    done = run_module(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run")
     assert done.returncode == 2
     assert f"'empty': its module Empty needs a method `{method}`" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -260,7 +260,7 @@ def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> 
     text = page().replace("def reference(self, module, x, h, v, project)", "def formula_of(self)")
     (tmp_path / "unfinished.py").write_text(text)
     arguments = ["--parts", "unfinished.py", "--presets", "reflected", *SMALL]
-    done = run_module(tmp_path, "lit_attn.bench", "attention", *arguments)
+    done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
     assert done.returncode == 2
     assert "its class ReflectedConfig needs a method `reference`" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -269,5 +269,5 @@ def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> 
 def test_parameters_of_a_part_without_device_are_counted_on_the_meta_device(tmp_path: Path) -> None:
     (tmp_path / "reflected.py").write_text(page())
     study(tmp_path, part="gated")
-    done = run_module(tmp_path, "lit_attn.ablate", "mine.yaml", "--dry-run", "--params")
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", "mine.yaml", "--dry-run", "--params")
     assert done.returncode == 0, done.stderr

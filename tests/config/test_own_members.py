@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 import yaml
-from helpers.commands import run_module
+from helpers.commands import run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
@@ -52,7 +52,7 @@ def write_example(folder: Path, **changes: str) -> None:
 
 
 def ablate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_module(folder, "lit_attn.ablate", "signals-study.yaml", *arguments)
+    return run_python(folder, "-m", "lit_attn.ablate", "signals-study.yaml", *arguments)
 
 
 def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
     for folder in (uninterrupted, stopped):
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(cell))
-    assert run_module(tmp_path, "lit_attn.train", str(uninterrupted)).returncode == 0
+    assert run_python(tmp_path, "-m", "lit_attn.train", str(uninterrupted)).returncode == 0
     interrupted = subprocess.run(
         [sys.executable, "-c", STOP, str(stopped)],
         env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
@@ -109,7 +109,7 @@ def test_a_stopped_cell_with_own_members_resumes(tmp_path: Path) -> None:
         check=False,
     )
     assert interrupted.returncode == 143, interrupted.stderr
-    assert run_module(tmp_path, "lit_attn.train", str(stopped)).returncode == 0
+    assert run_python(tmp_path, "-m", "lit_attn.train", str(stopped)).returncode == 0
     assert (stopped / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers.commands import run_module
+from helpers.commands import run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 from torchmetrics.classification import MulticlassAccuracy
@@ -49,7 +49,7 @@ def write_page(folder: Path) -> None:
 def test_an_example_of_the_page_trains(study: str, names: set[str], tmp_path: Path) -> None:
     write_page(tmp_path)
     words = [f"{study}-study.yaml", "--seeds", "1", "--jobs", "1", "--set", "training.epochs=1"]
-    done = run_module(tmp_path, "lit_attn.ablate", *words)
+    done = run_python(tmp_path, "-m", "lit_attn.ablate", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     paths = list((tmp_path / "runs").glob("*/*/*/result.json"))
     assert len(paths) == 2

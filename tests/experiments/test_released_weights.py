@@ -2,15 +2,14 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.commands import run_python
 from helpers.paths import EXPERIMENTS, ROOT
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -250,13 +249,13 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     tasks = tmp_path / "DCFormer" / "data" / "synthetic_dataset.jsonl"
     tasks.parent.mkdir(parents=True)
     tasks.write_text(json.dumps({"task_id": "task0", "texts": "Ann has a kind of [ animal ]\n"}))
-    commands = commands.replace("python ", f"{sys.executable} ")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for command in ([sys.executable, "-c", script], ["bash", "-ec", commands]):
-        finished = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+    (tmp_path / "random_weights.py").write_text(script)
+    for line in ("python random_weights.py", *commands.splitlines()):
+        words = shlex.split(line)[1:]
+        found = [[str(path) for path in tmp_path.glob(word)] for word in words]
+        words = [path for paths, word in zip(found, words, strict=True) for path in paths or [word]]
+        finished = run_python(tmp_path, *words)
+        assert finished.returncode == 0, line + finished.stdout + finished.stderr
     (scored,) = tmp_path.glob("runs/small-language-models/dcmha/*/published-tasks/overall.csv")
     assert scored.read_text().endswith(",1\n")
     assert (tmp_path / "converted" / "heads" / "head_diversity.csv").exists()

@@ -19,18 +19,18 @@ from subprocess import CompletedProcess
 from helpers.paths import ROOT
 
 
-def run_module(folder: Path, module: str, *arguments: str) -> CompletedProcess[str]:
-    """Run `python -m MODULE ARGUMENTS` in the folder, and return its exit code and its output."""
+def run_python(folder: Path, *words: str) -> CompletedProcess[str]:
+    """Run `python -m MODULE ...` or `python SCRIPT ...` in the folder, in an own process."""
     server = start_server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as outputs:
-        request = {"argv": [module, *arguments], "folder": str(folder), "outputs": outputs}
+        request = {"words": words, "folder": str(folder), "outputs": outputs}
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         code = int(server.stdout.readline())
         out, err = ((Path(outputs) / name).read_text(encoding="utf-8") for name in ("out", "err"))
-    return CompletedProcess([module, *arguments], code, out, err)
+    return CompletedProcess(words, code, out, err)
 
 
 @functools.cache
@@ -62,17 +62,21 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def become(argv: list[str], folder: str, outputs: str) -> None:
-    """Run a command in this process, in the way of `python -m`."""
+def become(words: list[str], folder: str, outputs: str) -> None:
+    """Run a command in this process as a new interpreter would."""
     streams = (Path(os.devnull), "r"), (Path(outputs, "out"), "w"), (Path(outputs, "err"), "w")
     for number, (path, mode) in enumerate(streams):
         with path.open(mode) as file:
             os.dup2(file.fileno(), number)
     os.chdir(folder)
-    sys.path.insert(0, folder)
-    module, *arguments = argv
-    sys.argv = ["-m", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, folder)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

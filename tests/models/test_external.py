@@ -1,14 +1,14 @@
 """Models from elsewhere in YAML: the examples of docs/own-models.md, and what is refused."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import torch
+from helpers.commands import run_python
 from helpers.paths import ROOT
 from torch import nn
 
@@ -27,7 +27,6 @@ from lit_attn.config.signatures import (
 )
 from lit_attn.models.seeded_draws import by_shape
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 IMAGES = ImageLabels((1, 8, 8), 10)
 TEXT = TokenStream(50, 16)
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -56,15 +55,8 @@ def write_page(folder: Path) -> None:
     (folder / "studies.yaml").write_text(studies)
 
 
-def ablate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", "studies.yaml", *words],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def ablate(folder: Path, *words: str) -> CompletedProcess[str]:
+    return run_python(folder, "-m", "lit_attn.ablate", "studies.yaml", *words)
 
 
 @pytest.mark.parametrize(
