@@ -1,0 +1,43 @@
+"""FLOPs of networks with equal and with different attention layers."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import gpt_cases
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_attn.attention.layer import Attention
+from lit_attn.attention.spec import PRESETS
+from lit_attn.models.factory import count_flops
+
+
+def build(preset: str) -> nn.Module:
+    """Return a network whose five layers have two different windows, if the preset has windows."""
+    spec = PRESETS[preset]
+    windows = (3, None) if spec.similarity.kind != "linear" else (None,)
+    network = gpt_cases.network("transformer++", attention=spec, windows=windows, depth=5)
+    return network.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_equal_layers_are_computed_once_and_counted_each_time(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = torch.zeros(1, gpt_cases.CONTEXT, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        build(preset)(sample)
+    computed = []
+    forward = Attention.forward
+
+    def follow(layer: Attention, *inputs: Any) -> torch.Tensor:
+        computed.append(layer.spec)
+        return forward(layer, *inputs)
+
+    monkeypatch.setattr(Attention, "forward", follow)
+    with torch.no_grad():
+        assert count_flops(build(preset), (sample,)) == counter.get_total_flops()
+    assert computed
+    assert len(computed) == len(set(computed)) <= 2
