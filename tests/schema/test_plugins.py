@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 from lit_attn.cells.records import Result
@@ -105,7 +106,7 @@ def dry_run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Read a study whose part is a file with `text`."""
     (folder / "mine.py").write_text(text)
     write_study(folder)
-    return run(folder, "lit_attn.ablate", "study.yaml", "--dry-run")
+    return run_python(folder, "-m", "lit_attn.ablate", "study.yaml", "--dry-run")
 
 
 def install(folder: Path, text: str) -> None:
