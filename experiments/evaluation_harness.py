@@ -1,15 +1,14 @@
 """Evaluate a language model with lm-evaluation-harness: `python experiments/evaluation_harness.py`.
 
 The tasks of DCMHA's Table 4 are lambada_openai, piqa, winogrande, arc_easy, arc_challenge, sciq,
-logiqa, boolq, hellaswag and race, with --shots 0 and 5. They download their data, unless they come
-from --include, a folder with task files of your own. It needs `pip install 'lit_attn[harness]'`.
+logiqa, boolq, hellaswag, race (RACE-H) and race_middle (RACE-M, in the folder harness_tasks beside
+this file), with --shots 0 and 5. They download their data, unless they come from --include, a
+folder with task files of your own. It needs `pip install 'lit_attn[harness]'`.
 
-Two files are written to --out: harness-K.json with all results, and harness-K.csv (task, metric,
-value), where K is the number of shots. `python -m lit_attn.report --paper dcmha` shows the CSV
-files of the models in runs/released-weights.
-
-The perplexities on the Pile and on Flan in that table are not covered. The subset of Flan has not
-been published.
+Two files are written to --out: harness-K.json with all results of this run, and harness-K.csv
+(task, metric, value), where K is the number of shots. The CSV file keeps the results of other
+tasks, so tasks can run one by one, and `text_perplexity.py` adds perplexities. The page that
+`python -m lit_attn.report --paper dcmha` writes shows the files of models in runs/released-weights.
 """
 
 import json
@@ -19,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from language_models import LanguageModel, add_model, load_model
+from language_models import LanguageModel, add_model, load_model, merge_results
 
-from lit_attn.cells.records import csv_lines
 from lit_attn.extras import require
-from lit_attn.files import write_atomic, write_json
+from lit_attn.files import write_json
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 
+TASKS = Path(__file__).parent / "harness_tasks"
 WINDOW = 2048  # Tokens that a model without learned positions reads at once, as Pythia does.
 
 
@@ -48,8 +47,8 @@ def evaluate(options: Namespace) -> None:
     """Write and print the results of the harness."""
     evaluator = require("lm_eval.evaluator", "--tasks", "harness")
     tasks = require("lm_eval.tasks", "--tasks", "harness")
-    include = None if options.include is None else str(options.include)
-    manager = tasks.TaskManager(include_path=include)
+    folders = [TASKS, *([] if options.include is None else [options.include])]
+    manager = tasks.TaskManager(include_path=folders)
     known = set(manager.all_tasks)
     if unknown := [name for name in options.tasks if name not in known]:
         raise ConfigError(f"--tasks: the harness has no task '{unknown[0]}'")
@@ -66,20 +65,17 @@ def evaluate(options: Namespace) -> None:
     results = evaluated["results"]
     folder, name = options.out or options.model, f"harness-{options.shots}"
     write_json(folder / f"{name}.json", results)
-    write_atomic(folder / f"{name}.csv", csv_lines(list_values(results)))
+    merge_results(folder / f"{name}.csv", list_values(results))
     print(json.dumps(results, indent=2, default=str))
 
 
-def list_values(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, object]]:
-    """Return a header and (task, metric, value) of every number; filters do not name a metric."""
+def list_values(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, float]]:
+    """Return (task, metric, value) of every number; filters do not name a metric."""
     return [
-        ("task", "metric", "value"),
-        *(
-            (task, name.removesuffix(",none"), value)
-            for task, values in results.items()
-            for name, value in values.items()
-            if isinstance(value, int | float)
-        ),
+        (task, name.removesuffix(",none"), value)
+        for task, values in results.items()
+        for name, value in values.items()
+        if isinstance(value, int | float)
     ]
 
 

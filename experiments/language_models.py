@@ -4,16 +4,20 @@ A model is the folder of a finished cell (runs/STUDY/VARIANT/SEED-IDENTITY), or 
 `lit-attn export hub` and `released_weights.py` write it.
 """
 
+import csv
+import io
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
+from lit_attn.cells.records import csv_lines
 from lit_attn.config.cell import Cell
 from lit_attn.config.data.text import GptNeox, Tokens
-from lit_attn.files import read_text
+from lit_attn.files import read_text, write_atomic
 from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported
 from lit_attn.schema.errors import ConfigError, OneLineParser, explain
@@ -111,6 +115,20 @@ def check_data(cell: Cell, folder: Path) -> Tokens:
         hint = "Choose a language model."
         raise ConfigError(f"{folder}: its task is {cell.experiment.task.kind}. {hint}")
     return data
+
+
+def merge_results(path: Path, rows: Iterable[tuple[str, str, float]]) -> None:
+    """Write the rows (task, metric, value) to a CSV file; its other rows remain.
+
+    Raises ConfigError if the file has other columns.
+    """
+    header = ("task", "metric", "value")
+    old = list(csv.reader(io.StringIO(read_text(path)))) if path.exists() else [list(header)]
+    if old[:1] != [list(header)] or any(len(row) != len(header) for row in old):
+        raise ConfigError(f"{path}: does not have the columns {', '.join(header)}; remove it")
+    merged: dict[tuple[str, str], object] = {(row[0], row[1]): row[2] for row in old[1:]}
+    merged |= {(task, metric): value for task, metric, value in rows}
+    write_atomic(path, csv_lines([header, *((*key, value) for key, value in merged.items())]))
 
 
 def read_exported(folder: Path) -> "GPT":

@@ -124,6 +124,53 @@ def test_a_local_task_has_the_accuracy_of_the_scores(
     assert f"local_choice,acc,{correct / 2}" in lines
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_race_middle_asks_the_last_question_of_an_article(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped task, on a local file with the columns of its data set."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    words = ["red", "blue", "green", "black"]
+    asked = [("Sky.", "It is", "B"), ("Sky.", "At night it is", "D"), ("Grass.", "It is", "C")]
+    rows = [
+        {"article": a, "question": q, "options": words, "answer": letter, "example_id": "1"}
+        for a, q, letter in asked
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks").mkdir()
+    task = {
+        "include": str(EXPERIMENTS / "harness_tasks" / "race_middle.yaml"),
+        "task": "race_local",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+    }
+    (tmp_path / "tasks" / "race_local.yaml").write_text(yaml.safe_dump(task))
+    arguments = [str(model), "--tasks", "race_local", "--include", str(tmp_path / "tasks")]
+    assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
+    sky = "Article: Sky.\n\nQuestion: It is\nAnswer: blue\nAt night it is"
+    prompts = {sky: "black", "Article: Grass.\n\nIt is": "green"}
+    scorer = harness.Scorer(harness.load_model(model))
+
+    def score(prompt: str, word: str) -> float:
+        return scorer.score(list(prompt.encode()), list(f" {word}".encode()))[0]
+
+    hits = [max(words, key=lambda w: score(p, w)) == answer for p, answer in prompts.items()]
+    results = json.loads((tmp_path / "harness-0.json").read_text())["race_local"]
+    assert results["acc,none"] == sum(hits) / 2
+    assert results["sample_len"] == 2
+
+
+def test_results_of_other_tasks_remain(tmp_path: Path) -> None:
+    path = tmp_path / "harness-0.csv"
+    harness.merge_results(path, [("piqa", "acc", 0.5), ("sciq", "acc", 0.25)])
+    harness.merge_results(path, [("piqa", "acc", 0.75)])
+    assert path.read_text() == "task,metric,value\npiqa,acc,0.75\nsciq,acc,0.25\n"
+
+
 def test_an_unknown_task_and_a_missing_harness_are_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
