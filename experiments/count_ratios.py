@@ -9,8 +9,13 @@ written to --out, and `python -m lit_attn.report --paper mgk` draws them:
     mlk-linear.csv   MLK with 4 heads to linear attention with 8 heads (Figure 10)
 
 with the columns length, width, training (FLOPs of a forward and a backward pass), inference (FLOPs
-of a forward pass), parameters, and without-embeddings (parameters outside embeddings and the output
-layer).
+of a forward pass), parameters, without-embeddings (parameters outside embeddings and the output
+layer), and formula: FLOPs of a forward pass in which attention has the operations of the paper's
+appendix B, and the rest of the model those that are counted. The appendix has formulas for softmax
+attention only, so the other file has no such column.
+
+The formulas multiply the values once for each token, and our layer once for each key of a token,
+because it calls attention kernels. The columns training and inference count our layer.
 """
 
 import sys
@@ -28,6 +33,7 @@ PAIRS = {"mgk-softmax": ("mgk-4", "softmax-8"), "mlk-linear": ("mlk-4", "linear-
 WIDTHS = (128, 256, 512, 1024, 2048)
 LENGTHS = (256, 512, 1024, 2048, 4096)
 HEADER = ("length", "width", "training", "inference", "parameters", "without-embeddings")
+HEADS, DEPTH = 8, 16  # Of the softmax model; the other one has 4 heads of two keys.
 
 
 @command
@@ -42,12 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     variants = read_variants()
     for name, names in PAIRS.items():
         pair = [variants[variant] for variant in names]
-        rows = [
-            (n, width, *(f"{ratio:.6g}" for ratio in divide_costs(pair, width, n)))
-            for n in options.lengths
-            for width in options.widths
-        ]
-        write_atomic(options.out / f"{name}.csv", csv_lines([HEADER, *rows]))
+        has_formula = name == "mgk-softmax"
+        rows: list[tuple[object, ...]] = [(*HEADER, "formula") if has_formula else HEADER]
+        for n in options.lengths:
+            for width in options.widths:
+                ours, baseline = (count_costs(experiment, width, n) for experiment in pair)
+                ratios = [cost / other for cost, other in zip(ours, baseline, strict=True)]
+                if has_formula:
+                    ratios.append(divide_by_formula(DEPTH, baseline[1], width, n))
+                rows.append((n, width, *(f"{ratio:.6g}" for ratio in ratios)))
+        write_atomic(options.out / f"{name}.csv", csv_lines(rows))
         print(options.out / f"{name}.csv")
     return 0
 
@@ -61,10 +71,18 @@ def read_variants() -> "dict[str, Experiment]":
     return {variant.name: variant.experiment for variant in resolve(study)}
 
 
-def divide_costs(pair: "list[Experiment]", width: int, length: int) -> list[float]:
-    """Return the costs of the first model divided by those of the second, as in HEADER."""
-    ours, baseline = (count_costs(experiment, width, length) for experiment in pair)
-    return [cost / reference for cost, reference in zip(ours, baseline, strict=True)]
+def divide_by_formula(depth: int, flops: int, width: int, length: int) -> float:
+    """Return the ratio of forward FLOPs if attention has the operations of appendix B.
+
+    `flops` are the counted ones of the softmax model, whose attention is four projections and two
+    products of n x n weights.
+    """
+    d, h, n = width // HEADS, HEADS, length
+    counted = 8 * n * width**2 + 4 * n**2 * width
+    softmax = n**2 * h * (4 * d - 1) + n * h * d * (6 * width + 2 * h * d - 5)
+    mixture = n**2 * h * (3 * d - 0.5) + n * h * d * (4 * width + h * d - 4)
+    rest = flops - depth * counted
+    return (rest + depth * mixture) / (rest + depth * softmax)
 
 
 def count_costs(experiment: "Experiment", width: int, length: int) -> tuple[int, int, int, int]:

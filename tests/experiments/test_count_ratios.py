@@ -38,6 +38,27 @@ def test_parameters_without_embeddings_equal_a_count_by_hand() -> None:
         assert actual == pytest.approx(mgk / softmax, rel=1e-5)
 
 
+def test_attention_by_the_formulas_of_appendix_b_is_cheaper_with_width_and_length() -> None:
+    """Attention alone has 5/8 of the operations without weights, and 3/4 with many tokens."""
+    rows = read_rows(EXPERIMENTS / "papers" / "counts", "mgk-softmax")
+    ratios_by_size = {(int(n), int(d)): float(row["formula"]) for (n, d), row in rows.items()}
+    for (length, width), ratio in ratios_by_size.items():
+        assert 5 / 8 < ratio < 1
+        assert ratio > ratios_by_size.get((2 * length, width), 0)
+        assert ratio > ratios_by_size.get((length, 2 * width), 0)
+    for length, expected in ((1, 5 / 8), (10**9, 3 / 4)):
+        attention = 8 * length * 1024**2 + 4 * length**2 * 1024
+        ratio = ratios.divide_by_formula(1, attention, 1024, length)
+        assert ratio == pytest.approx(expected, rel=2e-3)
+
+
+def test_linear_attention_has_equal_ratios_at_all_lengths() -> None:
+    rows = read_rows(EXPERIMENTS / "papers" / "counts", "mlk-linear")
+    for (_, width), row in rows.items():
+        assert row["training"] == rows["256", width]["training"]
+        assert float(row["training"]) < 1
+
+
 def test_a_wrong_width_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ratios.main(["--widths", "100", f"--out={tmp_path}"]) == 2
     assert capsys.readouterr().err == "--widths: 100 is not a multiple of 8\n"
