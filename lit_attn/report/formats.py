@@ -93,13 +93,15 @@ def _markdown_cell(cell: Cell) -> str:
 def to_latex(table: Table, label: str) -> str:
     """Return a table named `tab:label` with a short caption and the notes below the table.
 
-    Columns of numbers are aligned at the decimal points by siunitx.
+    Columns of numbers are aligned at the decimal points by siunitx. A table of more than twelve
+    columns is as wide as both columns of a page.
     """
     first, *others = (list(column) for column in zip(*table.rows, strict=True))
     columns = [("l", list(map(_latex_cell, first))), *map(_latex_column, others)]
     rows = zip(*(cells for _, cells in columns), strict=True)
     warnings = (rf"\textbf{{Warning: {escape_latex(warning)}}}" for warning in table.warnings)
     return Template((ASSETS / "table.tex").read_text(encoding="utf-8")).substitute(
+        environment="table*" if len(table.headings) > 12 else "table",
         caption=escape_latex(table.title),
         label="".join(c if c.isascii() and c.isalnum() else "-" for c in label),
         columns="".join(kind for kind, _ in columns),

@@ -53,7 +53,9 @@ def write_paper(source: PaperSource, runs: Path, reports: Path) -> Path:
         if isinstance(item, PaperTable):
             tables = make_tables(source, item, records, caption)
             label = f"{source.name}-{number}"
-            texts = [formats.to_latex(t, f"{label}-{i}") for i, t in enumerate(tables)]
+            # LaTeX numbers its tables itself.
+            plain = [replace(t, title=t.title.removeprefix(f"{name}. ")) for t in tables]
+            texts = [formats.to_latex(t, f"{label}-{i}") for i, t in enumerate(plain)]
             files[f"table-{number}.csv"] = _to_csv(make_entries(source, item, records))
             files[f"table-{number}.tex"] = "\n".join(texts)
         elif isinstance(item, Figure):

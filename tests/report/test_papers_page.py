@@ -323,6 +323,8 @@ def test_a_figure_can_have_more_lines_than_colours(tmp_path: Path) -> None:
 def test_tables_compile_and_fit_a_column(tmp_path: Path) -> None:
     source = read_paper("mgk", "", FOLDER)
     folder = write_paper(source, tmp_path / "none", tmp_path).parent
+    caption = r"\caption{Perplexity on WikiText-103.}"
+    assert caption in (folder / "table-3.tex").read_text()
     tables = "\n".join(
         path.read_text().replace(r"\begin{table}", r"\begin{table}[p]")
         for path in sorted(folder.glob("table-*.tex"))
@@ -338,6 +340,14 @@ def test_tables_compile_and_fit_a_column(tmp_path: Path) -> None:
         pytest.skip("needs siunitx")
     assert run.returncode == 0, run.stdout[-2000:]
     assert "Overfull \\hbox" not in run.stdout
+
+
+def test_a_table_of_many_columns_spans_the_page(tmp_path: Path) -> None:
+    folder = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path).parent
+    texts = [(folder / f"table-{number}.tex").read_text() for number in (4, 9)]
+    assert [text.count(r"\begin{table*}") for text in texts] == [1, 0]
+    assert [text.count(r"\end{table*}") for text in texts] == [1, 0]
+    assert r"\begin{table}" in texts[1]
 
 
 def test_the_command_writes_csv_and_imports_neither_torch_nor_matplotlib(tmp_path: Path) -> None:

@@ -323,6 +323,7 @@ def test_latex_compiles_and_fits_a_page_of_397_points(name: str, tmp_path: Path)
 def test_latex_escapes_text() -> None:
     assert escape_latex("a_b 95 % ± 1") == r"a\_b 95 \% $\pm$ 1"
     assert escape_latex("\N{GREEK SMALL LETTER OMEGA}²") == r"$\omega$$^{2}$"
+    assert escape_latex("✓✗") == r"$\surd$$\times$"
     assert escape_latex("a 中--") == "a U+4E2D-{}-"
     assert escape_latex("\\") == r"\textbackslash{}"
 
