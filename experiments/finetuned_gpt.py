@@ -4,11 +4,12 @@ DCMHA (arXiv:2405.08553, section 4.3) finetunes a Transformer for a tenth of its
 dynamic composition, and finds no significant improvement. A study does the same:
 
     parts: [experiments/finetuned_gpt.py]
+    set: {training.epochs: a tenth, model: {kind: finetuned-gpt, start_from: FOLDER, dim: 64, ...}}
     cells:
       standard: {attention: standard}
       dcmha: {attention: dcmha}
-    set: {model: {kind: finetuned-gpt, start_from: FOLDER}, training.epochs: a tenth of the epochs}
 
+The other keys of `model` are those of the trained model, because a new kind replaces all keys.
 FOLDER is a finished cell of a GPT (runs/STUDY/VARIANT/SEED-IDENTITY) or a folder of
 `lit-attn export hub` or `released_weights.py`. Every parameter that both models have starts with
 its trained value; parameters of the composition and of norms of q and k, which only the new model

@@ -133,10 +133,10 @@ def test_race_middle_asks_the_last_question_of_an_article(
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     words = ["red", "blue", "green", "black"]
-    asked = [("Sky.", "It is", "B"), ("Sky.", "At night it is", "D"), ("Grass.", "It is", "C")]
+    questions = [("Sky.", "It is", "B"), ("Sky.", "At night it is", "D"), ("Grass.", "It is", "C")]
     rows = [
         {"article": a, "question": q, "options": words, "answer": letter, "example_id": "1"}
-        for a, q, letter in asked
+        for a, q, letter in questions
     ]
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
