@@ -25,6 +25,7 @@ from lit_attn.cells.inputs import MAX_FILES, collect_inputs
 from lit_attn.cells.lock import CellLocked, hold_lock
 from lit_attn.config.cell import LARGEST_SEED, Cell
 from lit_attn.config.data.base import Data
+from lit_attn.config.experiment import Experiment
 from lit_attn.config.models.base import Model
 from lit_attn.config.source import Mapping, format_value, locate
 from lit_attn.config.study import StudySource
@@ -265,23 +266,33 @@ def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:
     With SLURM nothing calls this: a job may see folders that the submitting machine does not see.
     """
     names = {(job.cell.study, job.cell.variant.partition("@")[0]) for job in jobs}
-    parts: dict[str, tuple[StudySource, Variant, str, Data | Model | MetricLogger]] = {}
+    checked: set[str] = set()
     variants = [(m, v) for m in matrices for v in m.written if (m.name, v.name) in names]
     for matrix, variant in variants:
-        experiment, loggers = variant.experiment, variant.experiment.training.loggers
-        sections: list[tuple[str, Data | Model | MetricLogger]]
-        sections = [("data", experiment.data), ("model", experiment.model)]
-        sections += [("training.loggers", logger) for logger in loggers]
-        for section, part in sections:
-            parts.setdefault(part.model_dump_json(), (matrix.source, variant, section, part))
-    for source, variant, section, part in parts.values():
-        try:
-            part.check_files()
-        except ConfigError as error:
-            message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
-            place = locate(variant.tree, message.partition(": ")[0].split("."))
-            where = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
-            raise ConfigError(f"{where}: {message}") from error
+        for section, part in _sections_with_files(variant.experiment):
+            # Variants share most of their sections.
+            if (text := part.model_dump_json()) not in checked:
+                _check_files(matrix.source, variant, section, part)
+                checked.add(text)
+
+
+def _sections_with_files(experiment: Experiment) -> list[tuple[str, Data | Model | MetricLogger]]:
+    """Return the sections of an experiment that may read files, with their keys."""
+    loggers = [("training.loggers", logger) for logger in experiment.training.loggers]
+    return [("data", experiment.data), ("model", experiment.model), *loggers]
+
+
+def _check_files(
+    source: StudySource, variant: Variant, section: str, part: Data | Model | MetricLogger
+) -> None:
+    """Check the files of a section; raise ConfigError with the line of the key in the study."""
+    try:
+        part.check_files()
+    except ConfigError as error:
+        message = str(error) if str(error).startswith(f"{section}.") else f"{section}: {error}"
+        place = locate(variant.tree, message.partition(": ")[0].split("."))
+        where = f"{place or source.experiment_path}: {source.name}: variant '{variant.name}'"
+        raise ConfigError(f"{where}: {message}") from error
 
 
 def _list_settings(source: StudySource, variants: list[Variant], changes: Mapping) -> list[str]:

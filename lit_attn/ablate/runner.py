@@ -128,17 +128,10 @@ class Runner:
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
                     if not self.urgency:
-                        now = time.monotonic()
-                        self.queue.extend(job for due, job in self.resting if due <= now)
-                        self.resting = [(due, job) for due, job in self.resting if due > now]
+                        self._queue_retries()
                         self._start()
                     self._collect()
-                    frozen = time.monotonic() - self.last_pass
-                    self.last_pass += frozen
-                    if frozen > max(4 * TICK, FREEZE * self.stall):
-                        # This process was frozen, for example by a container.
-                        for cell in self.running.values():
-                            cell.extend_limits(frozen)
+                    self._exclude_frozen_time()
                     self._enforce()
                     self.display.update(self._snapshot())
             finally:
@@ -149,6 +142,20 @@ class Runner:
                     self._collect()
                 self.display.close()
         return self.summary
+
+    def _queue_retries(self) -> None:
+        """Move the cells whose delay is over to the end of the queue."""
+        now = time.monotonic()
+        self.queue.extend(job for due, job in self.resting if due <= now)
+        self.resting = [(due, job) for due, job in self.resting if due > now]
+
+    def _exclude_frozen_time(self) -> None:
+        """Extend the limits of the cells if this process was frozen, for example by a container."""
+        frozen = time.monotonic() - self.last_pass
+        self.last_pass += frozen
+        if frozen > max(4 * TICK, FREEZE * self.stall):
+            for cell in self.running.values():
+                cell.extend_limits(frozen)
 
     def _start(self) -> None:
         """Start cells in order while slots are free, and skip cells that another runner holds.

@@ -180,12 +180,19 @@ class Slots:
 def make_slots(limit: int | None) -> Slots:
     """Return the slots of the visible GPUs, or else of the cores, which share the memory."""
     free = _free_gpu_memory()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    else:
-        numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
-        names = [name for name in free if name.startswith("GPU-")] or list(numbers)
+    gpus = [Device(name, free.get(name)) for name in _visible_gpus(free)]
     count, memory = count_cores(), available_memory()
     core = Device(None, None if memory is None else memory // count)
-    return Slots([Device(name, free.get(name)) for name in names] or [core] * count, limit)
+    return Slots(gpus or [core] * count, limit)
+
+
+def _visible_gpus(known: Iterable[str]) -> list[str]:
+    """Return the names in CUDA_VISIBLE_DEVICES, or else the names of all GPUs of the machine.
+
+    `known` are the UUIDs and numbers that nvidia-smi reports; without it, /dev counts the GPUs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    numbers = map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
+    return [name for name in known if name.startswith("GPU-")] or list(numbers)

@@ -97,15 +97,18 @@ class SlurmCell:
         if job.state() == "done":
             return
         if is_over_time:
-            # The runner has only seen a SIGTERM.
-            attempts = folder.list_attempts(self.folder)
-            if attempts and (end := folder.read_exit(attempts[-1])) is not None:
-                text = "the time limit of its job was reached"
-                changes = {"failure": "timed-out", "message": text}
-                end.model_copy(update=changes).write(attempts[-1] / "exit.json")
+            self._record_timeout()
             requeue(signal.SIGUSR2, None)
         messages = [outcome.message for outcome in summary.outcomes]
         raise RuntimeError(f"{job.name}: {messages[-1] if messages else 'stopped before it began'}")
+
+    def _record_timeout(self) -> None:
+        """Correct the record of the last attempt, since the runner has only seen a SIGTERM."""
+        attempts = folder.list_attempts(self.folder)
+        if attempts and (end := folder.read_exit(attempts[-1])) is not None:
+            text = "the time limit of its job was reached"
+            changes = {"failure": "timed-out", "message": text}
+            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return what submitit requeues: the same call, which resumes from the checkpoint."""

@@ -253,27 +253,36 @@ def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant
         named = (variant.name, variant.where, tree)
         variants.append(Variant(*named, experiment, None, metric, source.parts))
     require_names(source, written)
-
     baseline = next(v.experiment.model for v in variants if v.name == study.baseline)
-    for number, resolved in enumerate(variants):
-        model = resolved.experiment.model
-        if resolved.name in matched and model != baseline:
-            problem, hint = "", "set `match: none` for this variant"
-            if model.ffn is None:
-                problem = "the model has no FFN, so no width can match the baseline's parameters; "
-            elif baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
-                problem = "`match: parameters` computes ffn.width; remove ffn.width, or "
-            if problem:
-                context = f"{resolved.where}: {source.name}: variant '{resolved.name}'"
-                raise ConfigError(f"{context}: {problem}{hint}")
-            variants[number] = replace(resolved, match_to=baseline)
-    names: dict[str, str] = {}
-    for resolved in variants:
-        identity = resolved.cell(source.name, 0).fingerprint
-        if names.setdefault(identity, resolved.name) != resolved.name:
-            text = f"variants '{names[identity]}' and '{resolved.name}' compute the same"
-            raise ConfigError(f"{resolved.where}: {source.name}: {text}")
+    variants = [_match(source, v, baseline) if v.name in matched else v for v in variants]
+    _require_differences(source, variants)
     return variants
+
+
+def _match(source: StudySource, variant: Variant, baseline: Model) -> Variant:
+    """Return `variant` with the baseline's parameter count; ConfigError if no FFN width can."""
+    model = variant.experiment.model
+    if model == baseline:
+        return variant
+    problem, hint = "", "set `match: none` for this variant"
+    if model.ffn is None:
+        problem = "the model has no FFN, so no width can match the baseline's parameters; "
+    elif baseline.ffn is not None and model.ffn.width != baseline.ffn.width:
+        problem = "`match: parameters` computes ffn.width; remove ffn.width, or "
+    if problem:
+        context = f"{variant.where}: {source.name}: variant '{variant.name}'"
+        raise ConfigError(f"{context}: {problem}{hint}")
+    return replace(variant, match_to=baseline)
+
+
+def _require_differences(source: StudySource, variants: list[Variant]) -> None:
+    """Raise ConfigError if two variants compute the same."""
+    names: dict[str, str] = {}
+    for variant in variants:
+        identity = variant.cell(source.name, 0).fingerprint
+        if names.setdefault(identity, variant.name) != variant.name:
+            text = f"variants '{names[identity]}' and '{variant.name}' compute the same"
+            raise ConfigError(f"{variant.where}: {source.name}: {text}")
 
 
 @functools.cache
