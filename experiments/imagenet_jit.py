@@ -6,12 +6,11 @@ imagenet_jit_network.py, which a cell imports when it is built.
 Source: github.com/LTH14/JiT (docs/setups.md, section 6).
 """
 
-from typing import Self
-
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config.models.base import FFN, ffn_field, require_division
 from lit_attn.config.models.vision import Transformer
+from lit_attn.schema.base import consistency_check
 
 
 class JiTConfig(Transformer, kind="jit"):
@@ -35,10 +34,9 @@ class JiTConfig(Transformer, kind="jit"):
         128, description="width between the maps of the patch embedding"
     )
 
-    @model_validator(mode="after")
-    def _heads_rotate_by_row_and_column(self) -> Self:
+    @consistency_check
+    def _heads_rotate_by_row_and_column(self) -> None:
         if self.dim % 4:
             raise ValueError(f"dim: {self.dim} is not a multiple of 4, which each head needs")
         noun = "heads of a width that is a multiple of 4"
         require_division("heads", noun, self.heads, self.dim // 4, f"dim {self.dim}")
-        return self

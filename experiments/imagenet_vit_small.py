@@ -6,14 +6,15 @@ is in imagenet_vit_small_images.py, which a cell imports when it is built.
 Source: github.com/google-research/big_vision at 0127fb6 (docs/setups.md, section 7).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config.data.base import method
 from lit_attn.config.data.images import ClassFolders
 from lit_attn.config.models.base import FFN, ffn_field
 from lit_attn.config.models.vision import ImageViTConfig, Transformer
+from lit_attn.schema.base import consistency_check
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,8 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
 
     build: ClassVar = method("imagenet_vit_small_images:BigVisionImageData")
 
-    @model_validator(mode="after")
-    def _has_no_key_without_effect(self) -> Self:
+    @consistency_check
+    def _has_no_key_without_effect(self) -> None:
         keys = {
             f"augment.{key}": getattr(self.augment, key) for key in ("crop", "policy", "cutmix")
         }
@@ -46,7 +47,6 @@ class BigVisionImages(ClassFolders, kind="big-vision-imagenet"):
             if keys[key] != default:
                 text = "has no effect on big-vision-imagenet: remove it, or use `kind: imagenet`"
                 raise ValueError(f"{key}: {keys[key]!r} {text}")
-        return self
 
 
 class BigVisionViT(Transformer, kind="big-vision-vit"):

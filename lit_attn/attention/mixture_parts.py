@@ -5,10 +5,10 @@ Notation: n tokens, width d, H heads of width D = d / H; k_jr key r of token j, 
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
-from lit_attn.schema.base import load
+from lit_attn.schema.base import consistency_check, load
 
 if TYPE_CHECKING:
     from lit_attn.attention.spec import AttentionSpec
@@ -43,8 +43,8 @@ class MixedKeysConfig(SimilarityConfig):
         "the others N(0, 1/4)",
     )
 
-    @model_validator(mode="after")
-    def _refuse_choices_without_effect(self) -> "MixedKeysConfig":
+    @consistency_check
+    def _refuse_choices_without_effect(self) -> None:
         """Refuse a choice without effect: two cells would then compute the same."""
         if self.source == "projected" and self.shift_init != "normal":
             raise ValueError("shift_init: projected keys have no offsets")
@@ -52,7 +52,6 @@ class MixedKeysConfig(SimilarityConfig):
             raise ValueError("prior_scope: has no effect with `prior: fixed`")
         if self.prior_scope != "position" and self.positions != 256:
             raise ValueError("positions: has no effect without `prior_scope: position`")
-        return self
 
     @property
     def counts_queries(self) -> bool:
@@ -83,8 +82,8 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
         "parameter of the layer for each r, 1 at first",
     )
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> "MixtureConfig":
+    @consistency_check
+    def _makes_sense(self) -> None:
         if isinstance(self.variance, tuple) and len(self.variance) != self.keys:
             raise ValueError(f"variance: has {len(self.variance)} values for {self.keys} keys")
         if self.variance is not None and self.kernel == "dot":
@@ -92,7 +91,6 @@ class MixtureConfig(MixedKeysConfig, kind="mixture"):
         for key, default in (("prior", "learned"), ("prior_scope", "head")):
             if self.assignment == "hard" and getattr(self, key) != default:
                 raise ValueError(f"{key}: has no effect with `assignment: hard`")
-        return self
 
 
 class GaussianConfig(SimilarityConfig, kind="gaussian"):
@@ -125,11 +123,10 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
         "tokens (released LRA code)",
     )
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> "LinearConfig":
+    @consistency_check
+    def _makes_sense(self) -> None:
         if self.prior == "m-step":
             raise ValueError("prior: responsibilities need the logits that linear keys never form")
-        return self
 
     def reference_weights(
         self, module: Any, q: Any, keys: Any, visible: Any, is_causal: bool

@@ -11,10 +11,10 @@ the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads,
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 from pydantic.alias_generators import to_snake
 
-from lit_attn.schema.base import Config, Kind, load
+from lit_attn.schema.base import Config, Kind, consistency_check, load
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -184,11 +184,10 @@ class DynamicConfig(PlacedCompose):
         description="form of GELU; exact in the released PyTorch code, tanh in the JAX code",
     )
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> "DynamicConfig":
+    @consistency_check
+    def _makes_sense(self) -> None:
         if not (self.projection or self.gate):
             raise ValueError("needs `projection: true` or `gate: true`")
-        return self
 
     @property
     def sides(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 
 # Importing these modules registers the members of the families.
 from lit_attn.attention import mixture_parts, parts
-from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import explain, find_nearest_divisor, key_error, suggest
 
 MEMBERS = (parts, mixture_parts)
@@ -80,15 +80,14 @@ class AttentionSpec(Config):
         for part in self.parts.values():
             part.check_heads(heads)
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> "AttentionSpec":
+    @consistency_check
+    def _makes_sense(self) -> None:
         for family, part in self.parts.items():
             if not part.fast and type(part).build is parts.Part.build:
                 method = "`build(self, shape)` that returns a torch module (docs/adding-a-part.md)"
                 text = f"its class {type(part).__name__} needs a method {method}"
                 raise ValueError(f"{family}: '{part.kind}' cannot be built: {text}")
             part.check(self)
-        return self
 
     @model_validator(mode="before")
     @classmethod

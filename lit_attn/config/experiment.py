@@ -2,9 +2,9 @@
 
 import math
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 # Importing these modules registers the members of the families.
 from lit_attn.config.data import images, segmentation, tables, text
@@ -17,7 +17,7 @@ from lit_attn.config.schedules import Constant, Schedule
 from lit_attn.config.signatures import Signature
 from lit_attn.config.tasks import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 from lit_attn.config.training import Training
-from lit_attn.schema.base import Config, Kind
+from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
@@ -55,17 +55,16 @@ class Experiment(Config):
             return identity | {"task": self.task.kind}
         return identity
 
-    @model_validator(mode="after")
-    def _outside_members_work(self) -> Self:
+    @consistency_check
+    def _outside_members_work(self) -> None:
         for name, value in self:
             if isinstance(value, Kind) and value.needs_foreign_code:
                 text = value.model_dump_json()
                 if problem := _refuse_broken(type(value), text, self.data.signature()):
                     raise ValueError(f"{name}: {problem}")
-        return self
 
-    @model_validator(mode="after")
-    def _measures_stopping(self) -> Self:
+    @consistency_check
+    def _measures_stopping(self) -> None:
         if (stop := self.training.stop) is not None:
             if "val" not in self.data.splits:
                 raise ValueError("training.stop: needs a validation split: set data.validation")
@@ -73,7 +72,6 @@ class Experiment(Config):
                 MetricChoice(name=stop.metric).resolve(self)
             except ValueError as error:
                 raise ValueError(f"training.stop.metric: {error}") from error
-        return self
 
     @field_validator("data")
     @classmethod

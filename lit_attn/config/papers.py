@@ -10,12 +10,12 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
-from pydantic import Field, FiniteFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
 from lit_attn.config.source import load, locate
-from lit_attn.schema.base import Config
+from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 
 FOLDER = Path("experiments/papers")  # Files of the papers, below the working directory.
@@ -130,15 +130,14 @@ class Layout(Config):
                 lines |= {(name, h): pattern.replace("{}", line) for h, pattern in patterns.items()}
         return lines
 
-    @model_validator(mode="after")
-    def _check_rows(self) -> Self:
+    @consistency_check
+    def _check_rows(self) -> None:
         columns, rows = self.grid()
         claimed = [name for claim in self.claims for name in (claim.row, claim.against)]
         for name in itertools.chain(claimed, *(r for r in self.readings if isinstance(r, dict))):
             require("no row or line", name, rows)
         for name in filter(None, (claim.column for claim in self.claims)):
             require("no column", name, columns)
-        return self
 
 
 class Table(Layout):
@@ -155,14 +154,13 @@ class Table(Layout):
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         return self.columns, self.rows
 
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    @consistency_check
+    def _check_names(self) -> None:
         for name, row in self.rows.items():
             if (count := len(row.cells)) != len(self.columns):
                 raise ValueError(f"row '{name}': {count} cells for {len(self.columns)} columns")
         for name in itertools.chain(*(column.mean for column in self.columns.values())):
             require("no column", name, self.columns)
-        return self
 
 
 class Panel(Config):
@@ -202,11 +200,10 @@ class Figure(Layout):
         rows = {label: Row(variant=line, published="") for label, line in lines.items()}
         return {"": Column(study="", file=self.file, where=self.where)}, rows
 
-    @model_validator(mode="after")
-    def _check_axes(self) -> Self:
+    @consistency_check
+    def _check_axes(self) -> None:
         for panel in self.panels if self.file is None else ():
             require("no axis", panel.x, AXES)
-        return self
 
 
 class Paper(Config):

@@ -4,12 +4,12 @@ import importlib.util
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.files import one_at_a_time
-from lit_attn.schema.base import Config, Kind, outside_identity
+from lit_attn.schema.base import Config, Kind, consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,11 +139,10 @@ class WeightAverage(Config):
     decay: float | None = Field(None, gt=0, lt=1, description="decay of the moving average")
     epochs: int | None = Field(None, ge=2, description="last epochs of which the mean is taken")
 
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> Self:
+    @consistency_check
+    def _is_of_one_kind(self) -> None:
         if (self.decay is None) == (self.epochs is None):
             raise ValueError("set either `decay` or `epochs`")
-        return self
 
 
 class Training(Config):

@@ -3,7 +3,7 @@
 import re
 from abc import ABC
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -27,6 +27,17 @@ def must_be(is_valid: Callable[[Any], object], wanted: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def consistency_check(method: Callable[[Any], None]) -> Any:
+    """Return a method of a configuration as a check of all its values; it raises ValueError."""
+
+    @wraps(method)
+    def check(self: Any) -> Any:
+        method(self)
+        return self
+
+    return model_validator(mode="after")(check)
 
 
 class Config(BaseModel):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config.signatures import Signature
-from lit_attn.schema.base import Kind, load, outside_identity
+from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,12 +112,11 @@ class TokenData(Data):
     def micro_batches(self) -> int:
         return self.accumulate
 
-    @model_validator(mode="after")
-    def _accumulate_divides(self) -> Self:
+    @consistency_check
+    def _accumulate_divides(self) -> None:
         if self.batch_size % self.accumulate:
             text = f"does not divide the batch of {self.batch_size}"
             raise ValueError(f"accumulate: {self.accumulate} {text}")
-        return self
 
 
 def method(target: str) -> Callable[..., Any]:

@@ -8,12 +8,12 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from lit_attn.config.augment import Augmentation, NormalizeConfig
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageLabels, ImageTargets
-from lit_attn.schema.base import Config, outside_identity
+from lit_attn.schema.base import Config, consistency_check, outside_identity
 
 Count = Annotated[int, Field(ge=0)]
 Range = tuple[PositiveFloat, PositiveFloat]
@@ -51,12 +51,11 @@ class Images(Data):
                 raise ValueError(f"'{step.kind}' works on the batch: put it last")
         return steps
 
-    @model_validator(mode="after")
-    def _has_a_batch(self) -> Self:
+    @consistency_check
+    def _has_a_batch(self) -> None:
         if self.training_images is not None:
             passes = (self.epoch_length, self.drop_last)
             self.require_a_batch(self.training_images, self.validation, *passes)
-        return self
 
     build: ClassVar = method("lit_attn.data.images:ImageData")
 
@@ -160,11 +159,10 @@ class OwnTargets(OwnImages):
     def num_outputs(self) -> int:
         """Numbers to predict for each image."""
 
-    @model_validator(mode="after")
-    def _has_no_classes_to_mix(self) -> Self:
+    @consistency_check
+    def _has_no_classes_to_mix(self) -> None:
         if any(step.stage == "batch" for step in self.augment):
             raise ValueError("augment: 'mix' mixes classes, and these images have none")
-        return self
 
 
 class Npz(OwnClasses, kind="npz"):
@@ -206,13 +204,12 @@ class TimmAugmentation(Config):
     mixup: float = Field(0.0, ge=0, description="alpha of MixUp's Beta(alpha, alpha); 0: none")
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix's Beta(alpha, alpha); 0: none")
 
-    @model_validator(mode="after")
-    def _ranges_are_not_empty(self) -> Self:
+    @consistency_check
+    def _ranges_are_not_empty(self) -> None:
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name}: the range from {low} to {high} is empty")
-        return self
 
     @property
     def is_mixed(self) -> bool:
@@ -274,11 +271,10 @@ class ImageFiles(Data):
     def at_final_size(self) -> Self:
         return self.model_copy(update={"sizes": ()})
 
-    @model_validator(mode="after")
-    def _mixes_pairs(self) -> Self:
+    @consistency_check
+    def _mixes_pairs(self) -> None:
         if self.augment.is_mixed and self.batch_size % 2:
             raise ValueError(f"batch_size: {self.batch_size} images cannot be mixed in pairs")
-        return self
 
     def size_in(self, epoch: int) -> int:
         """Return the side length, in pixels, of the images of training epoch 0, 1, ..."""

@@ -5,14 +5,14 @@ The order of `augment` is the order of mmsegmentation's pipeline.
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.config.augment import CategoryCrop, Photometric, Rescale, SceneAugmentation, SceneFlip
 from lit_attn.config.data.base import Data, method
 from lit_attn.config.signatures import ImageMasks
-from lit_attn.schema.base import outside_identity
+from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 Byte = Annotated[int, Field(ge=0, le=255)]
@@ -116,12 +116,11 @@ class MasksConfig(Scenery, kind="masks"):
         None, description="colour of the pixels without a class in label files of mode RGB"
     )
 
-    @model_validator(mode="after")
-    def _each_class_has_a_colour(self) -> Self:
+    @consistency_check
+    def _each_class_has_a_colour(self) -> None:
         if self.colours and len(set(self.colours) | {self.void}) != len(self.classes) + 1:
             text = f"{len(self.colours)} for {len(self.classes)} classes; each class and `void`"
             raise ValueError(f"colours: {text} need a colour of their own")
-        return self
 
     @property
     def num_classes(self) -> int:
@@ -159,10 +158,9 @@ class Scenes(Scenery, kind="scenes"):
     long_side: PositiveInt = Field(128, description="most pixels of a resized image's long side")
     workers: int = outside_identity(0, "processes that read images; 0: the training process")
 
-    @model_validator(mode="after")
-    def _has_a_batch(self) -> Self:
+    @consistency_check
+    def _has_a_batch(self) -> None:
         self.require_a_batch(self.training_images, self.validation, 1, self.drop_last)
-        return self
 
     prepare: ClassVar = method("lit_attn.data.scenes:prepare")
 

@@ -1,15 +1,15 @@
 """Data sets of rows: Parquet, CSV or JSON files, or a data set of the Hugging Face hub."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from lit_attn.config.data.base import find_paths, method
 from lit_attn.config.data.images import OwnClasses, OwnTargets
 from lit_attn.config.data.text import Bytes, Labelled, NamedTokens, OwnLabels, Tokenizer
 from lit_attn.config.signatures import TaggedTokens
-from lit_attn.schema.base import Config, outside_identity
+from lit_attn.schema.base import Config, consistency_check, outside_identity
 
 
 class Table(Config):
@@ -52,13 +52,12 @@ class Table(Config):
                 columns[key if isinstance(value, str) else f"{key}.{column}"] = column
         return columns
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
+    @consistency_check
+    def _has_one_source(self) -> None:
         if self.hub is None and (self.train is None or not (self.test or self.val)):
             raise ValueError("train: needs the files `train` and `test` or `val`, or `hub`")
         if self.hub is not None and self.files:
             raise ValueError(f"hub: with the file `{next(iter(self.files))}`; drop one of them")
-        return self
 
 
 class TableImages(Table, OwnClasses, kind="table-images"):
@@ -110,13 +109,12 @@ class LabelledTable(Table, OwnLabels):
 
     read_samples: ClassVar = method("lit_attn.data.tables:read_samples")
 
-    @model_validator(mode="after")
-    def _has_room_for_padding(self) -> Self:
+    @consistency_check
+    def _has_room_for_padding(self) -> None:
         if self.vocabulary <= self.tokenizer.vocabulary:
             count = self.tokenizer.vocabulary
             text = f"the tokenizer has {count} ids and 0 is padding; choose at least {count + 1}"
             raise ValueError(f"vocabulary: {self.vocabulary}, but {text}")
-        return self
 
 
 class TableLabels(LabelledTable, Labelled, kind="table-labels"):

@@ -3,14 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lit_attn.config.data.base import TokenData, method, require_files
 from lit_attn.config.signatures import LabelledTokens, ParallelTokens, TokenStream
 from lit_attn.files import read_text
-from lit_attn.schema.base import Kind, load, outside_identity
+from lit_attn.schema.base import Kind, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 # Target that is not to be predicted: padding, or a token that an earlier window predicts.
@@ -167,12 +167,11 @@ class Tokens(TokenData):
     def check_files(self) -> None:
         self.tokenizer.check_files()
 
-    @model_validator(mode="after")
-    def _scores_all_tokens(self) -> Self:
+    @consistency_check
+    def _scores_all_tokens(self) -> None:
         if self.eval_stride is not None and self.eval_stride > self.context:
             text = f"would skip tokens; choose at most {self.context}"
             raise ValueError(f"eval_stride: {self.eval_stride} {text}")
-        return self
 
 
 class PythonText(Tokens, kind="python-text"):
@@ -184,11 +183,10 @@ class PythonText(Tokens, kind="python-text"):
 
     context: PositiveInt = Field(128, description="tokens of a sequence")
 
-    @model_validator(mode="after")
-    def _reads_bytes(self) -> Self:
+    @consistency_check
+    def _reads_bytes(self) -> None:
         if self.tokenizer.kind != "bytes":
             raise ValueError("tokenizer: this text is read as bytes")
-        return self
 
     texts: ClassVar = method("lit_attn.data.text.streams:read_python_text")
 
@@ -271,12 +269,11 @@ class PaddedText(TokenData):
     def num_classes(self) -> int:
         """Number of classes."""
 
-    @model_validator(mode="after")
-    def _tokens_have_positions(self) -> Self:
+    @consistency_check
+    def _tokens_have_positions(self) -> None:
         if self.max_tokens is not None and self.max_tokens > self.context:
             text = f"tokens do not fit into a context of {self.context}"
             raise ValueError(f"max_tokens: {self.max_tokens} {text}")
-        return self
 
 
 class Labelled(PaddedText):
@@ -319,14 +316,13 @@ class ListOps(Labelled, kind="listops"):
 
     read_samples: ClassVar = method("lit_attn.data.text.labelled:read_listops")
 
-    @model_validator(mode="after")
-    def _has_a_batch(self) -> Self:
+    @consistency_check
+    def _has_a_batch(self) -> None:
         if self.folder is None:
             self.require_a_batch(self.train)
-        return self
 
-    @model_validator(mode="after")
-    def _lengths_are_likely(self) -> Self:
+    @consistency_check
+    def _lengths_are_likely(self) -> None:
         shortest, longest = self.lengths
         if shortest > longest:
             raise ValueError(f"lengths: {shortest} is more than {longest}")
@@ -336,7 +332,6 @@ class ListOps(Labelled, kind="listops"):
         if shortest > largest // 5:
             text = f"with {self.arguments} arguments almost never reach {shortest} tokens"
             raise ValueError(f"lengths: trees of depth {self.depth} {text}")
-        return self
 
 
 class OwnLabels(PaddedText):

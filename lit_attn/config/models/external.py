@@ -1,13 +1,13 @@
 """Models from elsewhere, with their attention replaced: timm, transformers, and own modules."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from lit_attn.config import signatures
 from lit_attn.config.models.base import HiddenWidth, Model, require_one_size
-from lit_attn.schema.base import OwnClass, load, outside_identity
+from lit_attn.schema.base import OwnClass, consistency_check, load, outside_identity
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ class TransformersConfig(ExternalModel, kind="transformers"):
         if hasattr(signature, "shape"):
             require_one_size(self.kind, signature)
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
+    @consistency_check
+    def _has_one_source(self) -> None:
         if (self.architecture is None) == (self.name is None):
             raise ValueError("needs either `architecture` or `name`")
-        return self
 
 
 class ModuleConfig(OwnClass, ExternalModel, kind="module"):

@@ -1,13 +1,13 @@
 """Configurations of language models, sequence classifiers and encoder-decoders."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.config import signatures
 from lit_attn.config.models.base import PackageModel, require_division, require_heads
-from lit_attn.schema.base import Config, Share
+from lit_attn.schema.base import Config, Share, consistency_check
 
 
 class Init(Config):
@@ -104,8 +104,8 @@ class TokenTransformer(PackageModel):
             text = f"{limit} are fewer than the {signature.context} tokens of data.context"
             raise ValueError(f"attention.similarity.positions: {text}")
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    @consistency_check
+    def _heads_divide(self) -> None:
         if self.head_dim is None:
             width = f"dim {self.dim}, and there is no head_dim"
             require_division("heads", "heads", self.heads, self.dim, width)
@@ -122,7 +122,6 @@ class TokenTransformer(PackageModel):
             raise ValueError("qk_norm_eps: needs `qk_norm: true`")
         if self.branches == "parallel" and (self.norm_order == "post" or self.ffn is None):
             raise ValueError("branches: parallel needs `norm_order: pre` and an ffn")
-        return self
 
 
 class GPTConfig(TokenTransformer, kind="gpt"):
@@ -145,15 +144,14 @@ class GPTConfig(TokenTransformer, kind="gpt"):
     head_dropout: Share = Field(0.0, description="dropout rate of hidden vectors before the head")
     vocabulary_multiple: PositiveInt = Field(1, description="round the vocabulary up to a multiple")
 
-    @model_validator(mode="after")
-    def _cutoffs_are_for_adaptive(self) -> Self:
+    @consistency_check
+    def _cutoffs_are_for_adaptive(self) -> None:
         if (self.head == "adaptive") != bool(self.cutoffs):
             raise ValueError("cutoffs: `head: adaptive` needs cutoffs, and no other head has them")
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             raise ValueError("cutoffs: must increase")
         if self.head == "adaptive" and self.vocabulary_multiple > 1:
             raise ValueError("vocabulary_multiple: has no effect with `head: adaptive`")
-        return self
 
     def check(self, signature: signatures.TokenSignature) -> None:
         super().check(signature)
@@ -217,10 +215,9 @@ class EncoderDecoderConfig(TokenTransformer, kind="encoder-decoder"):
         for spec in (self.attention, self.cross):
             TokenTransformer.check(self.model_copy(update={"attention": spec}), signature)
 
-    @model_validator(mode="after")
-    def _cross_attention_has_a_meaning(self) -> Self:
+    @consistency_check
+    def _cross_attention_has_a_meaning(self) -> None:
         key = "attention" if self.cross_attention is None else "cross_attention"
         if problem := self.cross.find_cross_problem():
             raise ValueError(f"{key}.{problem}")
         require_heads(self.cross, self.heads)
-        return self

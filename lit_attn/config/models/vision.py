@@ -1,15 +1,15 @@
 """Vision transformers for images of all sizes (docs/setups.md), and the Segmenter."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lit_attn.config.models import base
 from lit_attn.config.models.base import FFN, FFN_MEANING, PackageModel, ffn_field
 from lit_attn.config.signatures import ImageLabels, ImageMasks, ImageTargets, Signature
 from lit_attn.extras import require_mmseg
-from lit_attn.schema.base import Share, outside_identity
+from lit_attn.schema.base import Share, consistency_check, outside_identity
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +30,10 @@ class Transformer(PackageModel):
     ffn: FFN | None = ffn_field(1536)
     drop_path: Share = Field(0.0, description="drop-path rate of the last layer; linear from 0")
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    @consistency_check
+    def _heads_divide(self) -> None:
         base.require_division("heads", "heads", self.heads, self.dim, f"dim {self.dim}")
         base.require_heads(self.attention, self.heads)
-        return self
 
     def check(self, signature: Any) -> None:
         """Raise ValueError if the patches do not tile images of every size."""
@@ -115,13 +114,12 @@ class ViTConfig(Transformer, kind="vit"):
         "timm", description="initial values of the Linears; timm: normal, deviation 0.02"
     )
 
-    @model_validator(mode="after")
-    def _fits_local_self_attention(self) -> Self:
+    @consistency_check
+    def _fits_local_self_attention(self) -> None:
         similarity = self.attention.similarity
         if self.local_self_attention and not similarity.has_logits:
             reason = f"{similarity.kind} keys never form the logits that it would mask"
             raise ValueError(f"local_self_attention: {reason}")
-        return self
 
 
 class SegmenterConfig(Transformer, kind="segmenter"):
@@ -145,11 +143,10 @@ class SegmenterConfig(Transformer, kind="segmenter"):
     pretrained: str | None = Field(None, description="timm's name of encoder weights; null: random")
     checkpoint: Path | None = outside_identity(None, "file of those weights; null: timm's download")
 
-    @model_validator(mode="after")
-    def _checkpoint_has_a_name(self) -> Self:
+    @consistency_check
+    def _checkpoint_has_a_name(self) -> None:
         if self.checkpoint is not None and self.pretrained is None:
             raise ValueError("checkpoint: needs `pretrained`, the name of the weights it holds")
-        return self
 
     def check(self, signature: ImageMasks) -> None:
         crop = signature.shape[1]
