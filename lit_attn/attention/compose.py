@@ -21,6 +21,10 @@ from lit_attn.attention.parts import DynamicConfig, LayerShape, StaticConfig
 # Added to the mean square in the RMSNorm of w1 over the heads.
 EPS = 1e-6
 
+# Heads up to which compiled code mixes heads one by one, because matrix products then take longer:
+# for every composition, and without a learned matrix on a CPU.
+UNROLLED_HEADS, UNROLLED_LOW_RANK_HEADS = 8, 16
+
 
 class Maps(NamedTuple):
     """Dynamic maps of tokens: down and up (B, n, R, H), and gate (B, n, H); None if absent."""
@@ -75,10 +79,10 @@ class HeadMaps(Composer):
 
     def forward(self, a: Tensor, query: Maps | None, key: Maps | None) -> Tensor:
         if torch.compiler.is_compiling():
-            # More heads take less time with matrix products.
-            if self.heads <= 8:
+            if self.heads <= UNROLLED_HEADS:
                 return self._unrolled(a, query, key)
-            if self.matrix is None and a.device.type == "cpu" and self.heads <= 16:
+            is_low_rank = self.matrix is None and a.device.type == "cpu"
+            if is_low_rank and self.heads <= UNROLLED_LOW_RANK_HEADS:
                 return _unrolled_low_rank(a, query, key)
         terms = [a] if self.has_identity else []
         if self.matrix is not None:

@@ -304,8 +304,7 @@ def _build(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
         raise ConfigError(f"'{part.kind}': {name}.build must return a {wanted}, not {module!r}")
     # A similarity needs one of several methods, and every other part needs `forward`.
     methods = getattr(base, "required_methods", ("forward",))
-    is_dot = type(module) is Similarity
-    if not is_dot and all(getattr(type(module), m) is getattr(base, m) for m in methods):
+    if all(getattr(type(module), m) is getattr(base, m) for m in methods):
         raise ConfigError(
             f"'{part.kind}': its module {type(module).__name__} needs a method `{methods[0]}`"
         )

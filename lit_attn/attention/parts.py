@@ -116,7 +116,7 @@ class SimilarityConfig(Part, Kind):
 class DotConfig(SimilarityConfig, kind="dot"):
     """s_ij = q_i.k_j / sqrt(D) (Vaswani et al. 2017, eq. 1)."""
 
-    fast = "similarity:Similarity"
+    fast = "similarity:DotProduct"
 
 
 class ComposeConfig(Part, Kind):

@@ -1,4 +1,4 @@
-"""Precision of products and sums: float32 accumulation, autocast, and offsets in two terms."""
+"""Precision of products and sums: float32 accumulation, autocast, and sums of rounded terms."""
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ def as_multiplied(x: Tensor) -> Tensor:
     return x
 
 
-def in_two(x: Tensor, like: Tensor) -> list[Tensor]:
-    """Return x as tensors of `like`'s precision: x rounded and, if it is coarser, the error.
+def rounded_terms(x: Tensor, like: Tensor) -> list[Tensor]:
+    """Return terms of `like`'s precision with the sum x: x rounded and, if it is coarser, the rest.
 
     In bfloat16 alone, |k|^2 / 2 of a few dozen would be off by a quarter, and so would the logit.
     """

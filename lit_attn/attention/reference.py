@@ -131,7 +131,7 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([turned.real, turned.imag, x[..., width:]], dim=-1)
 
 
-def similarity(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
+def dot_product(form: Any, q: Tensor, keys: list[Tensor], tau: Tensor | float) -> Tensor:
     """Vaswani et al. 2017, eq. 1: the scaled dot product."""
     return tau * q @ keys[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
 

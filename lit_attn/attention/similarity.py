@@ -22,11 +22,15 @@ from lit_attn.attention.dispatch import Inputs
 from lit_attn.attention.masks import CHUNK, Masks, in_chunks
 from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, MixtureConfig
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
-from lit_attn.attention.precision import as_multiplied, in_two, square, wide
+from lit_attn.attention.precision import as_multiplied, rounded_terms, square, wide
 
 # Lower bound of the sum of similarities as a divisor: a query that sees no key gets zero. It
 # belongs to the definition; the reference uses the same bound.
 LINEAR_FLOOR = 1e-6
+
+# Tokens of a chunk of causal sums. A chunk costs products of its pairs of tokens and one D x D sum,
+# which are about as many numbers at usual head widths D.
+SUMS_CHUNK = 64
 
 
 class Similarity(nn.Module):
@@ -36,8 +40,7 @@ class Similarity(nn.Module):
 
     A softmax over all M n products is then a soft mixture over each token's keys. A term that is
     equal for all keys of a query can be left out unless `needs_row_terms`. A similarity without
-    logits overrides `attend`, `new_cache` and `weights` instead of `features`. The base itself
-    computes dot products.
+    logits overrides `attend`, `new_cache` and `weights` instead of `features`.
     """
 
     # A member overrides at least one of these methods.
@@ -87,6 +90,13 @@ class Similarity(nn.Module):
     def extra_key_weights(self) -> Tensor | None:
         """Return the projections of the second and further keys, (M - 1) H' D x d, or None."""
         return None
+
+
+class DotProduct(Similarity):
+    """s_ij = q_i.k_j / sqrt(D)."""
+
+    def features(self, q: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        return q, keys
 
 
 class MixedKeys(Similarity):
@@ -198,10 +208,10 @@ class Mixture(MixedKeys):
         if self.part.kernel == "gaussian":
             offset = offset - square(keys).squeeze(-1) / (2 * self.variance.view(-1, 1))
             keys = keys / variance
-        offsets = in_two(offset.unsqueeze(-1), keys)
+        offsets = rounded_terms(offset.unsqueeze(-1), keys)
         q_parts, k_parts = [q, *(ones for _ in offsets)], [keys, *offsets]
         if self.query_matters:
-            squares = in_two(-square(q) / 2, q)
+            squares = rounded_terms(-square(q) / 2, q)
             q_parts += squares
             k_parts += [(1 / variance).expand_as(keys[..., :1]) for _ in squares]
         return torch.cat(q_parts, -1), torch.cat(k_parts, -1)
@@ -318,7 +328,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return q_i.sum_{j <= i} k_j v_j^T, chunk by chunk: earlier chunks enter as one D x D sum."""
     n = q.shape[-2]
     # One decoded token is a chunk of one token.
-    size = 64 if n > 1 else 1
+    size = SUMS_CHUNK if n > 1 else 1
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size)) for x in (q, k, v))
     sums = k.transpose(-1, -2) @ v
     before = sums.cumsum(2) - sums
