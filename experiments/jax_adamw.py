@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 class JaxAdamW(AdamW, kind="jax-adamw"):
     """AdamW that stores some parameters or the first moment in bfloat16.
 
-    Tensors stay float32, and are rounded at the start and after each step. optax multiplies a
-    bfloat16 moment by beta1 in bfloat16, so 0.9 counts as 0.8984.
+    Tensors stay float32, and are rounded at the start and after each step. Rounded parameters have
+    rounded gradients, and weight decay by the rounded coefficient. optax multiplies a bfloat16
+    moment by beta1 in bfloat16, so 0.9 counts as 0.8984. Clipping divides the gradients by their
+    norm; PyTorch's own clipping adds 1e-6 to the norm.
     """
 
     runs_foreign_code = False  # Tests try it out, so a dry run need not import PyTorch.
@@ -34,15 +36,45 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
         "float32", description="type in which the first moment is stored"
     )
 
-    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+    def clip(self, module: "nn.Module", norm: float) -> None:
         import torch
 
-        optimizer = super().build(module, fused)
-        rounded = [
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (norm / total).clamp(max=1.0))
+
+    def parameters(self, module: "nn.Module") -> list[Any]:
+        import torch
+
+        rounded = {id(parameter) for parameter in self.rounded(module)}
+        groups = super().parameters(module)
+        for group in list(groups):
+            decay = group.get("weight_decay", self.weight_decay)
+            coarse = [p for p in group["params"] if id(p) in rounded]
+            group["params"] = [p for p in group["params"] if id(p) not in rounded]
+            decay = torch.tensor(decay).bfloat16().item()
+            groups.append({"params": coarse, "weight_decay": decay})
+        return groups
+
+    def rounded(self, module: "nn.Module") -> "list[nn.Parameter]":
+        """Return the parameters that are stored in bfloat16."""
+        return [
             parameter
             for name, parameter in module.named_parameters()
             if any(fnmatch(name, pattern) for pattern in self.bfloat16)
         ]
+
+    def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
+        import torch
+
+        optimizer = super().build(module, fused)
+        rounded = self.rounded(module)
+
+        @torch.no_grad()
+        def round_gradients(*_: Any) -> None:
+            for parameter in rounded:
+                if parameter.grad is not None:
+                    parameter.grad.copy_(parameter.grad.bfloat16())
 
         @torch.no_grad()
         def store(*_: Any) -> None:
@@ -56,5 +88,6 @@ class JaxAdamW(AdamW, kind="jax-adamw"):
                     state["exp_avg"].copy_(kept / self.betas[0])
 
         store()
+        optimizer.register_step_pre_hook(round_gradients)
         optimizer.register_step_post_hook(store)
         return optimizer

@@ -27,7 +27,7 @@ class MixedKeysConfig(SimilarityConfig):
         "learned",
         description="weights pi_r of the keys; learned: softmax of parameters; clamped: parameters "
         "clamped to [0, 1], as the released code; m-step: mean responsibility at every training "
-        "step (Soft-E); fixed: 1 / M",
+        "step (Soft-E), with 1e-6 in its divisor, as the released code; fixed: 1 / M",
     )
     prior_scope: Literal["head", "layer", "position"] = Field(
         "head",
@@ -118,9 +118,9 @@ class LinearConfig(MixedKeysConfig, kind="linear"):
     )
     divide_by: Literal["sum", "scaled-sum", "root-length"] = Field(
         "sum",
-        description="divisor of the sum over keys; sum of the similarities (paper); scaled-sum: "
-        "that times sqrt(D) (released language model code); root-length: root of the number of "
-        "tokens (released LRA code)",
+        description="divisor of the sum over keys; sum of the similarities (paper), or "
+        "scaled-sum: that times sqrt(D), both plus 1e-5 sqrt(D) (released language model code); "
+        "root-length: root of the number of tokens (released LRA code)",
     )
 
     @consistency_check

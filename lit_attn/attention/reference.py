@@ -18,7 +18,7 @@ from lit_attn.attention.layer import Attention
 from lit_attn.attention.normaliser import EPS as DIFFERENTIAL_EPS
 from lit_attn.attention.residual import FLOOR
 from lit_attn.attention.rotary import Rotary
-from lit_attn.attention.similarity import LINEAR_FLOOR
+from lit_attn.attention.similarity import LINEAR_OFFSET
 
 
 def attention(
@@ -167,9 +167,8 @@ def linear(form: Any, q: Tensor, keys: list[Tensor], visible: Tensor, is_causal:
     else:
         mixed = torch.stack([w * phi(key) for w, key in zip(weights, keys, strict=True)]).sum(0)
     similarity = (phi(q) @ mixed.transpose(-1, -2)).masked_fill(~visible, 0)
-    total = similarity.sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
-    if form.part.divide_by == "scaled-sum":
-        total = total * math.sqrt(width)
+    factor = math.sqrt(width) if form.part.divide_by == "scaled-sum" else 1.0
+    total = factor * similarity.sum(-1, keepdim=True) + LINEAR_OFFSET * math.sqrt(width)
     if form.part.divide_by == "root-length":
         lengths = [i + 1 if is_causal else n for i in range(queries)]
         total = torch.tensor(lengths).double().sqrt().unsqueeze(-1)

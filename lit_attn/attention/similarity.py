@@ -24,9 +24,9 @@ from lit_attn.attention.mixture_parts import LinearConfig, MixedKeysConfig, Mixt
 from lit_attn.attention.parts import LayerShape, SimilarityConfig
 from lit_attn.attention.precision import as_multiplied, rounded_terms, square, wide
 
-# Lower bound of the sum of similarities as a divisor: a query that sees no key gets zero. It
-# belongs to the definition; the reference uses the same bound.
-LINEAR_FLOOR = 1e-6
+# Added to divisors as in MGK's code: of linear attention, where a query may see no key, and of the
+# responsibilities of Soft-E.
+LINEAR_OFFSET, RESPONSIBILITY_OFFSET = 1e-5, 1e-6
 
 # Tokens of a chunk of causal sums. A chunk costs products of its pairs of tokens and one D x D sum,
 # which are about as many numbers at usual head widths D.
@@ -184,8 +184,8 @@ class Mixture(MixedKeys):
         learns = part.variance == "learned"
         if learns:
             self.log_variance = nn.Parameter(torch.zeros(part.keys, **shape.options))
-        # |q_i|^2 cancels in the softmax unless keys of one token weigh it differently.
-        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns
+        # |q_i|^2 cancels in a softmax without an offset whose keys weigh it equally.
+        has_terms = self.needs_row_terms or len(set(fixed)) > 1 or learns or part.prior == "m-step"
         self.query_matters = part.kernel == "gaussian" and has_terms
 
     def reset_parameters(self) -> None:
@@ -230,7 +230,8 @@ class Mixture(MixedKeys):
         assigned = pairs = torch.zeros((), device=q.device)
         for rows in in_chunks(n, CHUNK):
             logits = torch.einsum("bhce,bhrme->bhcrm", q[:, :, rows] * scale, k)
-            responsibility = wide(logits).softmax(3)
+            total = wide(logits).logsumexp(3, keepdim=True) - math.log(RESPONSIBILITY_OFFSET)
+            responsibility = wide(logits).softmax(3) * torch.sigmoid(total)
             visible = masks.chunk(rows, slice(0, keys), keys, q.device)
             weight = torch.ones_like(responsibility[:, :, :, :1])
             if visible is not None:
@@ -243,7 +244,8 @@ class Mixture(MixedKeys):
         if shared:
             assigned = assigned.sum(shared, keepdim=True)
             pairs = pairs.sum(shared, keepdim=True)
-        mean = (assigned / pairs.clamp_min(1)).transpose(0, 1)
+        mean = (assigned / (pairs + RESPONSIBILITY_OFFSET)).transpose(0, 1)
+        mean[-1] = 1 - mean[:-1].sum(0)
         before = self.prior[..., : mean.shape[-1]]
         before.copy_(torch.where(pairs.transpose(0, 1) > 0, mean, wide(before)))
 
@@ -307,9 +309,9 @@ class Linear(MixedKeys):
         self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, past: RunningSums | None
     ) -> Tensor:
         """Return the sum over keys divided as `divide_by` says."""
-        width, n = q.shape[-1], k.shape[-2] + (0 if past is None else past.position)
-        out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
         before = 0 if past is None else past.position
+        n, root = before + k.shape[-2], math.sqrt(q.shape[-1])
+        out = causal_sums(q, k, v) if is_causal else q @ (k.transpose(-1, -2) @ v)
         if past is not None and past.products is not None:
             out = out + q @ past.products
         if self.part.divide_by == "root-length":
@@ -320,8 +322,9 @@ class Linear(MixedKeys):
         key_sum = k.cumsum(-2) if is_causal else k.sum(-2, keepdim=True)
         if past is not None and past.keys is not None:
             key_sum = key_sum + past.keys
-        out = out / (q * key_sum).sum(-1, keepdim=True).clamp_min(LINEAR_FLOOR)
-        return out / math.sqrt(width) if self.part.divide_by == "scaled-sum" else out
+        total = (q * key_sum).sum(-1, keepdim=True)
+        scaled = total * root if self.part.divide_by == "scaled-sum" else total
+        return out / (scaled + LINEAR_OFFSET * root)
 
 
 def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -25,6 +25,10 @@ class Optimizer(Kind):
         `fused` asks for one kernel for all parameters, if the optimiser has such a kernel.
         """
 
+    def clip(self, module: "nn.Module", norm: float) -> None:
+        """Scale the gradients of all parameters to a joint norm of at most `norm`."""
+        load("torch.nn.utils:clip_grad_norm_")(module.parameters(), norm)
+
     def try_out(self, signature: Any) -> None:
         import torch
 
@@ -61,9 +65,8 @@ class Adaptive(Optimizer):
     eps: PositiveFloat = Field(1e-8, description="added to the root of the mean square")
 
     def build(self, module: "nn.Module", fused: bool = True) -> "torch.optim.Optimizer":
-        choices = (self.lr, self.betas, self.eps, self.weight_decay)
-        parameters = self.parameters(module)
-        optimizer: torch.optim.Optimizer = load(self.target)(parameters, *choices, fused=fused)
+        choices = (self.parameters(module), self.lr, self.betas, self.eps, self.weight_decay)
+        optimizer: torch.optim.Optimizer = load(self.target)(*choices, fused=fused)
         return optimizer
 
 

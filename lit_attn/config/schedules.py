@@ -86,9 +86,7 @@ class TransformerXL(Schedule, kind="transformer-xl"):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         warmup, total = round(self.warmup * steps_per_epoch), steps_per_epoch * epochs
-        if step == 0:
-            return peak
-        if step < warmup:
+        if 0 < step < warmup:
             return peak * step / warmup
         return self.end + (peak - self.end) * _half_cosine(min(1.0, step / total))
 
@@ -148,8 +146,7 @@ class Polynomial(Schedule, kind="polynomial"):
     end: End = 0.0
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        total = steps_per_epoch * epochs
-        remaining = max(0.0, 1 - step / total)
+        remaining = max(0.0, 1 - step / (steps_per_epoch * epochs))
         return self.end + (peak - self.end) * remaining**self.power
 
 
@@ -184,13 +181,10 @@ class Trapezoid(Schedule, kind="trapezoid"):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = epochs * steps_per_epoch
-        up = round(self.warmup * steps_per_epoch)
-        down = round(self.warmdown * steps_per_epoch)
-        if step < up:
-            return peak * (step + 1) / up
-        if step < total - down:
-            return peak
-        return peak * max(0, total - step) / down if down else peak
+        up, down = (round(length * steps_per_epoch) for length in (self.warmup, self.warmdown))
+        rise = (step + 1) / up if up else 1.0
+        fall = max(0, total - step) / down if down else 1.0
+        return peak * min(1.0, rise, fall)
 
 
 def stretch(rate: Rate, factor: float) -> Rate:

@@ -185,7 +185,7 @@ class TaskModule(L.LightningModule, ABC):
         """Scale the gradients of all parameters to a joint norm of at most `gradient_clip_val`."""
         # Lightning's own method rejects fused optimisers in bf16 too, where there is no loss scale.
         if gradient_clip_val is not None:
-            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+            self.optimizer.clip(self, gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:

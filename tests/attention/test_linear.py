@@ -76,8 +76,8 @@ def test_the_variant_of_the_released_lra_code() -> None:
 
 
 def test_the_variant_of_the_released_language_model_code() -> None:
-    """It divides each feature by its sum, has pi for every head and position, a running sum, and
-    1 / sqrt(D); all but its 1e-5 in the normaliser."""
+    """It divides each feature by its sum, has pi for every head and position, a running sum plus
+    1e-5, and 1 / sqrt(D)."""
     layer = layer_of(
         keys=2,
         features="sum-to-one",
@@ -96,7 +96,8 @@ def test_the_variant_of_the_released_language_model_code() -> None:
         memory = sum(k[:, :, j, :, None] * v[:, :, j, None, :] for j in range(i + 1))
         total = sum(k[:, :, j] for j in range(i + 1))
         out = (q[:, :, i, None] @ memory).squeeze(-2)
-        heads.append(out / (q[:, :, i] * total).sum(-1, keepdim=True) / math.sqrt(DIM / HEADS))
+        divisor = (q[:, :, i] * total).sum(-1, keepdim=True) + 1e-5
+        heads.append(out / divisor / math.sqrt(DIM / HEADS))
     torch.testing.assert_close(layer(x, is_causal=True), projected(layer, torch.stack(heads, 2)))
 
 

@@ -77,15 +77,24 @@ def test_the_end_of_a_file_that_fills_no_batch_is_left_out(tmp_path: Path) -> No
 
 
 def test_columns_are_read_side_by_side(folder: Path) -> None:
-    """In Transformer-XL's order, the text has batch_size columns; a batch is a block of rows."""
+    """In Transformer-XL's order, the text has batch_size columns; a batch is a block of rows.
+
+    The last block is shorter.
+    """
     module = data(folder, order="columns", batch_size=2, context=8)
     tokens = len(module.streams["train"])
     column = tokens // 2
-    assert module.per_pass == (column - 1) // 8
+    full, rest = divmod(column - 1, 8)
+    assert rest
+    assert module.per_pass == full + 1
     offsets = [module.offsets(step).tolist() for step in range(module.per_pass + 1)]
     assert offsets[:2] == [[0, column], [8, column + 8]]
     assert offsets[-1] == offsets[0]
-    assert max(map(max, offsets)) + 8 < tokens
+    last_inputs, last_targets = module.batch(full)
+    assert last_inputs.shape == last_targets.shape == (2, rest)
+    assert module.batch(full + 1)[0].shape == (2, 8)
+    text = module.streams["train"].read(0, 2 * column).reshape(2, column)
+    assert last_targets.tolist() == text[:, -rest:].tolist()
 
 
 def test_ranks_share_the_batch(folder: Path) -> None:

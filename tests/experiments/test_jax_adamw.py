@@ -46,3 +46,27 @@ def test_the_first_moment_counts_in_bfloat16() -> None:
     second = (torch.tensor(0.9).bfloat16() * torch.tensor(0.1 + first).bfloat16()).item()
     assert moments[1] == pytest.approx(second, rel=1e-6)
     assert moments[1] != pytest.approx(0.9 * 0.19, rel=1e-3)
+
+
+def test_gradients_are_clipped_to_the_norm_itself() -> None:
+    """PyTorch's function adds 1e-6 to the norm, which changes a small one."""
+    network = torch.nn.Linear(2, 1, bias=False)
+    network.weight.grad = torch.tensor([[3e-6, 4e-6]])
+    config = JaxAdamW(lr=1e-3)
+    config.clip(network, 1e-5)
+    assert network.weight.grad.tolist() == torch.tensor([[3e-6, 4e-6]]).tolist()
+    config.clip(network, 1e-6)
+    torch.testing.assert_close(network.weight.grad, torch.tensor([[6e-7, 8e-7]]), atol=0, rtol=1e-6)
+
+
+def test_gradients_and_decay_of_rounded_parameters_are_rounded() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8))
+    config = JaxAdamW(lr=1e-3, weight_decay=0.1, bfloat16=("0.*",))
+    optimizer = config.build(network, fused=False)
+    network(torch.randn(4, 8)).square().sum().backward()
+    optimizer.step()
+    gradients = [parameter.grad for parameter in (network[0].weight, network[1].weight)]
+    assert [torch.equal(g, g.bfloat16().float()) for g in gradients] == [True, False]
+    decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays[network[0].weight] == torch.tensor(0.1).bfloat16().item()
+    assert decays[network[1].weight] == 0.1

@@ -5,9 +5,8 @@ float64 on a CPU, for a smaller model; the loop around them is the recorder's. I
 labels are random numbers. In the run `mixed` the released MixUp mixes images and labels, in ratios
 that both sides draw from one generator. In the run `moment` Adam's first moment has the released
 type bfloat16, and float64 in the others. Two values that the DCMHA paper changes keep those of
-big_vision here: beta2 is 0.999, and the rate ends at 0. PyTorch adds 1e-6 to the norm when it clips
-gradients, so gradients differ by that part.
-Recording needs jax, flax, optax and ml_collections.
+big_vision here: beta2 is 0.999, and the rate ends at 0. Recording needs jax, flax, optax and
+ml_collections.
 """
 
 import math
@@ -43,7 +42,7 @@ REPOSITORY, COMMIT, RUNS = (
 )
 EXPERIMENT = "experiments/imagenet_vit_small.yaml"
 PLUG_INS = [EXPERIMENTS / "imagenet_vit_small.py", EXPERIMENTS / "jax_adamw.py"]
-TOLERANCES = {"loss": 1e-7, "gradient": 1e-5, "change": 1e-5, "sample": 1e-6, "output": 1e-6}
+TOLERANCES = {"loss": 1e-7, "gradient": 1e-6, "change": 1e-6, "sample": 1e-7, "output": 1e-6}
 STEPS, WARMUP, BATCH, SIDE, PATCH, WIDTH, DEPTH, HEADS = 16, 4, 4, 16, 4, 16, 2, 2
 CLASSES, CLIP = digit_folders.CLASSES, 1.0
 

@@ -4,10 +4,10 @@ The model, the loss, the clipping, the optimizer and the schedule are the releas
 values of dcformer_pp_405m.yml and transformer_pp_405m.yml, in float64 on a CPU, for a smaller model
 whose layers are not scanned. The training step is the released one; the loop around it is the
 recorder's. Tokens are random numbers. `output` is the loss of an evaluation batch. The run
-`unclipped` has a clipping norm that no gradient exceeds; in the others gradients differ by the 1e-6
-that PyTorch adds to the norm when it clips. In the run `bfloat16`, the parameters that the released
-code stores in bfloat16 have this type there, are rounded after each step here, and have gradients
-of this type on both sides; in the others they are float64. The maps and the norms of q and k have
+`unclipped` has a clipping norm that no gradient exceeds. In the run `bfloat16`, the parameters that
+the released code stores in bfloat16 have this type there, and are rounded after each step here; in
+the others they are float64. XLA rounds the products of this type in Adam in float64 and not in
+float32, so that the recorder widens them. The maps and the norms of q and k have
 the options of the study dcmha-ablation (`gelu: tanh`, `gate_init: jax`, `qk_norm_eps: 1e-5`).
 Recording needs jax, flax, optax and einops.
 """
@@ -15,7 +15,6 @@ Recording needs jax, flax, optax and einops.
 import os
 import sys
 from collections.abc import Callable
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -41,10 +40,10 @@ from released.replaying import Replay, shipped_cell
 
 REPOSITORY, COMMIT = "Caiyun-AI/DCFormer", "df8671f"
 EXPERIMENT = "experiments/pile_405m.yaml"
-TOLERANCES = {"loss": 1e-8, "gradient": 1e-6, "change": 1e-7, "sample": 1e-8, "output": 1e-8}
-# The released code rounds the squares of bfloat16 gradients, and PyTorch's AdamW does not.
+TOLERANCES = {"loss": 1e-8, "gradient": 1e-7, "change": 1e-7, "sample": 1e-8, "output": 1e-8}
+# Rounding to bfloat16 enlarges small differences.
 RUN_TOLERANCES = {
-    "bfloat16-0": {"loss": 1e-5, "gradient": 5e-4, "change": 5e-4, "sample": 1e-5, "output": 1e-5}
+    "bfloat16-0": {"loss": 1e-5, "gradient": 2e-3, "change": 5e-4, "sample": 1e-5, "output": 1e-5}
 }
 STEPS, WARMUP, BATCH, CONTEXT, WINDOW, CHUNK = 12, 3, 3, 12, 4, 4
 WIDTH, DEPTH, HEADS, FFN, VOCABULARY = 32, 2, 4, 24, 256
@@ -236,8 +235,14 @@ def record(clone: Clone, run: str) -> Arrays:
     optimizers = clone.load(
         "optimizers",
         f"{folder}/optimizers.py",
-        {"t = step.astype(jnp.float32) + 1.": "t = step.astype(jnp.float64) + 1."},
+        {
+            "t = step.astype(jnp.float32) + 1.": "t = step.astype(jnp.float64) + 1.",
+            # XLA rounds these products to bfloat16 in float64, and not in float32.
+            "(update**2)": "update.astype(jnp.float64) ** 2",
+            "weight_decay * v,": "DECAY(weight_decay, v),",
+        },
     )
+    optimizers.DECAY = lambda decay, v: jax.numpy.asarray(decay, v.dtype) * v.astype("float64")  # type: ignore
     max_utils = clone.load("max_utils", f"{folder}/max_utils.py", {})
     models = clone.load("layers.models", f"{folder}/layers/models.py", {})
     clone.load("layers.dcformer", f"{folder}/layers/dcformer.py", {})
@@ -274,6 +279,14 @@ def record(clone: Clone, run: str) -> Arrays:
         tx=optax.GradientTransformation(lambda params: (inner.init(params), params), update),
     )
 
+    def decay(path: str) -> float:
+        kind = stored[path].dtype
+        return (
+            float(kind.type(config.adam_weight_decay))
+            if kind.name == "bfloat16"
+            else config.adam_weight_decay
+        )
+
     def data(step: int) -> dict[str, Any]:
         inputs, targets = (tensor.numpy() for tensor in batch(seed, step))
         ones = np.ones_like(inputs)
@@ -306,7 +319,7 @@ def record(clone: Clone, run: str) -> Arrays:
         "shapes": np.array([",".join(map(str, flat[path].shape)) for path in names]),
         "beta1": config.adam_b1 * constant,
         "beta2": config.adam_b2 * constant,
-        "decay": config.adam_weight_decay * constant,
+        "decay": constant * [decay(path) for path in names],
         "change": np.array([np.linalg.norm(end[path] - flat[path]) for path in names]),
         "sample": np.array([sample(path, torch.from_numpy(end[path].copy())) for path in names]),
         "output": np.array([float(evaluation["scalar"]["evaluation/loss"])]),
@@ -361,15 +374,7 @@ def small_replay(
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return {"output": np.array([loss.item()])}
 
-    rounded = cell.experiment.optimizer.bfloat16
-
-    def start(network: torch.nn.Module) -> None:
-        """Round gradients as the type of the released parameters does."""
-        for name, parameter in network.named_parameters():
-            if any(fnmatch(name, pattern) for pattern in rounded):
-                parameter.register_hook(lambda gradient: gradient.bfloat16().double())
-
-    return Replay(cell, lambda step: batch(seed, step), view, outputs=outputs, start=start)
+    return Replay(cell, lambda step: batch(seed, step), view, outputs=outputs)
 
 
 def released_names(ours: Tensors) -> Tensors:

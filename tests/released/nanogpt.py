@@ -23,6 +23,7 @@ REPOSITORY, COMMIT, RUNS = "karpathy/nanoGPT", "3adf61e", ["0", "1", "bf16-0", "
 EXPERIMENT = "experiments/openwebtext_gpt2.yaml"
 TOLERANCES = {"loss": 1e-12, "gradient": 1e-10, "change": 1e-9, "sample": 1e-9}
 """Largest allowed relative difference of each quantity."""
+HALF_PRECISION = ("bf16-0",)
 RUN_TOLERANCES = {"bf16-0": {"loss": 1e-3, "gradient": 1e-2, "change": 1e-2, "sample": 1e-3}}
 
 STEPS, BATCH, CONTEXT, VOCABULARY = 30, 2, 12, 256

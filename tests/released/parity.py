@@ -3,6 +3,7 @@
 The command replays every recorded run and writes how well this project agrees with it.
 """
 
+import math
 import re
 import tempfile
 from collections.abc import Callable
@@ -58,7 +59,9 @@ weights, on the same batches, with the same draws of dropout, stochastic depth, 
 
 Learning rates, both betas and the weight decay of every parameter agree at every step to 12
 digits. The other columns are the largest differences over all steps, parameters and runs, relative
-to the largest recorded value of the same quantity: `loss` is the training loss, `gradient` the norm
+to the largest recorded value of the same quantity, rounded up to a power of ten, so that different
+processors give the same page (rounding errors, below 1e-12, differ between them; for bfloat16 the
+table has the tolerance). `loss` is the training loss, `gradient` the norm
 of each parameter's gradient after clipping, `change` the norm of the difference between a
 parameter's last and first value, and `weights` eight values of each parameter after the last step.
 `output` is the largest difference of what the trained model computes in evaluation: logits,
@@ -105,7 +108,8 @@ all values of a result. The weights of a sum have the length one.
 ## Converted weights
 
 The converter of released weights (`experiments/released_weights.py`) reads random weights of the
-released classes. `difference` is the largest difference of the logits, relative to the largest one.
+released classes. `difference` is the largest difference of the logits, relative to the largest one
+and rounded up to a power of ten.
 
 {conversions}
 ## What each replay covers
@@ -254,9 +258,12 @@ def page() -> str:
         apart = getattr(module, "RUN_TOLERANCES", {})
         for group in ([run for run in runs if run not in apart], list(apart)):
             if group:
-                values = agreement(setup, group)
+                values = agreement(setup, group)._asdict()
+                if group == list(getattr(module, "HALF_PRECISION", ())):
+                    values |= module.RUN_TOLERANCES[group[0]]
                 numbers = " | ".join(
-                    f"{value:.0e}" if isinstance(value, float) else value or "-" for value in values
+                    bound(value) if isinstance(value, float) else value or "-"
+                    for value in values.values()
                 )
                 rows += f"| {link} | {source['commit']} | {module.EXPERIMENT} "
                 rows += f"| {', '.join(group)} | {steps} | {numbers} |\n"
@@ -270,6 +277,11 @@ def page() -> str:
     projections, pipelines = pictures.PROJECTIONS, pipeline_table()
     tables = {"pipelines": pipelines, "conversions": conversion_table()}
     return HEAD + rows + TAIL.format(projections=projections, notes=notes, **tables)
+
+
+def bound(difference: float) -> str:
+    """Return the least power of ten that is not less than `difference`, from 1e-12 on."""
+    return f"{10 ** math.ceil(math.log10(difference)):.0e}" if difference > 1e-12 else "< 1e-12"
 
 
 def comparer(module: ModuleType) -> Callable[..., pictures.Comparison]:
@@ -303,7 +315,7 @@ def conversion_table() -> str:
         for run, theirs in records(setup).items():
             difference = relative_difference(module.replay(run, theirs), theirs)
             rows += f"| {link} | {source['commit']} | {module.EXPERIMENT} | {run} "
-            rows += f"| {difference:.0e} |\n"
+            rows += f"| {bound(difference)} |\n"
     return rows
 
 

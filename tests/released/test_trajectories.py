@@ -88,6 +88,11 @@ def test_initial_values_of_another_distribution_differ() -> None:
     assert set(matrices) <= set(differing)
 
 
+def test_the_page_has_powers_of_ten_that_no_difference_exceeds() -> None:
+    assert [parity.bound(x) for x in (3e-8, 1.01e-8, 1e-8)] == ["1e-07", "1e-07", "1e-08"]
+    assert parity.bound(0.0) == parity.bound(9e-13) == "< 1e-12"
+
+
 def test_the_page_lists_every_record() -> None:
     page = parity.PAGE.read_text()
     setups = {**parity.SETUPS, **parity.PIPELINES, **parity.CONVERSIONS}

@@ -39,7 +39,7 @@ class TextData(TokenDataModule):
         # Steps before each file, for `order: files`.
         self.before_file = np.cumsum([0, *((count - 1) // size for count in files)])
         others = {
-            "columns": (tokens // data.batch_size - 1) // data.context,
+            "columns": math.ceil((tokens // data.batch_size - 1) / data.context),
             "files": int(self.before_file[-1]),
             "records": tokens // (data.context + 1) // data.batch_size,
         }
@@ -107,8 +107,12 @@ class TextData(TokenDataModule):
 
     def batch(self, step: int) -> Batch:
         stream, count = self.streams["train"], self.data.context + 1
-        starts = self.share(self.offsets(step))
-        (rows,) = self.tensors(np.stack([stream.read(int(start), count) for start in starts]))
+        starts = self.offsets(step)
+        if self.data.order == "columns":  # The last segment of a pass ends with the columns.
+            count = min(count, len(stream) // self.data.batch_size - int(starts[0]))
+        (rows,) = self.tensors(
+            np.stack([stream.read(int(start), count) for start in self.share(starts)])
+        )
         return rows[:, :-1], rows[:, 1:]
 
     def offsets(self, step: int) -> NDArray[np.int64]:
@@ -133,8 +137,7 @@ class TextData(TokenDataModule):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return inputs and targets (n,) of a window, or padding for None; padding is IGNORED."""
         n = self.data.context
-        inputs = np.zeros(n, dtype=np.int64)
-        targets = np.full(n, IGNORED, dtype=np.int64)
+        inputs, targets = np.zeros(n, np.int64), np.full(n, IGNORED, np.int64)
         if number is None:
             return inputs, targets
         start = number * self._stride

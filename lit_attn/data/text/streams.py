@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_attn import files
-from lit_attn.config.data.text import PythonText, TextFiles, Tokens
+from lit_attn.config.data.text import SPLITS, PythonText, TextFiles, Tokens
 from lit_attn.data.sets import digest
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.errors import ConfigError
@@ -117,8 +117,7 @@ def read_python_text(_: PythonText) -> dict[str, list[tuple[str, str]]]:
 
 def read_text_files(data: TextFiles) -> dict[str, list[tuple[str, str]]]:
     """Return (path, text) of every split; without `val`, the end of the training text is it."""
-    paths = {"train": data.train, "val": data.val, "test": data.test}
-    files = {split: path for split, path in paths.items() if path is not None}
+    files = {split: path for split in SPLITS if (path := getattr(data, split)) is not None}
     texts = {split: [(str(path), read_text(path))] for split, path in files.items()}
     if data.val is None:
         name, text = texts["train"][0]
